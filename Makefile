@@ -1,0 +1,54 @@
+# Every target makes what it needs: the environment from the lock, with uv; uv itself with pip when it is missing.
+SHELL := /bin/bash
+PYTHON ?= python3
+UV := $(shell command -v uv 2>/dev/null || echo $(CURDIR)/.tools/bin/uv)
+RUN := $(UV) run --locked --extra local
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+$(CURDIR)/.tools/bin/uv:
+	@echo "uv not found: installing it into .tools (about 10 s)"
+	@$(PYTHON) -m venv $(CURDIR)/.tools
+	@$(CURDIR)/.tools/bin/pip install --quiet --disable-pip-version-check uv
+
+.PHONY: env
+env: $(UV)
+	@$(UV) sync --locked --extra local --quiet
+
+.PHONY: dev
+dev: env ## Run everything on this machine: API server, PostgreSQL, controller, samples
+	@$(RUN) pgrole-controller dev $(ARGS)
+
+.PHONY: test
+test: env ## All tests, against a real API server and a real PostgreSQL
+	@$(RUN) pytest $(ARGS)
+
+.PHONY: lint
+lint: env ## ruff, strict types, imports between rooms, CRDs up to date, SQL parses
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+	@$(RUN) lint-imports --no-cache
+	@$(RUN) pgrole-controller crds --check crds
+	@$(RUN) python tests/parse_sql.py
+
+.PHONY: format
+format: env ## Rewrite what the formatter and the safe fixes can
+	@$(RUN) ruff check --fix .
+	@$(RUN) ruff format .
+
+.PHONY: crds
+crds: env ## Generate crds/ from the models
+	@$(RUN) pgrole-controller crds --write crds
+
+.PHONY: bench
+bench: env ## Measure; prints the table of the README
+	@$(RUN) python -m bench $(ARGS)
+
+.PHONY: clean
+clean: ## Remove the environments made here
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

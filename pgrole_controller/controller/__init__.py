@@ -1,0 +1,1 @@
+"""The wiring: sources, the queue, reconcile, start and stop, health."""

@@ -1,0 +1,52 @@
+"""What can go wrong with one object, by what is done about it.
+
+::
+
+    PgRoleError             reason (CamelCase, for the condition) and a message for the author of the object
+     ├─ Waiting             a dependency is not there yet; looked at again when it appears
+     ├─ Refused             the object or the policy is at fault; nothing is retried until something changes
+     └─ Transient           network, lock, restart; retried with back-off
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Reasons of the condition Ready."""
+
+    RECONCILED = "Reconciled"
+    PROGRESSING = "Progressing"
+    SUSPENDED = "Suspended"
+    CONFLICT = "Conflict"
+    ROLE_EXISTS = "RoleExists"
+    SERVER_NOT_READY = "ServerNotReady"
+    SERVER_GONE = "ServerGone"
+    NOT_ALLOWED = "NotAllowed"
+    PROTECTED = "Protected"
+    INVALID_SPEC = "InvalidSpec"
+    NAME_TAKEN = "NameTaken"
+    CLAIMED_ELSEWHERE = "ClaimedElsewhere"
+    DROP_BLOCKED = "DropBlocked"
+    DATABASE_ERROR = "DatabaseError"
+    DRIFT_REPORTED = "DriftReported"
+
+
+class PgRoleError(Exception):
+    """An error that is said on the object. `message` is shown to its author: no secret, no SQL of ours."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class Waiting(PgRoleError):
+    pass
+
+
+class Refused(PgRoleError):
+    pass
+
+
+class Transient(PgRoleError):
+    pass

@@ -1,0 +1,1 @@
+"""The API server: client, reflector and store, status, Events."""

@@ -1,0 +1,1 @@
+"""One PostgreSQL server: connections, install, inspect, apply, listen, watch."""
