@@ -1,0 +1,107 @@
+"""SQL text. The only place that turns a change into SQL, and the only place that quotes.
+
+Utility statements take no parameters, so identifiers and literals are quoted here, as PostgreSQL's own `quote_ident` and
+`quote_literal` do (`standard_conforming_strings` does not matter: a backslash makes it an E'' literal).
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from pgrole_controller.core.diff import Change, Create, Drop, Rename, SetAttribute, SetComment
+from pgrole_controller.core.role import BEFORE_ALL_TIME, Microseconds, Role, to_moment
+
+#: NAMEDATALEN - 1: PostgreSQL truncates a longer name without a word, and two names become one.
+NAME_BYTES = 63
+
+_FLAGS = {
+    "login": "LOGIN",
+    "superuser": "SUPERUSER",
+    "createdb": "CREATEDB",
+    "createrole": "CREATEROLE",
+    "inherit": "INHERIT",
+    "replication": "REPLICATION",
+    "bypassrls": "BYPASSRLS",
+}
+
+
+def quote_identifier(name: str) -> str:
+    """A name as SQL, always in double quotes. Raises ValueError for what cannot be a name."""
+    size = len(name.encode())
+    if not 1 <= size <= NAME_BYTES:
+        raise ValueError(f"a name has 1 to {NAME_BYTES} bytes, this one has {size}")
+    if "\x00" in name:
+        raise ValueError("a name cannot contain NUL")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(text: str) -> str:
+    """A text as an SQL literal. Raises ValueError for NUL, which PostgreSQL cannot hold."""
+    if "\x00" in text:
+        raise ValueError("a text cannot contain NUL")
+    quoted = "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+    return "E" + quoted if "\\" in text else quoted
+
+
+def literal(value: str | int | Iterable[str] | None) -> str:
+    """A value as an SQL literal: NULL, a number, a text, or an array of texts."""
+    match value:
+        case None:
+            return "NULL"
+        case int():
+            return str(int(value))
+        case str():
+            return quote_literal(value)
+        case _:
+            return "ARRAY[" + ",".join(quote_literal(item) for item in value) + "]::text[]"
+
+
+def statements(changes: Iterable[Change]) -> Iterator[str]:
+    """The statements, without a closing semicolon, in order; attributes of one role in a row become one ALTER ROLE."""
+    for attributes, run in groupby(changes, key=lambda change: isinstance(change, SetAttribute)):
+        if attributes:
+            some = [change for change in run if isinstance(change, SetAttribute)]
+            options = " ".join(_option(change.attribute, change.value) for change in some)
+            yield f"ALTER ROLE {quote_identifier(some[0].role)} WITH {options}"
+        else:
+            yield from (_statement(change) for change in run)
+
+
+def _statement(change: Change) -> str:
+    match change:
+        case Create(role=role):
+            return f"CREATE ROLE {quote_identifier(role.name)}{_creation_options(role)}"
+        case Rename(old=old, new=new):
+            return f"ALTER ROLE {quote_identifier(old)} RENAME TO {quote_identifier(new)}"
+        case SetComment(role=name, comment=comment):
+            return f"COMMENT ON ROLE {quote_identifier(name)} IS {literal(comment)}"
+        case Drop(role=name):
+            return f"DROP ROLE {quote_identifier(name)}"
+        case SetAttribute():
+            raise AssertionError("attributes are joined into one statement")
+
+
+def _creation_options(role: Role) -> str:
+    # Only what differs from the defaults: a role with CREATEROLE alone may not even write NOSUPERUSER.
+    plain = Role(name=role.name)
+    names = (*_FLAGS, "connection_limit", "valid_until")
+    options = [_option(name, getattr(role, name)) for name in names if getattr(role, name) != getattr(plain, name)]
+    return " WITH " + " ".join(options) if options else ""
+
+
+def _option(attribute: str, value: bool | int | None) -> str:
+    if attribute in _FLAGS:
+        return _FLAGS[attribute] if value else "NO" + _FLAGS[attribute]
+    if attribute == "connection_limit":
+        return f"CONNECTION LIMIT {literal(value)}"
+    if attribute == "valid_until":
+        return f"VALID UNTIL {quote_literal(render_valid_until(value))}"
+    raise ValueError(f"not an attribute of a role: {attribute}")
+
+
+def render_valid_until(value: Microseconds | None) -> str:
+    """ISO 8601 in UTC, or PostgreSQL's word for no end. Raises OverflowError outside the years 1 to 9999."""
+    if value is None:
+        return "infinity"
+    if value == BEFORE_ALL_TIME:
+        return "-infinity"
+    return to_moment(value).isoformat()

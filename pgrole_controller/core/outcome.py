@@ -1,0 +1,50 @@
+"""How one look at an object ended, as it is said on the object, and when it is looked at again without being asked."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.plan import Plan
+
+
+class Ending(Enum):
+    """The kinds of ending. They decide the conditions (kstatus) and the retry."""
+
+    DONE = "done"  # Ready
+    WORKING = "working"  # Reconciling: retried with back-off
+    STALLED = "stalled"  # Stalled: nothing is retried until something changes
+    PAUSED = "paused"  # neither
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    ending: Ending
+    reason: Reason
+    message: str
+
+    @property
+    def ready(self) -> bool:
+        return self.ending is Ending.DONE
+
+
+RECONCILED = Outcome(Ending.DONE, Reason.RECONCILED, "the role is as declared")
+PROGRESSING = Outcome(Ending.WORKING, Reason.PROGRESSING, "the role was changed again while it was brought in")
+
+
+def of_error(error: PgRoleError) -> Outcome:
+    if error.reason is Reason.SUSPENDED:
+        return Outcome(Ending.PAUSED, error.reason, error.message)
+    ending = Ending.STALLED if isinstance(error, Refused) else Ending.WORKING
+    return Outcome(ending, error.reason, error.message)
+
+
+def of_read_back(plan: Plan) -> Outcome:
+    """The outcome of the plan of a look: Ready only when there is nothing left to do."""
+    if plan.drift and not plan.changes and not plan.owner:
+        fields = ", ".join(plan.drift)
+        return Outcome(
+            Ending.PAUSED,
+            Reason.DRIFT_REPORTED,
+            f"changed in the database and left so (spec.drift.policy is Report): {fields}",
+        )
+    return PROGRESSING if plan.writes else RECONCILED

@@ -1,0 +1,85 @@
+"""A PostgreSQL role as a value: one type for what is wanted and for what is there."""
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+#: `validUntil` as it is compared: microseconds since 1970-01-01 UTC. PostgreSQL holds more years than datetime does.
+Microseconds = int
+
+#: The value of `rolvaliduntil = '-infinity'`.
+BEFORE_ALL_TIME: Microseconds = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Everything that a PgRole can declare, with the defaults of CREATE ROLE.
+
+    Two of these are compared field by field; what is not in here is not compared and not changed.
+    """
+
+    name: str
+    login: bool = False
+    superuser: bool = False
+    createdb: bool = False
+    createrole: bool = False
+    inherit: bool = True
+    replication: bool = False
+    bypassrls: bool = False
+    connection_limit: int = -1
+    valid_until: Microseconds | None = None  # None: for ever ('infinity' and NULL are one thing)
+    comment: str | None = None
+
+
+#: The attributes that give power over more than one's own data: only what the policy names may be asked for.
+POWERS = ("superuser", "createrole", "createdb", "replication", "bypassrls")
+
+#: The name of each field for users, as in `spec`.
+FIELD_NAMES: dict[str, str] = {
+    field.name: {"connection_limit": "connectionLimit", "valid_until": "validUntil"}.get(field.name, field.name)
+    for field in fields(Role)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A role that is there.
+
+    `reaches` names the roles of the hard rules (superusers, the controller's own, those that reach the server's files
+    and programs) that it is a member of, directly or through others; read only for a role that is not known as ours.
+    """
+
+    oid: int
+    role: Role
+    reaches: tuple[str, ...] = ()
+
+
+def to_microseconds(moment: datetime) -> Microseconds:
+    """The microseconds of a moment; one without a zone is taken as UTC."""
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // _MICROSECOND
+
+
+def to_moment(microseconds: Microseconds) -> datetime:
+    """The inverse of `to_microseconds`. Raises OverflowError outside the years 1 to 9999."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def digest(role: Role) -> str:
+    """What `applied` in a claim holds: equal for equal roles, in every version of this program.
+
+    Only what differs from the defaults goes in, so that a field added later changes no digest of an older role.
+    """
+    plain = Role(name=role.name)
+    values: dict[str, Any] = {
+        field.name: getattr(role, field.name)
+        for field in fields(role)
+        if field.name == "name" or getattr(role, field.name) != getattr(plain, field.name)
+    }
+    text = json.dumps(values, sort_keys=True, ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

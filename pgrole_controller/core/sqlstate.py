@@ -1,0 +1,44 @@
+"""What PostgreSQL's errors mean here, by SQLSTATE: one table.
+
+Codes: https://www.postgresql.org/docs/current/errcodes-appendix.html. The longest prefix decides.
+"""
+
+from collections.abc import Callable
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+
+#: Raised by schema pgrole's own functions when what was seen is no longer so: look again, nothing was changed.
+SEEN_IS_STALE = "PGR01"
+
+_TABLE: dict[str, Callable[[str], PgRoleError]] = {
+    "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
+    "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
+    "0LP01": lambda text: Transient(Reason.DATABASE_ERROR, f"the controller's role may not grant this: {text}"),
+    "22": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL refuses a value of the spec: {text}"),
+    "23505": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
+    "25006": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is read-only: {text}"),
+    "28": lambda text: Transient(Reason.SERVER_NOT_READY, f"PostgreSQL refuses the controller's credentials: {text}"),
+    "2BP01": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is still needed: {text}"),
+    "3D000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the home database is missing: {text}"),
+    "40": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
+    "42501": lambda text: Transient(Reason.DATABASE_ERROR, f"the controller's role lacks a privilege: {text}"),
+    "42710": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
+    "42704": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
+    "42939": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL refuses the name: {text}"),
+    "53": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is short of resources: {text}"),
+    "55P03": lambda text: Transient(Reason.DATABASE_ERROR, f"a lock was not free in time: {text}"),
+    "55006": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is in use: {text}"),
+    "57014": lambda text: Transient(Reason.DATABASE_ERROR, f"a statement did not end in time: {text}"),
+    "57": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is stopping or starting: {text}"),
+    SEEN_IS_STALE: lambda text: Transient(Reason.PROGRESSING, f"the role changed while it was looked at: {text}"),
+    "XX000": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
+}
+
+
+def classify(sqlstate: str | None, text: str) -> PgRoleError:
+    """The error to say on the object for an error of PostgreSQL with its primary message `text`."""
+    code = sqlstate or ""
+    for length in range(len(code), -1, -1):
+        if code[:length] in _TABLE:
+            return _TABLE[code[:length]](text)
+    raise AssertionError("the table has an entry for every code")
