@@ -1,7 +1,7 @@
 """SQL text. The only place that turns a change into SQL, and the only place that quotes.
 
-Utility statements take no parameters, so identifiers and literals are quoted here, as PostgreSQL's own `quote_ident` and
-`quote_literal` do (`standard_conforming_strings` does not matter: a backslash makes it an E'' literal).
+Utility statements take no parameters, so identifiers and literals are quoted here, as PostgreSQL's own
+`quote_ident` and `quote_literal` do; a backslash makes an E'' literal, whatever `standard_conforming_strings` is.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,8 @@
 """What is done about one object: who owns the role, what is changed, what is claimed or released.
 
-`decide` is given what the object asks and what was seen of it in the database, and returns a plan or raises Refused or
-Waiting. It is called anew at every look and holds no memory; calling it again after its plan was carried out gives a plan
-without changes.
+`decide` is given what the object asks and what was seen of it in the database, and returns a plan or raises Refused
+or Waiting. It is called anew at every look and holds no memory; calling it again after its plan was carried out gives
+a plan without changes.
 """
 
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ class Needs:
 class Sight:
     """What is there for one object, as read in one query.
 
-    `named` has the wanted name; `claimed` is the role with the claim's oid, when that is another one; `former` are claims
-    of this object's namespace and name for other role names, as (role name, uid of the object).
+    `named` has the wanted name; `claimed` is the role with the claim's oid, when that is another one; `former` are
+    claims of this object's namespace and name for other role names, as (role name, uid of the object).
     """
 
     named: Found | None = None
@@ -77,8 +77,8 @@ class Deed(Enum):
 class Plan:
     """What is done in one transaction.
 
-    The transaction first makes sure that the role it is about still is `oid` (None: is absent) under `seen_as`, and that the
-    claim still is the one that was seen. `owner` is written into the claim, with `applied`; None writes no claim.
+    The transaction first makes sure that the role it is about still is `oid` (None: is absent) under `seen_as`, and
+    that the claim still is the one that was seen. `owner` is written into the claim, with `applied`; None writes none.
     `drift` are the fields that somebody else changed; `reported` the ones that are left as they are.
     """
 

@@ -1,4 +1,4 @@
-"""What may be asked for on a server, checked before any statement: for creation, change, adoption and deletion alike."""
+"""What may be asked for on a server, checked before any statement: for creation, change, adoption, deletion alike."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from fnmatch import fnmatchcase
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, Found, Role
 
-#: The first oid that initdb does not hand out: below it stand PostgreSQL's own roles, the bootstrap superuser among them.
+#: The first oid that initdb does not hand out: below it stand PostgreSQL's own roles and the bootstrap superuser.
 FIRST_NORMAL_OID = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the server's owner allows. `protected` are patterns of role names that nobody may touch through an object."""
+    """What the server's owner allows. `protected` are patterns of role names that no object may touch."""
 
     attributes: frozenset[str] = frozenset({"createdb"})
     protected: tuple[str, ...] = ()
@@ -28,7 +28,8 @@ def check_wanted(policy: Policy, wanted: Role) -> None:
         raise Refused(
             Reason.NOT_ALLOWED,
             f"the policy of the server does not allow {_spell(refused)}; "
-            f"allowed: {_spell(sorted(policy.attributes)) or 'none'}. Remove it from spec, or ask the server's administrator",
+            f"allowed: {_spell(sorted(policy.attributes)) or 'none'}. "
+            f"Remove it from spec, or ask the server's administrator",
         )
 
 

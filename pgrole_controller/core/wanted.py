@@ -1,0 +1,102 @@
+"""From a PgRole object to what it asks for."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pgrole_controller.api.pgrole import PgRole
+from pgrole_controller.core.claim import Owner, Proof
+from pgrole_controller.core.ddl import NAME_BYTES
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.plan import Ask
+from pgrole_controller.core.policy import Policy, check_wanted
+from pgrole_controller.core.role import Role, to_microseconds
+
+#: Names that CREATE ROLE does not take, even in quotes.
+RESERVED_NAMES = frozenset({"public", "none"})
+
+
+def wanted_role(pgrole: PgRole) -> Role:
+    """The role that the object declares. Raises Refused for what the schema let through and PostgreSQL cannot hold."""
+    spec = pgrole.spec
+    name = pgrole.role_name
+    _check_name(name)
+    if spec.comment and "\x00" in spec.comment:
+        raise Refused(Reason.INVALID_SPEC, "spec.comment contains NUL, which PostgreSQL cannot hold: remove it")
+    return Role(
+        name=name,
+        login=spec.login,
+        superuser=spec.superuser,
+        createdb=spec.createdb,
+        createrole=spec.createrole,
+        inherit=spec.inherit,
+        replication=spec.replication,
+        bypassrls=spec.bypassrls,
+        connection_limit=spec.connection_limit,
+        valid_until=None if spec.valid_until is None else to_microseconds(spec.valid_until),
+        comment=spec.comment or None,
+    )
+
+
+def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], policy: Policy) -> Ask:
+    """What the object asks. `rivals` are the other objects that name the same role on the same server."""
+    spec = pgrole.spec
+    return Ask(
+        owner=owner,
+        wanted=wanted_role(pgrole),
+        adopt=spec.adopt,
+        report_only=spec.drift.policy == "Report",
+        drop=spec.deletion_policy == "Drop",
+        suspended=spec.suspend,
+        terminating=pgrole.metadata.deletion_timestamp is not None,
+        older_rival=_older(pgrole, rivals, policy),
+    )
+
+
+def proof_of(status: Mapping[str, Any], server_name: str) -> Proof | None:
+    """What the status says of a role on this server; None when it says nothing that could prove ownership."""
+    role, server = status.get("role") or {}, status.get("server") or {}
+    try:
+        if server["name"] != server_name:
+            return None
+        return Proof(role["name"], int(role["oid"]), int(server["systemIdentifier"]), role.get("applied", ""))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _check_name(name: str) -> None:
+    size = len(name.encode())
+    if not 1 <= size <= NAME_BYTES:
+        problem = f"has {size} bytes, a role name has 1 to {NAME_BYTES}"
+    elif "\x00" in name:
+        problem = "contains NUL"
+    elif name.startswith("pg_"):
+        problem = 'begins with "pg_", which PostgreSQL keeps for its own roles'
+    elif name in RESERVED_NAMES:
+        problem = "is a reserved word of PostgreSQL"
+    else:
+        return
+    raise Refused(Reason.INVALID_SPEC, f'the role name "{name}" {problem}: set another spec.name')
+
+
+def _older(pgrole: PgRole, rivals: Iterable[PgRole], policy: Policy) -> str | None:
+    """The oldest of those that are older and could have the role; age is creationTimestamp, then uid."""
+    older = [rival for rival in rivals if _age(rival) < _age(pgrole) and _is_serious(rival, policy)]
+    if not older:
+        return None
+    oldest = min(older, key=_age).metadata
+    return f"{oldest.namespace}/{oldest.name}"
+
+
+def _age(pgrole: PgRole) -> tuple[str, str]:
+    created = pgrole.metadata.creation_timestamp
+    return (created.isoformat() if created else "", pgrole.metadata.uid or "")
+
+
+def _is_serious(rival: PgRole, policy: Policy) -> bool:
+    if rival.spec.suspend or rival.metadata.deletion_timestamp is not None:
+        return False
+    try:
+        check_wanted(policy, wanted_role(rival))
+    except PgRoleError:
+        return False
+    return True

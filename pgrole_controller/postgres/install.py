@@ -1,0 +1,83 @@
+"""Schema pgrole: installs it where it may, and refuses to touch or call one that somebody else made.
+
+Whoever can create objects in the home database could make schema `pgrole` first and have a superuser call what is in
+it. So nothing of it is called before every object in it is known to belong to the controller's role or to a superuser,
+and it is created without IF NOT EXISTS: from then on only its owner can put anything into it.
+"""
+
+from enum import Enum
+from typing import Any
+
+import asyncpg
+
+from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import speaking
+
+#: Raised with every change of sql/install. One version older and newer than this one can be worked with.
+VERSION = 1
+
+_LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(8102098230143320034)"
+_SCHEMA = "CREATE SCHEMA pgrole"
+
+
+class Installation(Enum):
+    """What `install` found to do."""
+
+    PRESENT = "present"
+    MADE = "made"
+    CHANGED = "changed"
+
+
+async def install(connection: "asyncpg.Connection[Any]", *, allowed: bool = True) -> Installation:
+    """Brings schema pgrole to this version, in one transaction; does nothing where it is there and whole.
+
+    Raises Refused when it belongs to somebody else or may not be made, Transient when the server fails.
+    """
+    with speaking():
+        row = await _survey(connection)
+        if await _is_whole(connection, row):
+            return Installation.PRESENT
+        if not allowed or not (row["present"] or row["may_create"]):
+            raise Refused(
+                Reason.SERVER_NOT_READY,
+                "schema pgrole is missing or old and may not be installed by the controller; "
+                "an administrator can install it with the output of `pgrole-controller sql`",
+            )
+        async with connection.transaction():
+            await connection.execute(_LOCK)
+            row = await _survey(connection)
+            if not row["present"]:
+                await connection.execute(_SCHEMA)
+            await connection.execute(queries.install())
+            await _survey(connection)
+    return Installation.CHANGED if row["present"] else Installation.MADE
+
+
+async def _is_whole(connection: "asyncpg.Connection[Any]", row: asyncpg.Record) -> bool:
+    if not row["versioned"]:
+        return False
+    installed = await connection.fetchrow("SELECT version, parts FROM pgrole.installation")
+    if installed is None:
+        return False
+    if installed["version"] > VERSION + 1:
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            f"schema pgrole has version {installed['version']}, this controller knows {VERSION}: upgrade it",
+        )
+    return bool(installed["version"] >= VERSION and installed["parts"] == row["parts"])
+
+
+async def _survey(connection: "asyncpg.Connection[Any]") -> asyncpg.Record:
+    """What of the schema is there. Raises Refused when any of it is not to be trusted."""
+    row: asyncpg.Record | None = await connection.fetchrow(queries.inspect("installation"))
+    if row is None:
+        raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of its schemas")
+    if row["foreign_parts"]:
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            "schema pgrole is not trusted, nothing in it is called: it must belong to the controller's role or to a "
+            f"superuser with all that is in it, but does not: {', '.join(row['foreign_parts'])}. "
+            "An administrator must look at it and drop it (DROP SCHEMA pgrole CASCADE)",
+        )
+    return row

@@ -1,0 +1,76 @@
+"""Carries out plans: one transaction, one round trip, for any number of them.
+
+When a statement fails, each plan is tried on its own, so that one bad role does not hold the others. asyncpg's own
+ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shielded scope with its own deadline.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import anyio
+import asyncpg
+
+from pgrole_controller.core.ddl import literal, statements
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.postgres.connection import speaking
+
+#: For one transaction, whatever its statements wait for.
+TRANSACTION_SECONDS = 30.0
+
+_BEGIN = ("SET LOCAL lock_timeout = '3s'", "SET LOCAL statement_timeout = '10s'", "SELECT pgrole.take_turn()")
+
+
+def script(plans: Sequence[Plan]) -> str:
+    """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
+    return ";\n".join((*_BEGIN, *(statement for plan in plans for statement in _statements(plan))))
+
+
+async def carry_out(connection: "asyncpg.Connection[Any]", plans: Sequence[Plan]) -> list[PgRoleError | None]:
+    """Carries out the plans, all or one by one: None for each that is committed, else why it is not."""
+    if not plans:
+        return []
+    together = await _run(connection, plans)
+    if together is None or len(plans) == 1 or connection.is_closed():
+        return [together] * len(plans)
+    return [await _run(connection, [plan]) for plan in plans]
+
+
+async def _run(connection: "asyncpg.Connection[Any]", plans: Sequence[Plan]) -> PgRoleError | None:
+    try:
+        with anyio.CancelScope(shield=True), speaking():
+            with anyio.fail_after(TRANSACTION_SECONDS, shield=True):
+                await connection.execute(script(plans))
+    except PgRoleError as error:
+        return error
+    except ValueError as error:  # what cannot be quoted
+        return Transient(Reason.INVALID_SPEC, str(error))
+    return None
+
+
+def _statements(plan: Plan) -> Iterator[str]:
+    if plan.changes or plan.owner or plan.forget:
+        holder = plan.claim.owner.object_uid if plan.claim else None
+        yield _call("expect", plan.role_name, plan.seen_as, plan.oid, holder)
+    yield from statements(plan.changes)
+    if plan.owner:
+        owner = plan.owner
+        yield _call(
+            "take_claim",
+            plan.role_name,
+            owner.cluster,
+            owner.namespace,
+            owner.namespace_uid,
+            owner.object,
+            owner.object_uid,
+            plan.applied,
+            plan.drift,
+        )
+    if plan.forget and plan.claim:
+        yield _call("forget_claim", plan.role_name, plan.claim.owner.object_uid)
+    for role_name, uid in plan.releases:
+        yield _call("release_claim", role_name, uid)
+
+
+def _call(function: str, *arguments: str | int | tuple[str, ...] | None) -> str:
+    return f"SELECT pgrole.{function}({', '.join(literal(argument) for argument in arguments)})"

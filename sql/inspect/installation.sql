@@ -1,0 +1,35 @@
+-- What of schema pgrole is there, and does any of it belong to somebody we do not trust?
+-- Trusted: the role that we act as, and superusers.
+WITH trusted AS (
+    SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper OR r.rolname = current_user
+),
+schema AS (
+    SELECT n.oid, n.nspowner, n.nspacl FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgrole'
+),
+part AS (
+    SELECT 'schema pgrole' AS what, s.nspowner AS owner FROM schema AS s
+    UNION ALL
+    SELECT 'relation pgrole.' || c.relname, c.relowner FROM schema AS s JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
+    UNION ALL
+    SELECT 'routine pgrole.' || p.proname, p.proowner FROM schema AS s JOIN pg_catalog.pg_proc AS p ON p.pronamespace = s.oid
+    UNION ALL
+    SELECT 'type pgrole.' || t.typname, t.typowner FROM schema AS s JOIN pg_catalog.pg_type AS t ON t.typnamespace = s.oid
+    UNION ALL
+    SELECT 'operator pgrole.' || o.oprname, o.oprowner FROM schema AS s JOIN pg_catalog.pg_operator AS o ON o.oprnamespace = s.oid
+    UNION ALL
+    SELECT 'right to CREATE in schema pgrole', a.grantee
+    FROM schema AS s, pg_catalog.aclexplode(s.nspacl) AS a
+    WHERE a.privilege_type = 'CREATE'
+)
+SELECT
+    EXISTS (SELECT FROM schema) AS present,
+    (SELECT count(*)::int FROM part WHERE what NOT LIKE 'type %' AND what NOT LIKE 'right %') AS parts,
+    pg_catalog.to_regclass('pgrole.installation') IS NOT NULL AS versioned,
+    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
+    ARRAY(
+        SELECT format('%s (%s)', p.what, coalesce(r.rolname, 'PUBLIC'))
+        FROM part AS p LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = p.owner
+        WHERE p.owner NOT IN (SELECT t.oid FROM trusted AS t)
+        ORDER BY 1
+        LIMIT 5
+    ) AS foreign_parts

@@ -1,0 +1,11 @@
+-- What server is this, and as whom are we here?
+SELECT
+    current_setting('server_version') AS version,
+    current_setting('server_version_num')::int AS version_number,
+    pg_catalog.pg_is_in_recovery() AS in_recovery,
+    (SELECT s.system_identifier FROM pg_catalog.pg_control_system() AS s) AS system_identifier,
+    pg_catalog.pg_postmaster_start_time() AS started_at,
+    current_user::text AS acting_role,
+    session_user::text AS session_role,
+    (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user) AS superuser,
+    pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'select') AS sees_passwords
