@@ -1,0 +1,268 @@
+"""Requests to the API server: kubernetes_asyncio for configuration, authentication and TLS, raw answers for us."""
+
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import anyio
+from kubernetes_asyncio.client.api_client import ApiClient
+from kubernetes_asyncio.config.config_exception import ConfigException
+
+from pgrole_controller import __version__
+from pgrole_controller.kube import credentials
+from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable
+from pgrole_controller.kube.lines import LIMIT, LineSplitter
+from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, Resource
+
+__all__ = ["EVENTS", "NAMESPACES", "PGROLES", "ApiError", "Client", "NotConfigured", "Resource", "Unreachable"]
+
+log = logging.getLogger(__name__)
+
+JSON = "application/json"
+APPLY = "application/apply-patch+yaml"
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+CONNECT_TIMEOUT = 10.0  # seconds
+REQUEST_TIMEOUT = 30.0
+
+_TRANSPORT = (aiohttp.ClientError, OSError, ConfigException)
+_REASONS = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    409: "Conflict",
+    410: "Expired",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+    504: "Timeout",
+}
+
+
+class Lines:
+    """The lines of one watch, as bytes. An async iterator; ends where the server ends it."""
+
+    __slots__ = ("_ready", "_response", "_splitter")
+
+    def __init__(self, response: aiohttp.ClientResponse, limit: int = LIMIT) -> None:
+        self._response = response
+        self._splitter = LineSplitter(limit)
+        self._ready: deque[bytes] = deque()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Raises Unreachable (reset, nothing sent for too long) and LineTooLong."""
+        while not self._ready:
+            try:
+                chunk = await self._response.content.readany()
+            except _TRANSPORT as error:
+                raise _unreachable("WATCH", self._response.url.path, error) from error
+            if not chunk:
+                raise StopAsyncIteration
+            self._ready.extend(self._splitter.feed(chunk))
+        return self._ready.popleft()
+
+
+class Client:
+    def __init__(self, api: ApiClient, known: credentials.Credentials) -> None:
+        """Use `connect`."""
+        self._api = api
+        self._credentials = known
+        self._renewing = anyio.Lock()
+        self._renewals = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, kubeconfig: str | None = None, *, context: str | None = None, strict_tls: bool = True
+    ) -> AsyncIterator[Self]:
+        """Nothing is sent yet. `strict_tls=False` accepts the CAs that Python 3.13 began to refuse.
+
+        Raises NotConfigured when no API server is named.
+        """
+        rest = logging.getLogger("kubernetes_asyncio.client.rest")
+        if rest.getEffectiveLevel() < logging.INFO:
+            rest.setLevel(logging.INFO)  # at DEBUG it prints bodies, Secrets among them
+        known = await credentials.load(kubeconfig, context=context, strict_tls=strict_tls)
+        try:
+            api = ApiClient(configuration=known.configuration)
+        except OSError as error:  # ssl.SSLError too
+            message = f"the certificates of {known.source} cannot be used: {error}"
+            raise NotConfigured(message) from error
+        finally:
+            credentials.forget_files()
+        api.user_agent = f"pgrole-controller/{__version__}"
+        log.info("API server configured", extra={"server": known.configuration.host, "source": known.source})
+        async with api:
+            yield cls(api, known)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: dict[str, Any] | list[Any] | None = None,
+        content_type: str | None = None,
+        accept: str = JSON,
+        timeout: float = REQUEST_TIMEOUT,  # noqa: ASYNC109 - aiohttp's own: it closes the connection, too
+    ) -> bytes:
+        """The body of a successful answer. `timeout` in seconds for the whole.
+
+        Raises ApiError, Unreachable.
+        """
+        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIMEOUT)
+        headers = {"Accept": accept, "Content-Type": content_type or JSON}
+        response = await self._send(method, path, query, headers, limits, body)
+        async with _Released(response):
+            return await _read(response, method, path)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        inactivity: float = 70.0,
+        line_limit: int = LIMIT,
+        accept: str = JSON,
+    ) -> AsyncIterator[Lines]:
+        """A watch's lines. Silence for `inactivity` seconds, before or after the headers, is Unreachable.
+
+        Raises ApiError for any answer but 200, Unreachable.
+        """
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=inactivity)
+        response = await self._send("GET", path, query, {"Accept": accept}, limits, None)
+        async with _Released(response):
+            if response.status != 200:
+                raise await _refusal(response, "WATCH", path)
+            yield Lines(response, line_limit)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        headers: dict[str, str],
+        limits: aiohttp.ClientTimeout,
+        body: dict[str, Any] | list[Any] | None,
+    ) -> aiohttp.ClientResponse:
+        """Credentials that the server no longer takes are renewed once."""
+        before = self._renewals
+        response = await self._call(method, path, query, headers, limits, body)
+        if response.status != 401:
+            return response
+        response.close()
+        await self._renew(before, method, path)
+        return await self._call(method, path, query, headers, limits, body)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        headers: dict[str, str],
+        limits: aiohttp.ClientTimeout,
+        body: dict[str, Any] | list[Any] | None,
+    ) -> aiohttp.ClientResponse:
+        try:
+            response: aiohttp.ClientResponse = await self._api.call_api(
+                path,
+                method,
+                query_params=list(query.items()) if query else None,
+                header_params=dict(headers),
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _request_timeout=limits,
+            )
+        except _TRANSPORT as error:
+            raise _unreachable(method, path, error) from error
+        return response
+
+    async def _renew(self, before: int, method: str, path: str) -> None:
+        """`before`: the renewals seen when the refused request left; one that happened since is enough."""
+        async with self._renewing:
+            if self._renewals != before:
+                return
+            self._renewals += 1
+            log.info("credentials refused, reading them again", extra={"source": self._credentials.source})
+            try:
+                await self._credentials.renew()
+            except _TRANSPORT as error:
+                raise _unreachable(method, path, error) from error
+
+
+class _Released:
+    """Gives the connection back when its answer was read to the end, and closes it otherwise."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
+
+
+async def _read(response: aiohttp.ClientResponse, method: str, path: str) -> bytes:
+    if not 200 <= response.status <= 299:
+        raise await _refusal(response, method, path)
+    try:
+        return await response.read()
+    except _TRANSPORT as error:
+        raise _unreachable(method, path, error) from error
+
+
+async def _refusal(response: aiohttp.ClientResponse, method: str, path: str) -> ApiError:
+    """The error that an answer stands for; a body that is no Status (a proxy's) is its message, cut."""
+    try:
+        text = (await response.content.read(65_536)).decode(errors="replace")
+    except _TRANSPORT as error:
+        raise _unreachable(method, path, error) from error
+    try:
+        status = json.loads(text)
+    except ValueError:
+        status = None
+    return read_status(
+        status if isinstance(status, dict) else {"message": text.strip()[:500]},
+        code=response.status,
+        retry_after=_seconds(response.headers.get("Retry-After")),
+    )
+
+
+def read_status(status: Mapping[str, Any], *, code: int | None = None, retry_after: float | None = None) -> ApiError:
+    """An ApiError out of a Status object: the body of an answer, or of an ERROR event."""
+    given = status.get("code")
+    number = code if code is not None else given if isinstance(given, int) else 500
+    details = status.get("details")
+    if retry_after is None and isinstance(details, dict):
+        retry_after = _seconds(details.get("retryAfterSeconds"))
+    reason = status.get("reason") or _REASONS.get(number, "Unknown")
+    return ApiError(number, str(reason), str(status.get("message", "")), retry_after)
+
+
+def _seconds(value: object) -> float | None:
+    """Retry-After in seconds; a date or nonsense is None."""
+    if isinstance(value, int | float):
+        return max(float(value), 0.0) or None
+    return float(value) or None if isinstance(value, str) and value.strip().isdecimal() else None
+
+
+def _unreachable(method: str, path: str, error: BaseException) -> Unreachable:
+    return Unreachable(f"{method} {path}: {str(error) or type(error).__name__}")

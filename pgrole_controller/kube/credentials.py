@@ -1,0 +1,126 @@
+"""Where the API server is and what proves who we are, as kubernetes_asyncio reads it.
+
+Importing any part of kubernetes_asyncio imports all of it: about 65 MiB and 1.7 s beyond aiohttp, once. It
+happens here and in `client` only.
+"""
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes_asyncio.client.configuration import Configuration
+from kubernetes_asyncio.config.config_exception import ConfigException
+from kubernetes_asyncio.config.incluster_config import (
+    SERVICE_CERT_FILENAME,
+    SERVICE_HOST_ENV_NAME,
+    SERVICE_TOKEN_FILENAME,
+    InClusterConfigLoader,
+)
+from kubernetes_asyncio.config.kube_config import (
+    ENV_KUBECONFIG_PATH_SEPARATOR,
+    _cleanup_temp_files,
+    load_kube_config,
+)
+
+from pgrole_controller.kube.errors import NotConfigured
+
+RENEW_EVERY = 60.0  # seconds; as kubernetes_asyncio's own refresh
+
+CHOICES = (
+    "name one with --kubeconfig FILE or KUBECONFIG=FILE, run inside a cluster with a service account, "
+    "or have ~/.kube/config"
+)
+
+_UNUSABLE = (ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AssertionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    configuration: Any  # kubernetes_asyncio's
+    source: str  # for the log: the file, or "in-cluster"
+    renew: Callable[[], Awaitable[None]]  # reads token file, exec plugin, … again, at once
+
+
+async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool) -> Credentials:
+    """The file given, else KUBECONFIG, else in-cluster, else ~/.kube/config. Raises NotConfigured."""
+    files = _find(kubeconfig)
+    credentials = _load_in_cluster() if files is None else await _load_files(files, context)
+    credentials.configuration.disable_strict_ssl_verification = not strict_tls
+    return credentials
+
+
+def forget_files() -> None:
+    """Removes the temporary files that hold certificates and keys; TLS has read them when a client exists."""
+    _cleanup_temp_files()
+
+
+def _find(kubeconfig: str | None) -> str | None:
+    """The kubeconfig files to read, as KUBECONFIG lists them; None: in-cluster."""
+    files = kubeconfig or os.environ.get("KUBECONFIG")
+    if files:
+        if not any(Path(f).expanduser().is_file() for f in files.split(ENV_KUBECONFIG_PATH_SEPARATOR) if f):
+            message = f"kubeconfig {files} does not exist: {CHOICES}"
+            raise NotConfigured(message)
+        return files
+    if os.environ.get(SERVICE_HOST_ENV_NAME) and Path(SERVICE_TOKEN_FILENAME).is_file():
+        return None
+    home = Path.home() / ".kube" / "config"
+    if home.is_file():
+        return str(home)
+    message = f"no API server is configured: {CHOICES}"
+    raise NotConfigured(message)
+
+
+async def _load_files(files: str, context: str | None) -> Credentials:
+    configuration = Configuration()
+    try:
+        # Never written back: its writer fails (it is called with an argument that it does not take).
+        loader = await load_kube_config(
+            config_file=files, context=context, client_configuration=configuration, persist_config=False
+        )
+    except _UNUSABLE as error:
+        message = f"kubeconfig {files} cannot be used: {error or type(error).__name__}"
+        raise NotConfigured(message) from error
+
+    async def renew() -> None:
+        loader.__dict__.pop("exec_plugin_expiry", None)
+        await load_again()
+
+    async def load_again() -> None:
+        await loader.load_and_set(configuration)
+        forget_files()
+
+    configuration.refresh_api_key_hook = _every(RENEW_EVERY, load_again)
+    return Credentials(configuration, files, renew)
+
+
+def _load_in_cluster() -> Credentials:
+    configuration = Configuration()
+    loader = InClusterConfigLoader(token_filename=SERVICE_TOKEN_FILENAME, cert_filename=SERVICE_CERT_FILENAME)
+
+    async def renew() -> None:
+        loader.load_and_set(configuration)
+
+    try:
+        loader.load_and_set(configuration)
+    except _UNUSABLE as error:
+        message = f"the service account of this pod cannot be used: {error or type(error).__name__}"
+        raise NotConfigured(message) from error
+    return Credentials(configuration, "in-cluster", renew)
+
+
+def _every(seconds: float, load_again: Callable[[], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    """A refresh hook: called at each request, it loads again at most once in so many seconds."""
+    due = time.monotonic() + seconds
+
+    async def hook(_: Any) -> None:  # noqa: ANN401 - kubernetes_asyncio passes its configuration
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + seconds
+            await load_again()
+
+    return hook

@@ -1,0 +1,228 @@
+"""Events about objects: said beside the work, never in its way.
+
+Guarantees: `record` neither blocks nor raises; the same (object, reason) within six minutes is one Event with a
+series; a failure is logged and dropped after a second attempt.
+"""
+
+import json
+import logging
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import anyio
+
+from pgrole_controller.kube.client import MERGE_PATCH, Client
+from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.resource import EVENTS
+from pgrole_controller.kube.store import Stored
+
+log = logging.getLogger(__name__)
+
+CONTROLLER = "pgrole.dev/controller"
+SERIES_WITHIN = 360.0  # seconds; as client-go
+NOTE_LIMIT = 1_024  # bytes, as the API server counts
+NAME_LIMIT = 128
+WAITING_LIMIT = 1_000
+SERIES_LIMIT = 4_096
+RETRY_DELAY = 1.0
+RETRY_DELAY_MOST = 30.0
+
+EventType = Literal["Normal", "Warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Occurrence:
+    regarding: Mapping[str, Any]
+    event_type: EventType
+    reason: str
+    action: str
+    note: str
+    at: datetime
+    count: int = 1
+
+    @property
+    def series(self) -> tuple[str, str]:
+        return str(self.regarding.get("uid")), self.reason
+
+
+@dataclass(slots=True)
+class _Series:
+    namespace: str
+    name: str
+    count: int
+    last: float  # of the recorder's clock
+
+
+class Recorder:
+    """Takes occurrences in and, while `run` runs, writes them as events.k8s.io/v1."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        instance: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        waiting_limit: int = WAITING_LIMIT,
+    ) -> None:
+        self.dropped = 0  # since the start, for the metrics
+        self._client = client
+        self._instance = cut(instance or socket.gethostname(), NAME_LIMIT)
+        self._clock = clock
+        self._now = now
+        self._send, self._receive = anyio.create_memory_object_stream[_Occurrence](waiting_limit)
+        self._series: OrderedDict[tuple[str, str], _Series] = OrderedDict()
+
+    def record(
+        self,
+        regarding: Stored | Mapping[str, Any],
+        reason: str,
+        note: str,
+        *,
+        action: str,
+        event_type: EventType = "Normal",
+    ) -> None:
+        """`regarding`: the object, or a reference with apiVersion, kind, name, uid and perhaps namespace.
+
+        `reason` and `action` are CamelCase words. Nothing secret belongs into `note`, which is cut.
+        """
+        reference = _refer(regarding) if isinstance(regarding, Stored) else dict(regarding)
+        occurrence = _Occurrence(
+            reference, event_type, reason, action, cut(note, NOTE_LIMIT), self._now().astimezone(UTC)
+        )
+        try:
+            self._send.send_nowait(occurrence)
+        except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._drop(occurrence, "the queue is full or closed")
+
+    def close(self) -> None:
+        """Takes nothing more in; `run` returns when what waits is written."""
+        self._send.close()
+
+    async def run(self) -> None:
+        """Writes until closed or cancelled."""
+        async with self._receive:
+            async for first in self._receive:
+                for occurrence in self._fold(first):
+                    await self._write(occurrence)
+
+    def _fold(self, first: _Occurrence) -> list[_Occurrence]:
+        """All that waits, the repeated as one with its count."""
+        folded = {first.series: first}
+        while True:
+            try:
+                more = self._receive.receive_nowait()
+            except (anyio.WouldBlock, anyio.EndOfStream):
+                return list(folded.values())
+            before = folded.get(more.series)
+            if before is None:
+                folded[more.series] = more
+            else:
+                folded[more.series] = replace(before, at=more.at, count=before.count + 1)
+
+    async def _write(self, occurrence: _Occurrence) -> None:
+        for attempt in (1, 2):
+            try:
+                await self._create_or_count(occurrence)
+            except (ApiError, Unreachable) as error:
+                status = error.status if isinstance(error, ApiError) else 503
+                if attempt == 2 or (status != 429 and status < 500):
+                    self._drop(occurrence, str(error))
+                    return
+                asked = error.retry_after if isinstance(error, ApiError) else None
+                await anyio.sleep(min(asked or RETRY_DELAY, RETRY_DELAY_MOST))
+            else:
+                return
+
+    async def _create_or_count(self, occurrence: _Occurrence) -> None:
+        series = self._series.get(occurrence.series)
+        if series is not None and self._clock() - series.last < SERIES_WITHIN:
+            try:
+                await self._count(series, occurrence)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+            else:
+                return
+        await self._create(occurrence)
+
+    async def _count(self, series: _Series, occurrence: _Occurrence) -> None:
+        count = series.count + occurrence.count
+        await self._client.request(
+            "PATCH",
+            EVENTS.path(series.namespace, series.name),
+            body={"series": {"count": count, "lastObservedTime": micro_time(occurrence.at)}},
+            content_type=MERGE_PATCH,
+        )
+        series.count, series.last = count, self._clock()
+        self._series.move_to_end(occurrence.series)
+
+    async def _create(self, occurrence: _Occurrence) -> None:
+        regarding = occurrence.regarding
+        namespace = regarding.get("namespace") or "default"
+        at = micro_time(occurrence.at)
+        suffix = f".{time.time_ns():x}"
+        name = cut(str(regarding["name"]), 253 - len(suffix)) + suffix
+        body: dict[str, Any] = {
+            "apiVersion": EVENTS.api_version,
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "eventTime": at,
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._instance,
+            "action": cut(occurrence.action, NAME_LIMIT),
+            "reason": cut(occurrence.reason, NAME_LIMIT),
+            "regarding": dict(regarding),
+            "note": occurrence.note,
+            "type": occurrence.event_type,
+        }
+        if occurrence.count > 1:
+            body["series"] = {"count": occurrence.count, "lastObservedTime": at}
+        await self._client.request("POST", EVENTS.path(namespace), body=body)
+        self._series[occurrence.series] = _Series(namespace, name, occurrence.count, self._clock())
+        self._series.move_to_end(occurrence.series)
+        while len(self._series) > SERIES_LIMIT:
+            self._series.popitem(last=False)
+
+    def _drop(self, occurrence: _Occurrence, cause: str) -> None:
+        self.dropped += 1
+        log.warning(
+            "Event dropped",
+            extra={
+                "regarding": occurrence.regarding.get("name"),
+                "reason": occurrence.reason,
+                "cause": cause,
+            },
+        )
+
+
+def micro_time(at: datetime) -> str:
+    """RFC 3339 in UTC with exactly six digits, as metav1.MicroTime demands."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def cut(text: str, limit: int) -> str:
+    """At most `limit` bytes of UTF-8, with an ellipsis where something is left out."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= limit:
+        return encoded.decode()
+    return encoded[: limit - 3].decode(errors="ignore") + "…"
+
+
+def _refer(stored: Stored) -> dict[str, Any]:
+    read = json.loads(stored.body)
+    reference = {
+        "apiVersion": read.get("apiVersion", ""),
+        "kind": read.get("kind", ""),
+        "name": stored.key.name,
+        "uid": stored.uid,
+        "resourceVersion": stored.resource_version,
+    }
+    if stored.key.namespace:
+        reference["namespace"] = stored.key.namespace
+    return reference

@@ -1,0 +1,270 @@
+"""Keeps a store equal to what the API server holds of one resource, and says what changed.
+
+Expected flow: list in pages, replace the store, watch from the list's version; the server ends a watch after some
+minutes, and the next goes on where it ended.
+
+Guarantees: after a disconnect nothing is lost (the watch goes on from the last version, or everything is listed
+again and what went meanwhile is announced as gone); `changed` is called only when an object really differs from
+the one in the store; a server that answers at once and uselessly is not asked in a tight loop.
+
+Caveats: what changed several times while nobody looked is announced once.
+"""
+
+import json
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+
+from pgrole_controller.kube.backoff import Backoff
+from pgrole_controller.kube.client import Client, read_status
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.lines import LIMIT, LineTooLong
+from pgrole_controller.kube.resource import Resource
+from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds, but for `page` (objects) and `line_limit` (bytes)."""
+
+    page: int = 500
+    watch_least: float = 300.0
+    watch_most: float = 600.0
+    inactivity: float = 70.0  # the server sends a bookmark each minute
+    backoff_first: float = 0.8
+    backoff_most: float = 30.0
+    healthy: float = 120.0
+    short: float = 5.0  # a watch that ends sooner counts as a failure
+    retry_after_most: float = 300.0
+    list_timeout: float = 60.0
+    line_limit: int = LIMIT
+
+
+DEFAULT: Final = Timing()
+
+
+class _Expired(Exception):
+    """The version that we would watch from is not known any more: list again."""
+
+
+class _Ended(Exception):
+    """The server ended the watch sooner than asked."""
+
+
+async def reflect(
+    client: Client,
+    resource: Resource,
+    store: Store,
+    changed: Callable[[Change], None],
+    *,
+    namespace: str | None = None,
+    timing: Timing = DEFAULT,
+    clock: Callable[[], float] = time.monotonic,
+    draw: Callable[[], float] = random.random,
+) -> None:
+    """Runs until cancelled. `changed` is called in the loop, synchronously: it may only enqueue.
+
+    `namespace` None: all. `draw` gives numbers in [0, 1). What `changed` raises ends it.
+    """
+    run = _Reflection(client, resource, store, changed, namespace, timing, clock, draw)
+    while True:
+        await run.round()
+
+
+class _Reflection:
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        store: Store,
+        changed: Callable[[Change], None],
+        namespace: str | None,
+        timing: Timing,
+        clock: Callable[[], float],
+        draw: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._resource = resource
+        self._path = resource.path(namespace)
+        self._store = store
+        self._changed = changed
+        self._timing = timing
+        self._clock = clock
+        self._draw = draw
+        self._backoff = Backoff(timing.backoff_first, timing.backoff_most, timing.healthy, draw)
+        self._version: str | None = None  # to watch from; None: list first
+        self._expired_at = -math.inf
+
+    async def round(self) -> None:
+        """One list if needed, one watch, and the wait that its end calls for."""
+        try:
+            if self._version is None:
+                self._version = await self._list()
+            await self._watch(self._version)
+        except _Expired as expired:
+            self._version = None
+            now, last = self._clock(), self._expired_at
+            self._expired_at = now
+            log.info("watch expired", extra={"resource": self._resource.plural, "cause": str(expired)})
+            if now - last < self._timing.healthy:
+                await self._rest(expired)
+        except ApiError as error:
+            if error.status != 429 and error.status < 500:
+                self._version = None  # refused as asked; a definition removed and made again, too
+            await self._rest(error, min(error.retry_after or 0.0, self._timing.retry_after_most))
+        except LineTooLong as error:
+            self._version = None
+            await self._rest(error)
+        except (BadStream, Unreachable, _Ended) as error:
+            await self._rest(error)
+
+    async def _rest(self, error: Exception, at_least: float = 0.0) -> None:
+        delay = self._backoff.delay(self._clock(), at_least)
+        log.warning(
+            "API server not followed, trying again",
+            extra={
+                "resource": self._resource.plural,
+                "error": str(error),
+                "delay": round(delay, 3),
+                "next": "watch" if self._version else "list",
+            },
+        )
+        await anyio.sleep(delay)
+
+    async def _list(self) -> str:
+        """Lists everything, replaces the store; the version to watch from."""
+        started = self._clock()
+        version, listed = await self._pages(limit=self._timing.page)
+        changes = self._store.replace(listed)
+        for change in changes:
+            self._changed(change)
+        self._store.synced.set()
+        log.info(
+            "listed",
+            extra={
+                "resource": self._resource.plural,
+                "objects": len(listed),
+                "changes": len(changes),
+                "version": version,
+                "seconds": round(self._clock() - started, 3),
+            },
+        )
+        return version
+
+    async def _pages(self, limit: int) -> tuple[str, list[Stored]]:
+        listed: list[Stored] = []
+        query = {"limit": str(limit)}
+        while True:
+            try:
+                page = await self._page(query)
+            except ApiError as error:
+                if error.status != 410 or "continue" not in query:
+                    raise
+                # The token outlived its version: all in one answer, as client-go does.
+                listed.clear()
+                query = {}
+                continue
+            listed.extend(self._items(page))
+            token = page["metadata"].get("continue")
+            if not token:
+                return page["metadata"]["resourceVersion"], listed
+            query["continue"] = token
+
+    def _items(self, page: dict[str, Any]) -> list[Stored]:
+        """An item already stored in that version is given as stored: a second copy would double the memory."""
+        api_version, kind = str(page.get("apiVersion", "")), str(page.get("kind", "")).removesuffix("List")
+        items = []
+        try:
+            for item in page.get("items") or ():
+                listed = pack(item, api_version=api_version, kind=kind)
+                old = self._store.get(listed.key)
+                items.append(old if old is not None and old.is_same(listed) else listed)
+        except (ValueError, TypeError, AttributeError) as error:
+            message = f"a list of what are no objects: {error}"
+            raise BadStream(message) from error
+        return items
+
+    async def _page(self, query: dict[str, str]) -> dict[str, Any]:
+        text = await self._client.request("GET", self._path, query=query, timeout=self._timing.list_timeout)
+        self._store.last_contact = self._clock()
+        try:
+            page = json.loads(text)
+        except ValueError as error:
+            message = f"a list that is not JSON: {error}"
+            raise BadStream(message) from error
+        if (
+            not isinstance(page, dict)
+            or not isinstance(page.get("metadata"), dict)
+            or not isinstance(page["metadata"].get("resourceVersion"), str)
+        ):
+            message = "a list without a version"
+            raise BadStream(message)
+        return page
+
+    async def _watch(self, version: str) -> None:
+        """Returns when the server ended the watch in its time; raises _Ended when much sooner."""
+        timing = self._timing
+        lasting = timing.watch_least + (timing.watch_most - timing.watch_least) * self._draw()
+        query = {
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(int(lasting), 1)),
+        }
+        started = self._clock()
+        try:
+            async with self._client.stream(
+                self._path, query=query, inactivity=timing.inactivity, line_limit=timing.line_limit
+            ) as lines:
+                self._store.last_contact = self._clock()
+                log.debug("watching", extra={"resource": self._resource.plural, "version": version})
+                async for line in lines:
+                    self._store.last_contact = self._clock()
+                    self._take(line)
+        except ApiError as error:
+            if error.status == 410 or "Too large resource version" in error.message:
+                raise _Expired(error.message) from error
+            raise
+        if self._clock() - started < min(timing.short, lasting):
+            message = "the watch ended at once"
+            raise _Ended(message)
+
+    def _take(self, line: bytes) -> None:
+        """One event. Raises BadStream, _Expired, ApiError."""
+        try:
+            event = json.loads(line)
+            kind, obj = event["type"], event["object"]
+            metadata = obj.get("metadata") or {}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            message = f"not an event: {line[:200]!r}"
+            raise BadStream(message) from error
+        if kind == "ERROR":
+            raise read_status(obj)
+        version = metadata.get("resourceVersion")
+        if not isinstance(version, str) or kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}:
+            message = f"not an event: {line[:200]!r}"
+            raise BadStream(message)
+        if self._version is not None and is_older(version, than=self._version):
+            message = "versions went backwards: the API server was restored"
+            raise _Expired(message)
+        if kind != "BOOKMARK":
+            self._apply(kind, obj)
+        self._version = version
+
+    def _apply(self, kind: str, obj: dict[str, Any]) -> None:
+        try:
+            stored = pack(obj)
+        except ValueError as error:
+            raise BadStream(str(error)) from error
+        gone = kind == "DELETED"
+        change = self._store.remove(stored.key, stored.uid) if gone else self._store.put(stored)
+        if change is not None:
+            self._changed(change)

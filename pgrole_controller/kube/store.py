@@ -1,0 +1,162 @@
+"""What the API server holds of one resource, as last seen. Small: bytes and a few strings for each object."""
+
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, KeysView
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from pgrole_controller.core.hint import Key
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+_REMOVED_KEPT = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    key: Key  # namespace "" when cluster-scoped
+    uid: str
+    resource_version: str
+    body: bytes  # compact JSON, without metadata.managedFields and kubectl's copy of the whole
+
+    def object(self) -> dict[str, Any]:
+        """The object, parsed anew at each call: keep it no longer than needed."""
+        parsed: dict[str, Any] = json.loads(self.body)
+        return parsed
+
+    def is_same(self, other: "Stored") -> bool:
+        return (self.uid, self.resource_version) == (other.uid, other.resource_version)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Appeared: no `old`; gone: no `new`; deleted and made again between two looks: both, with other uids."""
+
+    key: Key
+    old: Stored | None
+    new: Stored | None
+
+
+def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Stored:
+    """An object of the API server as it is stored; it is stripped in place.
+
+    `api_version` and `kind` are for items of a list, which need not carry theirs. Raises ValueError when it is
+    no object.
+    """
+    metadata = obj.get("metadata")
+    if not isinstance(metadata, dict):
+        message = "an object without metadata"
+        raise ValueError(message)
+    metadata.pop("managedFields", None)
+    annotations = metadata.get("annotations")
+    if isinstance(annotations, dict):
+        annotations.pop(LAST_APPLIED, None)
+    if "kind" not in obj and kind:
+        obj = {"apiVersion": api_version, "kind": kind, **obj}
+    try:
+        key = Key(sys.intern(metadata.get("namespace", "")), metadata["name"])
+        uid, version = metadata["uid"], metadata["resourceVersion"]
+    except KeyError as error:
+        message = f"an object without metadata.{error.args[0]}"
+        raise ValueError(message) from error
+    body = json.dumps(obj, ensure_ascii=False, separators=(",", ":")).encode()
+    return Stored(key, uid, version, body)
+
+
+def is_older(version: str, than: str) -> bool:
+    """Compares resourceVersions as integers of any length."""
+    return (len(version), version) < (len(than), than)
+
+
+class Store:
+    """Objects by key, with an optional index.
+
+    `index` gives, for a parsed object, the values under which `by_index` finds its key. `synced` is set after the
+    first complete list, `last_contact` (monotonic seconds) whenever the API server was heard: both by the reflector.
+    """
+
+    def __init__(self, index: Callable[[dict[str, Any]], Iterable[str]] | None = None) -> None:
+        self.synced = anyio.Event()
+        self.last_contact: float | None = None
+        self._index = index
+        self._objects: dict[Key, Stored] = {}
+        # Tuples, nearly always of one: 10,000 sets would take 2 MB more.
+        self._indexed: dict[str, tuple[Key, ...]] = {}
+        self._removed: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def get(self, key: Key) -> Stored | None:
+        return self._objects.get(key)
+
+    def keys(self) -> KeysView[Key]:
+        """A live view: copy it before awaiting."""
+        return self._objects.keys()
+
+    def by_index(self, value: str) -> set[Key]:
+        return set(self._indexed.get(value, ()))
+
+    def put(self, new: Stored) -> Change | None:
+        """Takes an object from a watch or from the answer to a write, whichever comes first.
+
+        None when it says nothing new: the version is known, older, or of an object that was seen to go.
+        """
+        old = self._objects.get(new.key)
+        if new.uid in self._removed:
+            return None
+        if old is not None and not is_older(old.resource_version, than=new.resource_version):
+            return None
+        return self._set(new.key, old, new)
+
+    def remove(self, key: Key, uid: str) -> Change | None:
+        """None when that very object (by uid) is not there; a later answer to a write does not bring it back."""
+        self._remember_removed(uid)
+        old = self._objects.get(key)
+        if old is None or old.uid != uid:
+            return None
+        return self._set(key, old, None)
+
+    def replace(self, everything: Iterable[Stored]) -> list[Change]:
+        """A complete list is the truth, whatever its versions; what it lacks is gone."""
+        listed = {new.key: new for new in everything}
+        changes = [self._set(key, old, None) for key, old in list(self._objects.items()) if key not in listed]
+        for key, new in listed.items():
+            old = self._objects.get(key)
+            if old is None or not old.is_same(new):
+                self._removed.pop(new.uid, None)
+                changes.append(self._set(key, old, new))
+        return changes
+
+    def _set(self, key: Key, old: Stored | None, new: Stored | None) -> Change:
+        if old is not None and (new is None or new.uid != old.uid):
+            self._remember_removed(old.uid)
+        if self._index is not None:
+            before = set(self._index(old.object())) if old else set()
+            after = set(self._index(new.object())) if new else set()
+            for value in before - after:
+                self._unlink(value, key)
+            for value in after - before:
+                self._indexed[value] = (*self._indexed.get(value, ()), key)
+        if new is None:
+            self._objects.pop(key, None)
+        else:
+            self._objects[key] = new
+        return Change(key, old, new)
+
+    def _unlink(self, value: str, key: Key) -> None:
+        left = tuple(k for k in self._indexed.get(value, ()) if k != key)
+        if left:
+            self._indexed[value] = left
+        else:
+            self._indexed.pop(value, None)
+
+    def _remember_removed(self, uid: str) -> None:
+        self._removed[uid] = None
+        self._removed.move_to_end(uid)
+        while len(self._removed) > _REMOVED_KEPT:
+            self._removed.popitem(last=False)
