@@ -1,0 +1,225 @@
+"""A real kube-apiserver with its etcd on 127.0.0.1, for as long as a context lasts.
+
+No controller runs beside it: nothing is garbage-collected, and a deleted namespace stays terminating. Users are known
+by token; RBAC is on, `admin` is in system:masters, and what `pgrole-controller` may do is for RBAC objects to say.
+"""
+
+import json
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+
+from pgrole_controller.local import credentials
+from pgrole_controller.local.binaries import Binaries, find
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.display import Display
+from pgrole_controller.local.home import home
+from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.process import LocalError, Process, bound_to_us
+
+_READY_SECONDS = 90.0
+_ANSWER = aiohttp.ClientTimeout(total=30, connect=5)
+_READY_PATHS = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
+_CERTIFICATE_SECONDS = 300 * 86400  # those it makes for itself are valid for a year
+Json = dict[str, Any]
+
+
+class ApiError(LocalError):
+    """The API server answered with an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class ApiServer:
+    """Made by `api_server`. `url`, `ca`, `kubeconfig` and `token` (both admin's) stay the same from start to start."""
+
+    def __init__(self, folder: Path, binaries: Binaries, users: Mapping[str, Sequence[str]]) -> None:
+        self.folder = folder
+        self.version = ""
+        self._tokens = credentials.write_tokens(folder / "tokens.csv", users)
+        credentials.write_service_account_key(folder / "service-account.key")
+        _drop_old_certificates(folder)
+        port, etcd_port = _ports(folder)
+        self.url = f"https://127.0.0.1:{port}"
+        self.ca = folder / "certificates" / "apiserver.crt"
+        self.token = self._tokens[credentials.ADMIN]
+        self.etcd = Process("etcd", _etcd_command(binaries.etcd, folder, etcd_port), folder / "etcd.log")
+        self.process = Process(
+            "kube-apiserver",
+            _apiserver_command(binaries.kube_apiserver, folder, port, etcd_port),
+            folder / "kube-apiserver.log",
+        )
+        self.kubeconfig = self.kubeconfig_of(credentials.ADMIN)
+        self._session: aiohttp.ClientSession | None = None
+
+    def kubeconfig_of(self, user: str) -> Path:
+        """The kubeconfig of a user that was named at the start. Raises LocalError for another."""
+        path = self.folder / f"{user}.kubeconfig"
+        token = self.token_of(user)
+        return credentials.write_kubeconfig(path, url=self.url, ca=self.ca, user=user, token=token)
+
+    def token_of(self, user: str) -> str:
+        """The bearer token of a user that was named at the start. Raises LocalError for another."""
+        if user not in self._tokens:
+            raise LocalError(f"{user!r} is not a user of this API server; it has {', '.join(self._tokens)}")
+        return self._tokens[user]
+
+    async def start(self) -> None:
+        """Start what does not run, and wait until it is ready. Raises LocalError with the end of the log."""
+        await self.etcd.start()
+        await self.process.start()
+        if not await reached(self._is_ready, _READY_SECONDS):
+            raise self.process.failure(f"was not ready after {_READY_SECONDS:.0f} s")
+        self.version = str((await self.request("GET", "/version"))["gitVersion"])
+
+    async def stop(self) -> None:
+        """Stop the API server, then etcd; what they hold stays."""
+        await self._close_session()
+        await self.process.stop()
+        await self.etcd.stop()
+
+    async def kill(self) -> None:
+        """End the API server with SIGKILL, and let etcd run: `start` brings it back on the same port."""
+        await self._close_session()
+        await self.process.kill()
+
+    def pause(self) -> None:
+        """Freeze the API server: connections stay open and nothing answers."""
+        self.process.pause()
+
+    def resume(self) -> None:
+        self.process.resume()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        content_type: str = "application/json",
+        query: Mapping[str, str] | None = None,
+        user: str = credentials.ADMIN,
+    ) -> Json:
+        """What the API server answers, as JSON. Raises ApiError for a status of 400 and above, else aiohttp's errors."""
+        async with self._client().request(
+            method,
+            self.url + path,
+            data=None if body is None else json.dumps(body),
+            headers={"Content-Type": content_type, "Authorization": f"Bearer {self.token_of(user)}"},
+            params=query,
+        ) as response:
+            text = await response.text()
+            is_json = response.content_type == "application/json"
+            answer: Json = json.loads(text) if is_json else {"message": text}
+            if response.status >= 400:
+                raise ApiError(response.status, str(answer.get("message", text)))
+            return answer
+
+    async def _is_ready(self) -> bool:
+        for process in (self.etcd, self.process):
+            if not process.running:
+                raise process.failure("ended before it was ready")
+        if not self.ca.exists():
+            return False
+        try:
+            for path in _READY_PATHS:
+                await self.request("GET", path)
+        except (ApiError, aiohttp.ClientError, TimeoutError, ssl.SSLError):
+            return False
+        return True
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            trust = ssl.create_default_context(cafile=str(self.ca))
+            self._session = aiohttp.ClientSession(
+                timeout=_ANSWER, connector=aiohttp.TCPConnector(ssl=trust, force_close=True)
+            )
+        return self._session
+
+    async def _close_session(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+@asynccontextmanager
+async def api_server(
+    state: Path | None = None,
+    *,
+    users: Mapping[str, Sequence[str]] | None = None,
+    binaries: Binaries | None = None,
+) -> AsyncIterator[ApiServer]:
+    """A running API server, stopped at the end. `state` keeps its data, ports and tokens, else nothing is left.
+
+    `users` are further users (name: groups) beside admin and pgrole-controller. Raises LocalError.
+    """
+    binaries = binaries or await find(Display(sys.stderr))
+    with home(state, "pgrole-apiserver-") as folder:
+        server = ApiServer(folder, binaries, users or {})
+        try:
+            await server.start()
+            yield server
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.stop()
+
+
+def _ports(folder: Path) -> tuple[int, int]:
+    """The ports of kube-apiserver and etcd: those of the last run while they are free."""
+    path = folder / "ports.json"
+    last = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    port, etcd_port = (free_port(last.get(name)) for name in ("kube-apiserver", "etcd"))
+    path.write_text(json.dumps({"kube-apiserver": port, "etcd": etcd_port}), encoding="utf-8")
+    return port, etcd_port
+
+
+def _drop_old_certificates(folder: Path) -> None:
+    certificate = folder / "certificates" / "apiserver.crt"
+    if certificate.exists() and time.time() - certificate.stat().st_mtime > _CERTIFICATE_SECONDS:
+        certificate.unlink()
+        certificate.with_suffix(".key").unlink(missing_ok=True)
+
+
+def _etcd_command(program: Path, folder: Path, port: int) -> list[str]:
+    url = f"http://127.0.0.1:{port}"
+    return bound_to_us(
+        [
+            program,
+            f"--data-dir={folder / 'etcd'}",
+            f"--listen-client-urls={url}",
+            f"--advertise-client-urls={url}",
+            "--listen-peer-urls=http://127.0.0.1:0",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        ]
+    )
+
+
+def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int) -> list[str]:
+    key = folder / "service-account.key"
+    return bound_to_us(
+        [
+            program,
+            f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+            f"--cert-dir={folder / 'certificates'}",
+            "--endpoint-reconciler-type=none",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--authorization-mode=RBAC",
+            f"--token-auth-file={folder / 'tokens.csv'}",
+            "--disable-admission-plugins=ServiceAccount",
+        ]
+    )

@@ -1,0 +1,89 @@
+"""The envtest release archive: kube-apiserver and etcd, built by the Kubernetes project for each platform.
+
+Releases and the SHA-512 of each archive: envtest-releases.yaml of github.com/kubernetes-sigs/controller-tools::
+
+    releases: {v1.36.0: {envtest-v1.36.0-linux-amd64.tar.gz: {hash: <hex>, selfLink: <url>}}}
+"""
+
+import hashlib
+import tarfile
+from pathlib import Path
+
+import aiohttp
+import anyio.to_thread
+import yaml
+
+from pgrole_controller.local.display import Display
+
+INDEX_URL = "https://raw.githubusercontent.com/kubernetes-sigs/controller-tools/HEAD/envtest-releases.yaml"
+_PROGRAMS = ("kube-apiserver", "etcd")
+# Many machines cannot reach it, and often by silence: the wait before the next way is short.
+_TIMEOUT = aiohttp.ClientTimeout(total=600, connect=5, sock_connect=5, sock_read=15)
+
+
+class ArchiveError(Exception):
+    """The archive could not be had, or is not what was published."""
+
+
+async def fetch_archive(into: Path, minor: str, machine: str, display: Display, index_url: str) -> str:
+    """Put both programs of the newest release of `minor` (like 1.36) into a folder. Its version, like v1.36.0.
+
+    `machine` is like linux-amd64. Raises ArchiveError; nothing of an archive is unpacked before its SHA-512 was right.
+    """
+    display.say(f"Looking for the envtest release of Kubernetes {minor} (some seconds; then about 60 MB)")
+    try:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True, raise_for_status=True) as session:
+            async with session.get(index_url) as response:
+                index = yaml.safe_load(await response.text())
+            version, url, published = _newest(index, minor, machine)
+            content = await _download(session, url, display)
+    except (TimeoutError, aiohttp.ClientError, OSError, yaml.YAMLError) as error:
+        raise ArchiveError(f"{index_url}: {type(error).__name__} {error}") from error
+    found = hashlib.sha512(content).hexdigest()
+    if found != published:
+        raise ArchiveError(f"{url} has SHA-512 {found[:16]}…, published is {published[:16]}…: refused")
+    packed = into / "archive.tar.gz"
+    packed.write_bytes(content)
+    await anyio.to_thread.run_sync(_unpack, packed, into)
+    packed.unlink()
+    return version
+
+
+async def _download(session: aiohttp.ClientSession, url: str, display: Display) -> bytes:
+    content = bytearray()
+    async with session.get(url) as response:
+        total = response.content_length or 0
+        async for chunk in response.content.iter_chunked(1 << 18):
+            content += chunk
+            of = f" of {total >> 20}" if total else ""
+            display.advance(f"fetching {url.rpartition('/')[2]}: {len(content) >> 20}{of} MB")
+    return bytes(content)
+
+
+def _newest(index: object, minor: str, machine: str) -> tuple[str, str, str]:
+    """Version, URL and SHA-512 of the newest patch release of `minor`."""
+    releases = index.get("releases") if isinstance(index, dict) else None
+    fitting: list[tuple[int, str, str, str]] = []
+    for version, archives in (releases or {}).items():
+        patch = version.removeprefix(f"v{minor}.")
+        archive = archives.get(f"envtest-{version}-{machine}.tar.gz") if archives else None
+        if patch.isdecimal() and archive:
+            fitting.append((int(patch), version, archive["selfLink"], archive["hash"].lower()))
+    if not fitting:
+        raise ArchiveError(f"no release of Kubernetes {minor} for {machine} is published")
+    _, version, url, published = max(fitting)
+    return version, url, published
+
+
+def _unpack(packed: Path, into: Path) -> None:
+    try:
+        with tarfile.open(packed) as archive:
+            for member in archive:
+                name = Path(member.name).name
+                content = archive.extractfile(member) if member.isfile() and name in _PROGRAMS else None
+                if content is not None:
+                    target = into / name
+                    target.write_bytes(content.read())
+                    target.chmod(0o755)
+    except tarfile.TarError as error:
+        raise ArchiveError(f"{packed.name} cannot be read: {error}") from error

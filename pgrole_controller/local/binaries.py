@@ -1,0 +1,152 @@
+"""Where kube-apiserver and etcd come from, on any machine.
+
+In this order, the first that has both: the folder that KUBEBUILDER_ASSETS names (the convention of envtest), the cache,
+the envtest release archive, and Go, which builds them from the module proxy. What was fetched or built stays in the
+cache, a folder for each version of Kubernetes, and only complete folders are ever moved there.
+"""
+
+import fcntl
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import platformdirs
+
+from pgrole_controller.local.archive import INDEX_URL, ArchiveError, fetch_archive
+from pgrole_controller.local.build import BuildError, build
+from pgrole_controller.local.display import Display
+from pgrole_controller.local.process import LocalError
+
+KUBERNETES = "1.36.3"
+_NAMES = ("kube-apiserver", "etcd")
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_CHOICES = """kube-apiserver and etcd are needed, and no way to get them worked:
+{reasons}
+Choose one, then run the same command again:
+  - install Go 1.24 or newer (https://go.dev/dl), which builds them once from the Go module proxy in 4 to 10 minutes;
+  - set KUBEBUILDER_ASSETS to a folder that holds both (`setup-envtest use {minor} -p path` makes one);
+  - copy both into {cache} ;
+  - allow this machine to reach {index} and the releases named there."""
+
+
+class BinariesError(LocalError):
+    """No kube-apiserver and etcd could be had; the message lists what was tried and the choices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """The two programs, and where they were found: KUBEBUILDER_ASSETS, cache, archive or Go."""
+
+    kube_apiserver: Path
+    etcd: Path
+    origin: str
+
+
+def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where what was fetched or built is kept: PGROLE_CACHE_DIR, else the user's cache folder."""
+    chosen = environment.get("PGROLE_CACHE_DIR")
+    return Path(chosen) if chosen else platformdirs.user_cache_path("pgrole-controller")
+
+
+def find_present(environment: Mapping[str, str] = os.environ) -> Binaries | None:
+    """What is on this machine already. Raises BinariesError when KUBEBUILDER_ASSETS names a folder that lacks one."""
+    assets = environment.get("KUBEBUILDER_ASSETS")
+    if assets:
+        found = _both_in(Path(assets), "KUBEBUILDER_ASSETS")
+        if found is None:
+            raise BinariesError(
+                f"KUBEBUILDER_ASSETS is {assets}, where no executable kube-apiserver and etcd are; correct or unset it"
+            )
+        return found
+    return _both_in(_folder(cache_directory(environment)), "cache")
+
+
+async def find(display: Display, environment: Mapping[str, str] = os.environ, index_url: str = INDEX_URL) -> Binaries:
+    """Find the programs; fetch or build them when they are nowhere. Raises BinariesError with the choices left."""
+    found = find_present(environment)
+    if found is not None:
+        return found
+    cache = cache_directory(environment)
+    cache.mkdir(parents=True, exist_ok=True)
+    async with _lock(cache / "lock", display):
+        found = find_present(environment)
+        if found is not None:
+            return found
+        return await _make(_folder(cache), display, environment, index_url)
+
+
+async def _make(folder: Path, display: Display, environment: Mapping[str, str], index_url: str) -> Binaries:
+    reasons: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="making-", dir=folder.parent) as scratch:
+        for origin in ("archive", "Go"):
+            started = time.monotonic()
+            making = Path(tempfile.mkdtemp(dir=scratch))
+            try:
+                if origin == "archive":
+                    await fetch_archive(making, _minor(), _platform(), display, index_url)
+                else:
+                    await build(making, KUBERNETES, display, environment)
+            except (ArchiveError, BuildError) as error:
+                display.say(f"  not from {origin}: {error}")
+                reasons.append(f"  - {origin}: {error}")
+                continue
+            if _both_in(making, origin) is None:
+                reasons.append(f"  - {origin}: it does not hold both programs")
+                continue
+            _move(making, folder)
+            display.done(f"kube-apiserver and etcd from {origin}, kept in {folder}", since=started)
+            return Binaries(folder / _NAMES[0], folder / _NAMES[1], origin)
+    raise BinariesError(_CHOICES.format(reasons="\n".join(reasons), minor=_minor(), cache=folder, index=index_url))
+
+
+def _move(making: Path, folder: Path) -> None:
+    """Make a complete folder visible at once; what stood there lacked one of the programs."""
+    shutil.rmtree(folder, ignore_errors=True)
+    making.chmod(0o755)
+    making.rename(folder)
+
+
+@asynccontextmanager
+async def _lock(path: Path, display: Display) -> AsyncIterator[None]:
+    """Held by one process at a time, so that two do not build at once; freed by the kernel when its holder ends."""
+    with path.open("a") as file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    display.say("Another process is getting kube-apiserver and etcd; waiting for it")
+                    told = True
+                await anyio.sleep(0.3)
+        yield
+
+
+def _both_in(folder: Path, origin: str) -> Binaries | None:
+    paths = [folder / name for name in _NAMES]
+    if all(path.is_file() and os.access(path, os.X_OK) for path in paths):
+        return Binaries(paths[0], paths[1], origin)
+    return None
+
+
+def _folder(cache: Path) -> Path:
+    return cache / f"kubernetes-v{KUBERNETES}-{_platform()}"
+
+
+def _minor() -> str:
+    return KUBERNETES.rpartition(".")[0]
+
+
+def _platform() -> str:
+    """The machine as Go names it, like linux-amd64."""
+    machine = platform.machine().lower()
+    return f"{sys.platform}-{_ARCHITECTURES.get(machine, machine)}"

@@ -1,0 +1,63 @@
+"""Who may speak to the local API server: its tokens, its kubeconfigs and its key for service account tokens.
+
+The files, in the folder of the API server: `tokens.csv` (`token,user,uid,"group,group"`, for --token-auth-file),
+`service-account.key`, and `<user>.kubeconfig`. All are readable by their owner alone.
+"""
+
+import base64
+import csv
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+ADMIN = "admin"
+CONTROLLER = "pgrole-controller"
+_USERS: Mapping[str, Sequence[str]] = {ADMIN: ["system:masters"], CONTROLLER: []}
+_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
+
+def write_tokens(path: Path, users: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """A token for every user (name: groups) and for admin and the controller; those in the file are kept."""
+    tokens: dict[str, str] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            tokens = {row[1]: row[0] for row in csv.reader(file)}
+    everyone = {**_USERS, **users}
+    tokens = {user: tokens.get(user) or secrets.token_hex(16) for user in everyone}
+    with open(path, "w", newline="", encoding="utf-8", opener=_private) as file:
+        csv.writer(file).writerows([tokens[user], user, user, ",".join(groups)] for user, groups in everyone.items())
+    return tokens
+
+
+def write_kubeconfig(path: Path, *, url: str, ca: Path, user: str, token: str) -> Path:
+    """A kubeconfig of one cluster, one user and one context, all named `pgrole-local`."""
+    name = "pgrole-local"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": {"server": url, "certificate-authority": str(ca)}}],
+        "users": [{"name": user, "user": {"token": token}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": user, "namespace": "default"}}],
+    }
+    with open(path, "w", encoding="utf-8", opener=_private) as file:
+        yaml.safe_dump(config, file, sort_keys=False)
+    return path
+
+
+def write_service_account_key(path: Path) -> None:
+    """A new P-256 key (RFC 5915, without its public half, which its reader computes), unless there is one."""
+    if path.exists():
+        return
+    scalar = (secrets.randbelow(_P256_ORDER - 1) + 1).to_bytes(32, "big")
+    der = bytes.fromhex("303102010104 20".replace(" ", "")) + scalar + bytes.fromhex("a00a06082a8648ce3d030107")
+    lines = base64.encodebytes(der).decode()
+    with open(path, "w", encoding="utf-8", opener=_private) as file:
+        file.write(f"-----BEGIN EC PRIVATE KEY-----\n{lines}-----END EC PRIVATE KEY-----\n")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,46 @@
+"""What a person is told while things start: short lines, and one rewritten line for a step that takes long."""
+
+import time
+from typing import TextIO
+
+_PLAIN_SECONDS = 15.0
+_TERMINAL_SECONDS = 0.1
+
+
+class Display:
+    """Writes to a stream. On a terminal, progress rewrites its line; elsewhere a line comes every 15 s at most."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._told = float("-inf")
+        self._open = False
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._write(f"{text}\n")
+
+    def done(self, text: str, since: float | None = None) -> None:
+        """A line that says what is ready; `since` (time.monotonic) adds the seconds that it took."""
+        took = "" if since is None else f" ({time.monotonic() - since:.1f} s)"
+        self._write(f"✓ {text}{took}\n")
+
+    def advance(self, text: str) -> None:
+        """How far the present step is; dropped when the last one was told a moment ago."""
+        now = time.monotonic()
+        if now - self._told < (_TERMINAL_SECONDS if self._terminal else _PLAIN_SECONDS):
+            return
+        self._told = now
+        if self._terminal:
+            self._write(f"  {text[:100]}")
+            self._open = True
+        else:
+            self._write(f"  {text}\n")
+
+    def _write(self, text: str) -> None:
+        if self._open:
+            self._stream.write("\r\x1b[2K")
+            self._open = False
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(text.encode(encoding, errors="replace").decode(encoding))
+        self._stream.flush()

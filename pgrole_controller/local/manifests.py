@@ -1,0 +1,83 @@
+"""Objects in YAML, brought to the local API server by server-side apply."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import yaml
+
+from pgrole_controller import resources
+from pgrole_controller.local.apiserver import ApiError, ApiServer, Json
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import LocalError
+
+_MANAGER = "pgrole-local"
+_ESTABLISHED_SECONDS = 30.0
+
+
+async def apply(server: ApiServer, document: Json) -> Json:
+    """Create or change one object, as `kubectl apply --server-side --force-conflicts` does. The object as it is then."""
+    path = await path_of(server, document)
+    return await server.request(
+        "PATCH",
+        path,
+        document,
+        content_type="application/apply-patch+yaml",
+        query={"fieldManager": _MANAGER, "force": "true"},
+    )
+
+
+async def apply_folder(server: ApiServer, folder: Path) -> list[Json]:
+    """Apply every object of each *.yaml of a folder, in the order of file names. Raises LocalError if there is none."""
+    objects = [await apply(server, document) for document in read_folder(folder)]
+    if not objects:
+        raise LocalError(f"{folder} has no *.yaml")
+    return objects
+
+
+async def apply_crds(server: ApiServer, folder: Path | None = None) -> None:
+    """Apply `crds/*.yaml` and wait until each is served. Raises LocalError when one is refused or is not in time."""
+    for crd in await apply_folder(server, folder or resources.path("crds")):
+        name = crd["metadata"]["name"]
+        spec = crd["spec"]
+        version = spec["versions"][0]["name"]
+        listing = f"/apis/{spec['group']}/{version}/{spec['names']['plural']}"
+        if not await reached(partial(_is_usable, server, name, listing), _ESTABLISHED_SECONDS):
+            raise LocalError(f"CRD {name} is not established after {_ESTABLISHED_SECONDS:.0f} s")
+
+
+async def create_namespace(server: ApiServer, name: str) -> None:
+    """Create a namespace; one that is there already is fine."""
+    await apply(server, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+
+async def path_of(server: ApiServer, document: Json) -> str:
+    """The path of an object, by discovery. Raises LocalError when the API server does not know its kind."""
+    version, kind, metadata = document["apiVersion"], document["kind"], document["metadata"]
+    prefix = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    known = (await server.request("GET", prefix))["resources"]
+    resource = next((one for one in known if one["kind"] == kind and "/" not in one["name"]), None)
+    if resource is None:
+        raise LocalError(f"the API server does not know {kind} of {version}")
+    if resource["namespaced"]:
+        prefix += f"/namespaces/{metadata.get('namespace', 'default')}"
+    return f"{prefix}/{resource['name']}/{metadata['name']}"
+
+
+def read_folder(folder: Path) -> Iterator[Json]:
+    for path in sorted(folder.glob("*.yaml")):
+        yield from (one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one)
+
+
+async def _is_usable(server: ApiServer, name: str, listing: str) -> bool:
+    crd = await server.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+    conditions = {one["type"]: one["status"] for one in crd.get("status", {}).get("conditions", [])}
+    if conditions.get("Established") != "True":
+        return False
+    try:
+        await server.request("GET", listing, query={"limit": "1"})
+    except ApiError as error:
+        if error.status == 404:
+            return False
+        raise
+    return True

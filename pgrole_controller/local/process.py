@@ -1,0 +1,173 @@
+"""A program of this machine as a child of ours: started, stopped, frozen, and gone when we are.
+
+Each child leads a session of its own, so that Ctrl-C in a terminal reaches us alone and we stop the children in order;
+and on Linux the kernel ends it when we end, also by SIGKILL. (Elsewhere a child outlives a parent that was killed.)
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from pgrole_controller.local.deadline import reached
+
+_LAUNCH = Path(__file__).with_name("launch.py")
+_STOP_SECONDS = 20.0
+_GONE_SECONDS = 10.0
+
+
+class LocalError(Exception):
+    """Something that this machine lacks or that did not start; the message says what to do."""
+
+
+def bound_to_us(command: Sequence[str | Path], signum: signal.Signals = signal.SIGKILL) -> list[str]:
+    """The command line that runs `command` and has it end by `signum` when this process ends."""
+    return [
+        *(sys.executable, "-I", "-S", str(_LAUNCH), str(int(signum)), str(os.getpid())),
+        *(str(part) for part in command),
+    ]
+
+
+class Process:
+    """One program and its log file, which every start appends to. `command` is run as given: see `bound_to_us`."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.command = list(command)
+        self.log = log
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The program's process id. Raises LocalError when it was never started."""
+        if self._process is None:
+            raise LocalError(f"{self.name} has not been started")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start it (nothing happens when it runs). Raises LocalError when the program cannot be executed."""
+        if self.running:
+            return
+        with self.log.open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise LocalError(f"cannot start {self.name}: {error}") from error
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended (negative: the signal that ended it)."""
+        if self._process is None:
+            raise LocalError(f"{self.name} has not been started")
+        return await self._process.wait()
+
+    async def stop(self, signum: signal.Signals = signal.SIGTERM, seconds: float = _STOP_SECONDS) -> int | None:
+        """Ask it to end, and kill it when it has not within `seconds`. Its exit code; None when it did not run."""
+        if not self.running:
+            return None
+        self.send(signum)
+        self.resume()
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(seconds):
+                await self.wait()
+            await self.kill()
+        return await self.wait()
+
+    async def kill(self) -> None:
+        """End it and all that it started, at once, and wait until they are gone. Raises LocalError when one is not."""
+        if not self.running:
+            return
+        family = [self.pid, *descendants(self.pid)]
+        for pid in family:
+            _send(pid, signal.SIGKILL)
+        with anyio.CancelScope(shield=True):
+            await self.wait()
+            gone = await reached(partial(_are_gone, family), _GONE_SECONDS, every=0.005)
+        if not gone:
+            raise LocalError(f"{self.name} could not be ended within {_GONE_SECONDS:.0f} s")
+
+    def pause(self) -> None:
+        """Freeze it and everything that it started: its connections stay open and nothing answers."""
+        for pid in [self.pid, *descendants(self.pid)]:
+            _send(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for pid in [*descendants(self.pid), self.pid]:
+            _send(pid, signal.SIGCONT)
+
+    def send(self, signum: signal.Signals) -> None:
+        if self.running:
+            _send(self.pid, signum)
+
+    def last_lines(self, count: int = 15) -> str:
+        """The end of its log, for an error message."""
+        if not self.log.exists():
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+        return "\n".join(f"  {line[:500]}" for line in lines)
+
+    def failure(self, what: str) -> LocalError:
+        """The error that says `what` of this program, with the end of its log."""
+        return LocalError(f"{self.name} {what}; the end of {self.log}:\n{self.last_lines()}")
+
+
+async def _are_gone(pids: Sequence[int]) -> bool:
+    parents = _parents()
+    return not any(pid in parents for pid in pids)
+
+
+def alive(pid: int) -> bool:
+    """Is there such a process, other than one that has ended and only waits to be collected?"""
+    return pid in _parents()
+
+
+def descendants(pid: int) -> list[int]:
+    """Every live process below `pid`, parents before children."""
+    parents = _parents()
+    found = [pid]
+    for ancestor in found:
+        found.extend(child for child, parent in parents.items() if parent == ancestor)
+    return found[1:]
+
+
+def _parents() -> dict[int, int]:
+    """Of every live process: its parent."""
+    if not Path("/proc/self/stat").exists():
+        table = subprocess.run(["/bin/ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        return {int(pid): int(parent) for pid, parent in (line.split() for line in table.splitlines())}
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            state, parent = (
+                (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:2]
+            )
+            if state not in "ZX":
+                parents[int(entry.name)] = int(parent)
+    return parents
+
+
+def _send(pid: int, signum: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended, which is what was wanted or is seen by `wait`
+        os.kill(pid, signum)
