@@ -109,7 +109,7 @@ class ApiServer:
         query: Mapping[str, str] | None = None,
         user: str = credentials.ADMIN,
     ) -> Json:
-        """What the API server answers, as JSON. Raises ApiError for a status of 400 and above, else aiohttp's errors."""
+        """What it answers, as JSON. Raises ApiError for a status of 400 and above, else aiohttp's errors."""
         async with self._client().request(
             method,
             self.url + path,

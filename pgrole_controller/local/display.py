@@ -5,6 +5,7 @@ from typing import TextIO
 
 _PLAIN_SECONDS = 15.0
 _TERMINAL_SECONDS = 0.1
+_ASCII = str.maketrans({"✓": "*", "─": "-", "…": "..."})
 
 
 class Display:
@@ -42,5 +43,9 @@ class Display:
             self._stream.write("\r\x1b[2K")
             self._open = False
         encoding = self._stream.encoding or "utf-8"
-        self._stream.write(text.encode(encoding, errors="replace").decode(encoding))
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            text = text.translate(_ASCII).encode(encoding, errors="replace").decode(encoding)
+        self._stream.write(text)
         self._stream.flush()

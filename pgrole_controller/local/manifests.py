@@ -16,7 +16,7 @@ _ESTABLISHED_SECONDS = 30.0
 
 
 async def apply(server: ApiServer, document: Json) -> Json:
-    """Create or change one object, as `kubectl apply --server-side --force-conflicts` does. The object as it is then."""
+    """Create or change one object, as `kubectl apply --server-side --force-conflicts` does. What it is then."""
     path = await path_of(server, document)
     return await server.request(
         "PATCH",
@@ -28,7 +28,7 @@ async def apply(server: ApiServer, document: Json) -> Json:
 
 
 async def apply_folder(server: ApiServer, folder: Path) -> list[Json]:
-    """Apply every object of each *.yaml of a folder, in the order of file names. Raises LocalError if there is none."""
+    """Apply every object of each *.yaml of a folder, in the order of their names. Raises LocalError if none."""
     objects = [await apply(server, document) for document in read_folder(folder)]
     if not objects:
         raise LocalError(f"{folder} has no *.yaml")

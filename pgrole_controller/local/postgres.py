@@ -207,7 +207,7 @@ def _initialise(folder: Path, programs: Path) -> None:
 def _unprivileged(command: list[str | Path], signum: signal.Signals = signal.SIGQUIT) -> list[str]:
     """The command line that runs it as PostgreSQL allows, and ends it by `signum` when this process ends.
 
-    The kernel forgets the request to end with the parent when the user changes: setpriv makes it, after the change.
+    The kernel forgets the wish to end with the parent when the user changes: setpriv says it after that.
     """
     if os.geteuid() != 0:
         return bound_to_us(command, signum)
@@ -215,7 +215,7 @@ def _unprivileged(command: list[str | Path], signum: signal.Signals = signal.SIG
     if setpriv is None:
         raise LocalError("PostgreSQL does not run as root: be another user, or install setpriv (package util-linux)")
     identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
-    rights = ["--inh-caps=-all,+dac_override", "--ambient-caps=+dac_override", "--bounding-set=-all,+dac_override"]
+    rights = ["--inh-caps=-all,+dac_override", "--ambient-caps=+dac_override"]
     return [setpriv, *identity, *rights, f"--pdeathsig={signum.name}", "--", *map(str, command)]
 
 

@@ -1,0 +1,190 @@
+"""Everything on this machine: PostgreSQL, the API server, the CRDs, two samples, and the controller as its own process.
+
+Stays until SIGINT, SIGTERM or SIGHUP, then stops all in the reverse order and leaves no process and, without a state
+folder, no file.
+"""
+
+import asyncio
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import aiohttp
+import anyio
+
+from pgrole_controller import resources
+from pgrole_controller.local.apiserver import ApiServer, Json, api_server
+from pgrole_controller.local.binaries import find
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.display import Display
+from pgrole_controller.local.guide import guide
+from pgrole_controller.local.manifests import apply_crds, apply_folder, path_of
+from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.process import LocalError, Process, bound_to_us
+
+_CONTROLLER = (sys.executable, "-m", "pgrole_controller", "run")
+_READY_SECONDS = 60.0
+_STOP_SECONDS = 15.0
+_LINE_BYTES = 1 << 20
+
+
+async def run_dev(
+    state: Path | None = None, *, stream: TextIO = sys.stdout, controller: Sequence[str] = _CONTROLLER
+) -> int:
+    """Run until asked to stop. The exit code: 0 when asked, 1 when a start failed or the controller ended by itself.
+
+    `controller` is the command that runs it; `--kubeconfig PATH` is appended, and PGROLE_DSN is in its environment.
+    """
+    display = Display(stream)
+    code = 0
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with anyio.open_signal_receiver(*signals) as received:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_when_told, received, tasks.cancel_scope, display)
+            try:
+                with _locked(state):
+                    await _run_servers(state, display, controller)
+            except* LocalError as errors:
+                for error in errors.exceptions:
+                    display.say(str(error))
+                code = 1
+            tasks.cancel_scope.cancel()
+    if code == 0:
+        display.done("all stopped")
+    return code
+
+
+async def _cancel_when_told(
+    received: AsyncIterator[signal.Signals], scope: anyio.CancelScope, display: Display
+) -> None:
+    async for number in received:
+        display.say(f"{number.name}: stopping the controller, the API server and PostgreSQL")
+        scope.cancel()
+        return
+
+
+async def _run_servers(state: Path | None, display: Display, controller: Sequence[str]) -> None:
+    """Until cancelled. Raises LocalError when something does not start, or the controller ends."""
+    binaries = await find(display)
+    started = time.monotonic()
+    async with postgres(None if state is None else state / "postgres") as database:
+        display.done("PostgreSQL 18 ready", since=started)
+        started = time.monotonic()
+        async with api_server(None if state is None else state / "kubernetes", binaries=binaries) as server:
+            display.done(f"API server {server.version} ready", since=started)
+            started = time.monotonic()
+            await apply_crds(server)
+            samples = await apply_folder(server, resources.path("deploy", "samples"))
+            display.done("CRDs and samples applied", since=started)
+            await _run_controller(controller, server, database, samples, state, display)
+
+
+async def _run_controller(
+    command: Sequence[str],
+    server: ApiServer,
+    database: PostgresServer,
+    samples: Sequence[Json],
+    state: Path | None,
+    display: Display,
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *bound_to_us([*command, "--kubeconfig", str(server.kubeconfig)]),
+        env={**os.environ, "PGROLE_DSN": database.dsn(), "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        limit=_LINE_BYTES,
+        start_new_session=True,
+    )
+    last: deque[str] = deque(maxlen=15)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_tell_when_ready, server, database, samples, state, display)
+            for part in (server.etcd, server.process, database.process):
+                tasks.start_soon(_watch_over, part)
+            await _pass_on(process, last, display)
+            tasks.cancel_scope.cancel()
+        code = await process.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stop(process, last, display)
+    ending = "\n".join(f"  {line}" for line in last)
+    raise LocalError(f"the controller ended by itself with exit code {code}; its last lines:\n{ending}")
+
+
+async def _tell_when_ready(
+    server: ApiServer, database: PostgresServer, samples: Sequence[Json], state: Path | None, display: Display
+) -> None:
+    roles = [sample for sample in samples if sample["kind"] == "PgRole"]
+    paths = [await path_of(server, role) for role in roles]
+
+    async def are_ready() -> bool:
+        try:
+            return all([_is_ready(await server.request("GET", path)) for path in paths])
+        except (aiohttp.ClientError, TimeoutError):  # gone for now; when for good, `_watch_over` says so
+            return False
+
+    started = time.monotonic()
+    if await reached(are_ready, _READY_SECONDS, every=0.1):
+        names = " and ".join(role["metadata"]["name"] for role in roles)
+        display.done(f"PgRoles {names} are Ready", since=started)
+    else:
+        display.say(f"The samples are not Ready after {_READY_SECONDS:.0f} s; the log above says why")
+    display.say(guide(kubeconfig=server.kubeconfig, dsn=database.dsn(), psql=database.psql, state=state))
+
+
+def _is_ready(role: Json) -> bool:
+    status = role.get("status", {})
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", []))
+    return ready and status.get("observedGeneration") == role["metadata"]["generation"]
+
+
+async def _pass_on(process: asyncio.subprocess.Process, last: deque[str], display: Display) -> None:
+    """Every line of the controller's, until it has ended."""
+    if process.stdout is None:
+        return
+    async for line in process.stdout:
+        text = line.decode(errors="replace").rstrip()
+        last.append(text)
+        display.say(text)
+
+
+async def _watch_over(process: Process) -> None:
+    await process.wait()
+    raise process.failure("ended by itself")
+
+
+async def _stop(process: asyncio.subprocess.Process, last: deque[str], display: Display) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    with anyio.move_on_after(_STOP_SECONDS):
+        await _pass_on(process, last, display)
+        await process.wait()
+        return
+    display.say(f"The controller has not ended within {_STOP_SECONDS:.0f} s; killing it")
+    process.kill()
+    await process.wait()
+
+
+@contextmanager
+def _locked(state: Path | None) -> Iterator[None]:
+    """One `dev` for a state folder at a time. Raises LocalError when another has it."""
+    if state is None:
+        yield
+        return
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (state / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LocalError(f"another `pgrole-controller dev` uses {state}") from error
+        yield
