@@ -40,7 +40,8 @@ async def apply_finalizer(
             content_type=APPLY,
         )
     except ApiError as error:
-        if error.status == 404 or (error.status == 409 and await _is_gone(client, path, stored.uid)):
+        # A uid that no object has is a conflict; that of an earlier object is an invalid change of uid.
+        if error.status == 404 or (error.status in {409, 422} and await _is_gone(client, path, stored.uid)):
             return None
         raise
     applied = json.loads(answer)

@@ -1,0 +1,457 @@
+"""The reflector against the real API server and against the fake (one contract), then what only the fake can do."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+from pgrole_controller.core.hint import Key
+from pgrole_controller.kube.client import MERGE_PATCH, ApiError, Client, Unreachable
+from pgrole_controller.kube.reflector import Timing, reflect
+from pgrole_controller.kube.status import apply_status
+from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.apiserver import api_server as run_api_server
+from pgrole_controller.local.binaries import Binaries
+from tests.fake_apiserver import (
+    WIDGETS,
+    FakeApiServer,
+    Fault,
+    define_widgets,
+    freeze,
+    make_namespace,
+    make_widget,
+    plain,
+    refuse,
+    say,
+    status_body,
+)
+
+QUICK = Timing(backoff_first=0.02, backoff_most=0.05, short=0.5, inactivity=30.0, page=3)
+DEADLINE = 30.0
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Waits for what the reflector does in the background."""
+    with anyio.move_on_after(DEADLINE):
+        while not condition():  # noqa: ASYNC110 - what is waited for is seen from outside only
+            await anyio.sleep(0.005)
+        return
+    pytest.fail(f"not within {DEADLINE} s: {what}")
+
+
+class Followed:
+    """A reflector at work in `tasks`, and what it said."""
+
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        client: Client,
+        namespace: str | None = None,
+        timing: Timing = QUICK,
+    ) -> None:
+        self.store = Store()
+        self.changes: list[Change] = []
+
+        async def run() -> None:
+            await reflect(client, WIDGETS, self.store, self.changes.append, namespace=namespace, timing=timing)
+
+        tasks.start_soon(run)
+
+    @property
+    def said(self) -> list[tuple[str, bool, bool]]:
+        """Of each change: the name, whether there was an old one, whether there is a new one."""
+        return [(c.key.name, c.old is not None, c.new is not None) for c in self.changes]
+
+    async def synced(self) -> None:
+        with anyio.fail_after(DEADLINE):
+            await self.store.synced.wait()
+
+    async def saw(self, *said: tuple[str, bool, bool]) -> None:
+        await until(lambda: set(said) <= set(self.said), f"{said} in {self.said}")
+
+
+APPEARED, CHANGED, GONE = (False, True), (True, True), (True, False)
+
+
+@pytest.fixture(scope="module")
+async def own_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
+    """An API server that these tests may kill and freeze."""
+    async with run_api_server(binaries=binaries) as server:
+        async with Client.connect(str(server.kubeconfig)) as client:
+            await define_widgets(client)
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def real(own_server: ApiServer) -> Path:
+    return own_server.kubeconfig
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[FakeApiServer]:
+    server = FakeApiServer()
+    async with server.serve(tmp_path / "kubeconfig"):
+        yield server
+
+
+@pytest.fixture
+async def faked(fake: FakeApiServer, tmp_path: Path) -> AsyncIterator[Client]:
+    async with Client.connect(str(tmp_path / "kubeconfig")) as client:
+        yield client
+
+
+@pytest.fixture(params=["real", "fake"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The kubeconfig of the real API server, then of the fake."""
+    if request.param == "real":
+        return Path(request.getfixturevalue("real"))
+    request.getfixturevalue("fake")
+    return tmp_path / "kubeconfig"
+
+
+async def test_what_exists_is_listed_and_every_later_change_is_announced_once(either: Path) -> None:
+    async with Client.connect(str(either)) as client:
+        namespace = await make_namespace(client)
+        for number in range(8):  # three pages
+            await make_widget(client, namespace, f"w{number}", size=number)
+        async with anyio.create_task_group() as tasks:
+            followed = Followed(tasks, client, namespace)
+            await followed.synced()
+            assert sorted(followed.said) == [(f"w{n}", *APPEARED) for n in range(8)]
+            followed.changes.clear()
+
+            await make_widget(client, namespace, "new", size=1)
+            await client.request(
+                "PATCH",
+                WIDGETS.path(namespace, "new"),
+                body={"spec": {"size": 2}},
+                content_type=MERGE_PATCH,
+            )
+            await client.request("DELETE", WIDGETS.path(namespace, "new"))
+            await client.request("DELETE", WIDGETS.path(namespace, "w0"))
+            await followed.saw(("w0", *GONE))
+
+            assert followed.said == [("new", *APPEARED), ("new", *CHANGED), ("new", *GONE), ("w0", *GONE)]
+            changed = followed.changes[1]
+            assert changed.old is not None
+            assert changed.new is not None
+            assert changed.old.uid == changed.new.uid
+            assert changed.new.object()["spec"] == {"size": 2}
+            assert changed.new.object()["kind"] == "Widget"
+            with pytest.raises(ApiError) as refused:
+                await client.request("GET", WIDGETS.path(namespace, "new"))
+            assert (refused.value.status, refused.value.reason) == (404, "NotFound")
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_restart_of_the_api_server_loses_and_repeats_nothing(own_server: ApiServer, real: Path) -> None:
+    async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
+        namespace = await make_namespace(client)
+        await make_widget(client, namespace, "before")
+        followed = Followed(tasks, client, namespace)
+        await followed.saw(("before", *APPEARED))
+        await own_server.kill()
+        await own_server.start()
+        await make_widget(client, namespace, "after")
+        await client.request("DELETE", WIDGETS.path(namespace, "before"))
+        await followed.saw(("before", *GONE))
+        await followed.saw(("after", *APPEARED))
+        assert sorted(followed.said) == [("after", *APPEARED), ("before", *APPEARED), ("before", *GONE)]
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_frozen_api_server_is_left_after_the_inactivity_limit_and_found_again(
+    own_server: ApiServer, real: Path
+) -> None:
+    timing = Timing(backoff_first=0.05, backoff_most=0.1, inactivity=1.0, list_timeout=2.0)
+    async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
+        namespace = await make_namespace(client)
+        followed = Followed(tasks, client, namespace, timing)
+        await followed.synced()
+        own_server.pause()
+        try:
+            with pytest.raises(Unreachable):
+                await client.request("GET", WIDGETS.path(namespace), timeout=1.5)
+        finally:
+            own_server.resume()
+        await make_widget(client, namespace, "after")
+        await followed.saw(("after", *APPEARED))
+        tasks.cancel_scope.cancel()
+
+
+async def test_our_own_write_put_into_the_store_comes_back_without_a_change(real: Path) -> None:
+    async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
+        namespace = await make_namespace(client)
+        await make_widget(client, namespace, "a")
+        followed = Followed(tasks, client, namespace)
+        await followed.saw(("a", *APPEARED))
+        stored = followed.store.get(Key(namespace, "a"))
+        assert stored is not None
+        followed.store.put(await apply_status(client, WIDGETS, stored, {"seen": True}))
+        await make_widget(client, namespace, "b")
+        await followed.saw(("b", *APPEARED))
+        assert [name for name, *_ in followed.said].count("a") <= 2
+        assert (await current(followed, namespace, "a"))["status"] == {"seen": True}
+        tasks.cancel_scope.cancel()
+
+
+async def current(followed: Followed, namespace: str, name: str) -> dict[str, Any]:
+    stored = followed.store.get(Key(namespace, name))
+    assert stored is not None
+    return stored.object()
+
+
+async def test_a_compacted_version_is_listed_again_with_what_went_meanwhile(fake: FakeApiServer, faked: Client) -> None:
+    fake.put("shop", "kept")
+    fake.put("shop", "gone")
+    fake.put("shop", "again")
+    async with anyio.create_task_group() as tasks:
+        fake.faults["watch"].append(say())
+        followed = Followed(tasks, faked)
+        await followed.synced()
+        fake.faults["watch"].append(refuse(410, "Expired"))
+        fake.delete("shop", "gone")
+        fake.delete("shop", "again")
+        fake.put("shop", "again")
+        fake.history.clear()
+        await followed.saw(("gone", *GONE), ("again", *CHANGED))
+        assert followed.said[3:] == [("gone", *GONE), ("again", *CHANGED)]
+        assert fake.count("list") == 2
+        again = followed.changes[-1]
+        assert again.old is not None
+        assert again.new is not None
+        assert again.old.uid != again.new.uid
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_expiry_that_comes_as_an_event_is_the_same(fake: FakeApiServer, faked: Client) -> None:
+    error = {"type": "ERROR", "object": status_body(410, "Expired", "too old resource version")}
+    fake.faults["watch"].append(say(json.dumps(error).encode() + b"\n"))
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await until(lambda: fake.count("list") == 2, "a second list")
+        fake.put("shop", "a")
+        await followed.saw(("a", *APPEARED))
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_server_that_says_expired_for_ever_is_not_asked_in_a_tight_loop(
+    fake: FakeApiServer, faked: Client
+) -> None:
+    fake.always["watch"] = refuse(410, "Expired")
+    await asked_seldom(fake, faked)
+
+
+async def asked_seldom(fake: FakeApiServer, client: Client) -> None:
+    """With waits of at least 0.1 s, at most ten rounds fit into a second."""
+    timing = Timing(backoff_first=0.2, backoff_most=0.2, short=5.0)
+    async with anyio.create_task_group() as tasks:
+        Followed(tasks, client, timing=timing)
+        await until(lambda: fake.count("watch") >= 4, "four watches")
+        before, started = fake.count("watch"), time.monotonic()
+        await until(lambda: fake.count("watch") >= before + 5, "five more")
+        assert time.monotonic() - started >= 0.4
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_empty_watch_is_not_asked_for_in_a_tight_loop(fake: FakeApiServer, faked: Client) -> None:
+    fake.always["watch"] = say()
+    await asked_seldom(fake, faked)
+    assert fake.count("list") == 1
+
+
+async def test_retry_after_is_waited_for_and_the_watch_goes_on_without_a_list(
+    fake: FakeApiServer, faked: Client
+) -> None:
+    fake.faults["watch"].append(refuse(429, "TooManyRequests", {"Retry-After": "1"}))
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await until(lambda: fake.count("watch") == 1, "the refused watch")
+        refused = time.monotonic()
+        await until(lambda: fake.count("watch") == 2, "the next watch")
+        assert time.monotonic() - refused >= 0.9
+        fake.put("shop", "a")
+        await followed.saw(("a", *APPEARED))
+        assert fake.count("list") == 1
+        tasks.cancel_scope.cancel()
+
+
+EVENT = {"type": "ADDED", "object": {"metadata": {"name": "a", "namespace": "shop", "uid": "u"}}}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(refuse(500, "InternalError"), id="500"),
+        pytest.param(plain(503, "upstream connect error"), id="503 of a proxy"),
+        pytest.param(plain(200, "Too many requests, please try again later.\n"), id="plain text"),
+        pytest.param(say(b'{"type": "ADDED", "obj'), id="truncated"),
+        pytest.param(say(b"[1]\n"), id="no object"),
+        pytest.param(say(b'{"type": "ADDED", "object": 7}\n'), id="no metadata"),
+        pytest.param(say(json.dumps(EVENT).encode() + b"\n"), id="no version"),
+        pytest.param(say(b'{"type": "PARTED", "object": {}}\n'), id="unknown type"),
+        pytest.param(say(b"\xff\xfe\n"), id="not text"),
+    ],
+)
+async def test_after_an_answer_that_makes_no_sense_the_watch_goes_on_from_the_last_version(
+    fake: FakeApiServer, faked: Client, fault: Fault
+) -> None:
+    fake.put("shop", "a")
+    fake.faults["watch"].append(fault)
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await until(lambda: fake.count("watch") == 2, "the next watch")
+        fake.put("shop", "b")
+        await followed.saw(("b", *APPEARED))
+        assert followed.said == [("a", *APPEARED), ("b", *APPEARED)]
+        assert fake.count("list") == 1
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("headers", [False, True])
+async def test_a_half_open_connection_is_left_after_the_inactivity_limit(
+    fake: FakeApiServer, faked: Client, headers: bool
+) -> None:
+    fake.faults["watch"].append(freeze(headers=headers))
+    timing = Timing(inactivity=0.3, backoff_first=0.02, backoff_most=0.05)
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked, timing=timing)
+        await until(lambda: fake.count("watch") >= 2, "another watch")
+        fake.put("shop", "a")
+        await followed.saw(("a", *APPEARED))
+        assert fake.count("list") == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_line_of_five_mebibytes_is_taken(fake: FakeApiServer, faked: Client) -> None:
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await until(lambda: fake.count("watch") == 1, "a watch")
+        fake.put("shop", "big", spec={"text": "x" * (5 * 2**20)})
+        await followed.saw(("big", *APPEARED))
+        assert len((await current(followed, "shop", "big"))["spec"]["text"]) == 5 * 2**20
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_line_beyond_the_limit_leads_to_a_list(fake: FakeApiServer, faked: Client) -> None:
+    timing = Timing(backoff_first=0.02, backoff_most=0.05, line_limit=10_000)
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked, timing=timing)
+        await until(lambda: fake.count("watch") == 1, "a watch")
+        fake.put("shop", "big", spec={"text": "x" * 20_000})
+        await followed.saw(("big", *APPEARED))
+        assert fake.count("list") == 2
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_continue_token_that_expired_leads_to_one_list_without_pages(
+    fake: FakeApiServer, faked: Client
+) -> None:
+    for number in range(7):
+        fake.put("shop", f"w{number}")
+
+    async def first(request: Any) -> Any:
+        fake.faults["list"].append(refuse(410, "Expired"))
+        return fake._list(request)
+
+    fake.faults["list"].append(first)
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await followed.synced()
+        assert len(followed.store) == 7
+        lists = [dict(r.query) for r in fake.requests if "watch" not in r.query]
+        assert lists == [{"limit": "3"}, {"limit": "3", "continue": "3"}, {}]
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "fault", [plain(200, "<html>"), plain(200, "{}"), say(b'{"metadata":{"resourceVersion":"7"},"items":[1]}')]
+)
+async def test_nothing_is_synced_from_a_list_that_is_none(fake: FakeApiServer, faked: Client, fault: Fault) -> None:
+    fake.put("shop", "a")
+    fake.always["list"] = fault
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await until(lambda: fake.count("list") >= 3, "three lists")
+        assert not followed.store.synced.is_set()
+        del fake.always["list"]
+        await followed.saw(("a", *APPEARED))
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_list_that_is_refused_later_leaves_the_store_as_it_was(fake: FakeApiServer, faked: Client) -> None:
+    fake.put("shop", "a")
+    fake.faults["watch"].append(refuse(404, "NotFound"))
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await followed.synced()
+        fake.always["list"] = refuse(403, "Forbidden")
+        await until(lambda: fake.count("list") >= 3, "three lists")
+        assert followed.said == [("a", *APPEARED)]
+        del fake.always["list"]
+        fake.put("shop", "b")
+        await followed.saw(("b", *APPEARED))
+        tasks.cancel_scope.cancel()
+
+
+async def test_versions_that_go_backwards_lead_to_a_list(fake: FakeApiServer, faked: Client) -> None:
+    fake.put("shop", "a")
+    old = {"type": "BOOKMARK", "object": {"kind": "Widget", "metadata": {"resourceVersion": "5"}}}
+    fake.faults["watch"].append(say(json.dumps(old).encode() + b"\n"))
+    async with anyio.create_task_group() as tasks:
+        Followed(tasks, faked)
+        await until(lambda: fake.count("list") == 2, "a second list")
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_bookmark_moves_the_version_from_which_the_next_watch_goes_on(
+    fake: FakeApiServer, faked: Client
+) -> None:
+    mark = {"type": "BOOKMARK", "object": {"kind": "Widget", "metadata": {"resourceVersion": "250"}}}
+    fake.faults["watch"].append(say(json.dumps(mark).encode() + b"\n"))
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await until(lambda: fake.count("watch") == 2, "the next watch")
+        assert fake.requests[-1].query["resourceVersion"] == "250"
+        assert fake.requests[-1].query["allowWatchBookmarks"] == "true"
+        assert 300 <= int(fake.requests[-1].query["timeoutSeconds"]) <= 600
+        assert followed.changes == []
+        tasks.cancel_scope.cancel()
+
+
+async def test_whoever_follows_hears_how_long_ago_the_api_server_was_heard(fake: FakeApiServer, faked: Client) -> None:
+    async with anyio.create_task_group() as tasks:
+        assert Store().last_contact is None
+        followed = Followed(tasks, faked)
+        await followed.synced()
+        before = followed.store.last_contact or 0.0
+        fake.put("shop", "a")
+        await followed.saw(("a", *APPEARED))
+        assert (followed.store.last_contact or 0.0) > before > 0.0
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_refusal_in_plain_text_is_an_error_with_its_text(fake: FakeApiServer, faked: Client) -> None:
+    fake.faults["list"].append(plain(429, "slow down"))
+    with pytest.raises(ApiError) as refused:
+        await faked.request("GET", WIDGETS.path())
+    assert (refused.value.status, refused.value.reason, refused.value.message) == (
+        429,
+        "TooManyRequests",
+        "slow down",
+    )
+
+
+async def test_a_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
+    gone = FakeApiServer()
+    async with gone.serve(tmp_path / "kubeconfig"):
+        pass
+    async with Client.connect(str(tmp_path / "kubeconfig")) as client:
+        with pytest.raises(Unreachable, match=r"GET .*widgets: "):
+            await client.request("GET", WIDGETS.path())

@@ -1,0 +1,305 @@
+"""Status, finalizers and Events against the real API server; their faults against the fake."""
+
+import json
+import logging
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from pgrole_controller.kube.client import EVENTS, MERGE_PATCH, NAMESPACES, ApiError, Client
+from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.finalizers import FINALIZER, apply_finalizer
+from pgrole_controller.kube.status import apply_status, unchanged
+from pgrole_controller.kube.store import Stored, pack
+from pgrole_controller.local.apiserver import ApiServer
+from tests.fake_apiserver import (
+    WIDGETS,
+    FakeApiServer,
+    define_widgets,
+    make_namespace,
+    make_widget,
+    refuse,
+)
+
+
+@pytest.fixture
+async def client(api_server: ApiServer) -> AsyncIterator[Client]:
+    async with Client.connect(str(api_server.kubeconfig)) as connected:
+        await define_widgets(connected)
+        yield connected
+
+
+async def read(client: Client, namespace: str, name: str = "a") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await client.request("GET", WIDGETS.path(namespace, name)))
+    return found
+
+
+async def remove(client: Client, namespace: str, name: str = "a") -> None:
+    await client.request("DELETE", WIDGETS.path(namespace, name))
+
+
+async def edit(client: Client, namespace: str, body: dict[str, Any], name: str = "a") -> None:
+    await client.request("PATCH", WIDGETS.path(namespace, name), body=body, content_type=MERGE_PATCH)
+
+
+async def make(client: Client, namespace: str, name: str = "a") -> Stored:
+    return pack(await make_widget(client, namespace, name, size=1))
+
+
+STATUS = {"observedGeneration": 1, "conditions": [{"type": "Ready", "status": "True"}], "extra": "x"}
+
+
+async def test_a_status_is_applied_whole_and_what_is_left_out_goes(client: Client, namespace: str) -> None:
+    first = await apply_status(client, WIDGETS, await make(client, namespace), STATUS)
+    assert first.object()["status"] == STATUS
+    second = await apply_status(client, WIDGETS, first, {"observedGeneration": 2})
+    found = await read(client, namespace)
+    assert found["status"] == {"observedGeneration": 2}
+    assert found["spec"] == {"size": 1}
+    assert found["metadata"]["resourceVersion"] == second.resource_version
+    assert b"managedFields" not in second.body
+
+
+async def test_applying_the_same_status_again_makes_no_new_version(client: Client, namespace: str) -> None:
+    first = await apply_status(client, WIDGETS, await make(client, namespace), STATUS)
+    assert unchanged(first.object()["status"], STATUS)
+    assert (await apply_status(client, WIDGETS, first, STATUS)).is_same(first)
+
+
+async def test_a_status_is_refused_when_the_object_is_not_as_it_was_read(client: Client, namespace: str) -> None:
+    stored = await make(client, namespace)
+    await edit(client, namespace, {"spec": {"size": 2}})
+    with pytest.raises(ApiError) as refused:
+        await apply_status(client, WIDGETS, stored, STATUS)
+    assert (refused.value.status, refused.value.reason) == (409, "Conflict")
+
+
+async def test_an_object_made_again_gets_nothing_of_the_status_of_the_old_one(client: Client, namespace: str) -> None:
+    stored = await make(client, namespace)
+    await remove(client, namespace)
+    with pytest.raises(ApiError) as gone:
+        await apply_status(client, WIDGETS, stored, STATUS)
+    assert gone.value.status == 404
+    await make(client, namespace)
+    with pytest.raises(ApiError) as other:
+        await apply_status(client, WIDGETS, stored, STATUS)
+    assert other.value.status == 409
+    assert "status" not in await read(client, namespace)
+
+
+async def test_a_finalizer_is_set_and_removed_beside_those_of_others(client: Client, namespace: str) -> None:
+    stored = await make(client, namespace)
+    await edit(client, namespace, {"metadata": {"finalizers": ["example.dev/other"]}})
+    held = await apply_finalizer(client, WIDGETS, stored, True)
+    assert held is not None
+    assert sorted(held.object()["metadata"]["finalizers"]) == ["example.dev/other", FINALIZER]
+    released = await apply_finalizer(client, WIDGETS, held, False)
+    assert released is not None
+    assert released.object()["metadata"]["finalizers"] == ["example.dev/other"]
+    assert released.object()["spec"] == {"size": 1}
+
+
+async def test_removing_the_finalizer_of_a_terminating_object_lets_it_go(client: Client, namespace: str) -> None:
+    held = await apply_finalizer(client, WIDGETS, await make(client, namespace), True)
+    assert held is not None
+    await remove(client, namespace)
+    assert (await read(client, namespace))["metadata"]["deletionTimestamp"]
+    await apply_finalizer(client, WIDGETS, held, False)
+    with pytest.raises(ApiError) as gone:
+        await read(client, namespace)
+    assert gone.value.status == 404
+    assert await apply_finalizer(client, WIDGETS, held, False) is None
+
+
+@pytest.mark.parametrize("present", [True, False])
+async def test_a_finalizer_for_an_object_that_is_gone_makes_no_ghost(
+    client: Client, namespace: str, present: bool
+) -> None:
+    stored = await make(client, namespace)
+    await remove(client, namespace)
+    assert await apply_finalizer(client, WIDGETS, stored, present) is None
+    with pytest.raises(ApiError) as gone:
+        await read(client, namespace)
+    assert gone.value.status == 404
+
+
+@pytest.mark.parametrize("present", [True, False])
+async def test_a_finalizer_for_an_earlier_object_does_not_reach_the_one_made_again(
+    client: Client, namespace: str, present: bool
+) -> None:
+    stored = await make(client, namespace)
+    await remove(client, namespace)
+    again = await make(client, namespace)
+    assert await apply_finalizer(client, WIDGETS, stored, present) is None
+    assert pack(await read(client, namespace)).is_same(again)
+
+
+async def test_a_finalizer_that_another_client_wrote_as_well_is_removed_too(client: Client, namespace: str) -> None:
+    stored = await make(client, namespace)
+    await edit(client, namespace, {"metadata": {"finalizers": ["example.dev/other", FINALIZER]}})
+    released = await apply_finalizer(client, WIDGETS, stored, False)
+    assert released is not None
+    assert released.object()["metadata"]["finalizers"] == ["example.dev/other"]
+
+
+async def test_a_terminating_object_gets_no_finalizer_any_more(client: Client, namespace: str) -> None:
+    stored = await make(client, namespace)
+    await edit(client, namespace, {"metadata": {"finalizers": ["example.dev/other"]}})
+    await remove(client, namespace)
+    with pytest.raises(ApiError) as refused:
+        await apply_finalizer(client, WIDGETS, stored, True)
+    assert refused.value.status == 422
+
+
+async def written(recorder: Recorder) -> None:
+    recorder.close()
+    with anyio.fail_after(30):
+        await recorder.run()
+
+
+async def events(client: Client, namespace: str) -> list[dict[str, Any]]:
+    listed = json.loads(await client.request("GET", EVENTS.path(namespace)))
+    return sorted(listed["items"], key=lambda event: str(event["eventTime"]))
+
+
+async def test_an_event_names_the_object_and_who_says_it(client: Client, namespace: str) -> None:
+    stored = await make(client, namespace)
+    recorder = Recorder(client, instance="h" * 300, now=lambda: datetime(2026, 1, 2, 3, 4, 5, 0, tzinfo=UTC))
+    recorder.record(stored, "DriftCorrected", "superuser was set", action="Correct")
+    await written(recorder)
+    (event,) = await events(client, namespace)
+    assert event["regarding"] == {
+        "apiVersion": "example.dev/v1",
+        "kind": "Widget",
+        "namespace": namespace,
+        "name": "a",
+        "uid": stored.uid,
+        "resourceVersion": stored.resource_version,
+    }
+    assert (event["reason"], event["type"], event["action"]) == ("DriftCorrected", "Normal", "Correct")
+    assert (event["note"], event["eventTime"]) == ("superuser was set", "2026-01-02T03:04:05.000000Z")
+    assert event["reportingController"] == "pgrole.dev/controller"
+    assert len(event["reportingInstance"].encode()) == 128
+    assert recorder.dropped == 0
+
+
+async def test_a_note_beyond_what_the_api_server_takes_is_cut(client: Client, namespace: str) -> None:
+    recorder = Recorder(client)
+    recorder.record(await make(client, namespace), "Refused", "ä" * 1_024, action="Apply", event_type="Warning")
+    await written(recorder)
+    (event,) = await events(client, namespace)
+    assert event["type"] == "Warning"
+    assert len(event["note"].encode()) <= 1_024
+    assert event["note"].endswith("ä…")
+
+
+async def test_the_same_again_within_six_minutes_is_counted_in_one_event(client: Client, namespace: str) -> None:
+    stored, clock = await make(client, namespace), [0.0]
+    recorder = Recorder(client, clock=lambda: clock[0])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(recorder.run)
+        recorder.record(stored, "DriftCorrected", "first", action="Correct")
+        await count(client, namespace, [None])
+        recorder.record(stored, "DriftCorrected", "second", action="Correct")
+        await count(client, namespace, [2])
+        for _ in range(3):
+            recorder.record(stored, "DriftCorrected", "more", action="Correct")
+        recorder.record(stored, "RoleDropped", "another reason", action="Drop")
+        await count(client, namespace, [5, None])
+        clock[0] = 361.0
+        recorder.record(stored, "DriftCorrected", "much later", action="Correct")
+        recorder.close()
+    await count(client, namespace, [5, None, None])
+
+
+async def count(client: Client, namespace: str, counts: list[int | None]) -> None:
+    """Waits until the Events of the namespace, by time, have these counts in their series."""
+    found: list[int | None] = []
+    with anyio.move_on_after(30):
+        while found != counts:
+            await anyio.sleep(0.01)
+            found = [(event.get("series") or {}).get("count") for event in await events(client, namespace)]
+        return
+    pytest.fail(f"{found} instead of {counts}")
+
+
+async def test_what_happened_often_before_the_first_write_is_one_event_with_its_count(
+    client: Client, namespace: str
+) -> None:
+    stored, recorder = await make(client, namespace), Recorder(client)
+    for _ in range(7):
+        recorder.record(stored, "DriftCorrected", "again", action="Correct")
+    await written(recorder)
+    (event,) = await events(client, namespace)
+    assert event["series"]["count"] == 7
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", event["series"]["lastObservedTime"])
+
+
+async def test_an_event_that_was_deleted_meanwhile_is_made_anew(client: Client, namespace: str) -> None:
+    stored, recorder = await make(client, namespace), Recorder(client)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(recorder.run)
+        recorder.record(stored, "DriftCorrected", "first", action="Correct")
+        await count(client, namespace, [None])
+        (event,) = await events(client, namespace)
+        await client.request("DELETE", EVENTS.path(namespace, event["metadata"]["name"]))
+        recorder.record(stored, "DriftCorrected", "second", action="Correct")
+        await count(client, namespace, [None])
+        recorder.close()
+
+
+async def test_an_event_about_an_object_without_namespace_is_in_default(client: Client) -> None:
+    name = f"server-{datetime.now(UTC).timestamp()}"
+    reference = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgServer", "name": name, "uid": name}
+    recorder = Recorder(client)
+    recorder.record(reference, "ServerGone", "not reachable", action="Connect", event_type="Warning")
+    await written(recorder)
+    assert name in [event["regarding"]["name"] for event in await events(client, "default")]
+
+
+async def test_events_in_a_namespace_that_is_going_are_dropped_and_those_after_them_written(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    going = await make_namespace(client)
+    inside = await make(client, going)
+    await client.request("DELETE", NAMESPACES.path(None, going))
+    recorder = Recorder(client)
+    recorder.record(inside, "RoleDropped", "gone", action="Drop")
+    recorder.record(await make(client, namespace), "RoleCreated", "made", action="Create")
+    with caplog.at_level(logging.WARNING):
+        await written(recorder)
+    assert [event["reason"] for event in await events(client, namespace)] == ["RoleCreated"]
+    assert recorder.dropped == 1
+    assert "Event dropped" in caplog.messages
+
+
+REFERENCE = {"apiVersion": "v1", "kind": "Widget", "namespace": "shop", "name": "a", "uid": "u"}
+
+
+async def test_an_api_server_that_fails_is_asked_twice_and_no_more(tmp_path: Path) -> None:
+    fake = FakeApiServer(EVENTS)
+    async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
+        fake.always["post"] = refuse(503, "ServiceUnavailable")
+        recorder = Recorder(client)
+        recorder.record(REFERENCE, "A", "x", action="B")
+        await written(recorder)
+        assert fake.count("post") == 2
+        assert recorder.dropped == 1
+
+
+async def test_recording_never_waits_nor_raises_when_nothing_writes(tmp_path: Path) -> None:
+    fake = FakeApiServer(EVENTS)
+    async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
+        recorder = Recorder(client, waiting_limit=2)
+        for number in range(5):
+            recorder.record(REFERENCE, f"Reason{number}", "x", action="B")
+        assert recorder.dropped == 3
+        await written(recorder)
+        assert fake.count("post") == 2
+        recorder.record(REFERENCE, "Late", "x", action="B")
+        assert recorder.dropped == 4

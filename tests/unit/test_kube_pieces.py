@@ -1,0 +1,140 @@
+import logging
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgrole_controller.kube.backoff import Backoff
+from pgrole_controller.kube.client import Client, NotConfigured, read_status
+from pgrole_controller.kube.events import cut, micro_time
+from pgrole_controller.kube.lines import LineSplitter, LineTooLong
+from pgrole_controller.kube.resource import NAMESPACES, PGROLES
+from pgrole_controller.kube.status import unchanged
+
+
+def test_paths_are_those_of_the_core_group_and_of_named_groups_with_every_part_quoted() -> None:
+    assert NAMESPACES.path(None, "kube-system") == "/api/v1/namespaces/kube-system"
+    assert PGROLES.path() == "/apis/pgrole.dev/v1alpha1/pgroles"
+    assert PGROLES.path("shop", "a", "status") == "/apis/pgrole.dev/v1alpha1/namespaces/shop/pgroles/a/status"
+    assert PGROLES.path("shop", "../x?y") == "/apis/pgrole.dev/v1alpha1/namespaces/shop/pgroles/..%2Fx%3Fy"
+
+
+@given(st.lists(st.binary(min_size=1).filter(lambda b: b.strip() and b"\n" not in b)), st.data())
+def test_lines_are_the_same_however_the_bytes_are_cut(lines: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(line + b"\n" for line in lines)
+    splitter = LineSplitter()
+    found = []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += splitter.feed(stream[:size])
+        stream = stream[size:]
+    assert found == lines
+
+
+def test_a_last_line_without_its_newline_is_never_given_out() -> None:
+    assert LineSplitter().feed(b'{"a":1}\n\n{"b"') == [b'{"a":1}']
+
+
+def test_a_line_beyond_the_limit_is_refused_before_it_is_whole() -> None:
+    splitter = LineSplitter(limit=10)
+    splitter.feed(b"12345\n6789")
+    with pytest.raises(LineTooLong, match="10 bytes"):
+        splitter.feed(b"1234567")
+
+
+def test_the_wait_doubles_to_its_most_and_starts_again_after_two_healthy_minutes() -> None:
+    backoff = Backoff(0.8, 30.0, 120.0, draw=lambda: 0.0)
+    now, waits = 0.0, []
+    for _ in range(8):
+        waits.append(backoff.delay(now))
+        now += waits[-1]
+    assert waits == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+    assert backoff.delay(now + 119.0) == 30.0
+    assert backoff.delay(now + 119.0 + 30.0 + 120.0) == 0.8
+
+
+def test_the_wait_is_at_least_what_the_server_asked_for_and_never_less_than_half() -> None:
+    assert Backoff(0.8, 30.0, 120.0, draw=lambda: 0.0).delay(0.0, at_least=7.0) == 7.0
+    assert Backoff(0.8, 30.0, 120.0, draw=lambda: 0.999).delay(0.0) == pytest.approx(0.4, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        (None, {}, False),
+        ({"a": 1, "b": None}, {"a": 1}, True),
+        ({"a": True}, {"a": 1}, False),
+        ({"a": 1, "b": 2}, {"a": 1}, False),
+        ({"a": [1, 2]}, {"a": [2, 1]}, False),
+        ({"role": {"oid": 7}}, {"role": {"oid": 8}}, False),
+    ],
+)
+def test_a_status_is_unchanged_when_it_says_the_same(
+    old: dict[str, Any] | None, new: dict[str, Any], same: bool
+) -> None:
+    assert unchanged(old, new) is same
+
+
+def test_conditions_compare_by_type_and_without_the_time_of_their_transition() -> None:
+    ready = {"type": "Ready", "status": "True", "message": "x", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    stalled = {"type": "Stalled", "status": "False"}
+    later = ready | {"lastTransitionTime": "2026-02-02T00:00:00Z"}
+    assert unchanged({"conditions": [ready, stalled]}, {"conditions": [stalled, later]})
+    assert not unchanged({"conditions": [ready]}, {"conditions": [ready | {"message": "y"}]})
+
+
+@given(st.text(), st.integers(3, 40))
+def test_a_note_is_cut_in_bytes_and_stays_whole_text(text: str, limit: int) -> None:
+    short = cut(text, limit)
+    assert len(short.encode()) <= limit
+    if len(text.encode()) <= limit:
+        assert short == text
+
+
+def test_micro_time_has_exactly_six_digits_and_is_utc() -> None:
+    east = timezone(timedelta(hours=2))
+    assert micro_time(datetime(2026, 1, 1, 2, 0, 0, 0, tzinfo=east)) == "2026-01-01T00:00:00.000000Z"
+    assert micro_time(datetime(2026, 1, 1, 0, 0, 0, 120, tzinfo=UTC)) == "2026-01-01T00:00:00.000120Z"
+
+
+def test_the_wait_that_a_status_asks_for_is_read_from_its_details() -> None:
+    error = read_status({"code": 429, "reason": "TooManyRequests", "details": {"retryAfterSeconds": 3}})
+    assert (error.status, error.reason, error.retry_after) == (429, "TooManyRequests", 3.0)
+
+
+async def test_without_any_configuration_the_error_names_the_choices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(NotConfigured, match=r"--kubeconfig.*KUBECONFIG.*service account.*~/.kube/config"):
+        async with Client.connect():
+            pass
+
+
+async def test_a_kubeconfig_that_is_not_there_or_not_one_is_named_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(NotConfigured, match="missing does not exist"):
+        async with Client.connect(str(tmp_path / "missing")):
+            pass
+    bad = tmp_path / "bad"
+    for text in ("", "a: [", "current-context: x", "[1, 2]"):
+        bad.write_text(text)
+        with pytest.raises(NotConfigured, match="bad cannot be used"):
+            async with Client.connect(str(bad)):
+                pass
+
+
+async def test_the_library_never_logs_bodies_even_when_everything_is_at_debug(tmp_path: Path) -> None:
+    rest = logging.getLogger("kubernetes_asyncio.client.rest")
+    rest.setLevel(logging.DEBUG)
+    config = tmp_path / "config"
+    config.write_text(
+        "{current-context: c, contexts: [{name: c, context: {cluster: c}}],"
+        " clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]}"
+    )
+    async with Client.connect(str(config)):
+        assert not rest.isEnabledFor(logging.DEBUG)

@@ -1,0 +1,142 @@
+import json
+from typing import Any
+
+import pytest
+
+from pgrole_controller.core.hint import Key
+from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack
+
+
+def made(name: str = "a", uid: str = "u1", version: str = "1", **spec: object) -> Stored:
+    metadata = {"namespace": "shop", "name": name, "uid": uid, "resourceVersion": version}
+    return pack({"apiVersion": "example.dev/v1", "kind": "Widget", "metadata": metadata, "spec": spec})
+
+
+def role_name(obj: dict[str, Any]) -> list[str]:
+    return [obj["spec"]["role"]] if "role" in obj["spec"] else []
+
+
+KEY = Key("shop", "a")
+
+
+def test_an_object_is_kept_compact_without_what_only_others_read() -> None:
+    stored = pack(
+        {
+            "kind": "Widget",
+            "metadata": {
+                "name": "a",
+                "uid": "u1",
+                "resourceVersion": "7",
+                "managedFields": [{"manager": "kubectl"}],
+                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "team": "käse"},
+            },
+        }
+    )
+    assert stored.key == Key("", "a")
+    assert b"managedFields" not in stored.body
+    assert b"last-applied" not in stored.body
+    assert b" " not in stored.body
+    assert stored.object()["metadata"]["annotations"] == {"team": "käse"}
+
+
+@pytest.mark.parametrize(
+    "obj", [{}, {"metadata": None}, {"metadata": {"name": "a"}}, {"metadata": {"uid": "u", "name": "a"}}]
+)
+def test_what_is_no_object_is_refused_with_the_name_of_what_it_lacks(obj: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="without metadata"):
+        pack(obj)
+
+
+def test_versions_compare_as_integers_of_any_length() -> None:
+    assert is_older("9", than="10")
+    assert not is_older("10", than="9")
+    assert not is_older("10", than="10")
+    assert is_older("9" * 40, than="1" + "0" * 40)
+
+
+def test_a_new_object_is_a_change_without_old() -> None:
+    store = Store()
+    new = made()
+    assert store.put(new) == Change(KEY, None, new)
+    assert store.get(KEY) == new
+    assert len(store) == 1
+
+
+def test_the_same_version_or_an_older_one_of_the_same_object_is_no_change() -> None:
+    store = Store()
+    store.put(made(version="10"))
+    assert store.put(made(version="10")) is None
+    assert store.put(made(version="9", size=1)) is None
+    assert store.get(KEY) == made(version="10")
+
+
+def test_an_answer_to_a_write_that_arrives_after_the_deletion_brings_nothing_back() -> None:
+    store = Store()
+    store.put(made(version="10"))
+    assert store.remove(KEY, "u1") == Change(KEY, made(version="10"), None)
+    assert store.put(made(version="11")) is None
+    assert store.get(KEY) is None
+
+
+def test_an_answer_about_an_object_that_was_made_again_meanwhile_is_ignored() -> None:
+    store = Store()
+    store.put(made(uid="u1", version="10"))
+    store.put(made(uid="u2", version="12"))
+    assert store.put(made(uid="u1", version="11")) is None
+    found = store.get(KEY)
+    assert found is not None
+    assert found.uid == "u2"
+
+
+def test_a_deletion_of_an_earlier_object_of_the_same_name_removes_nothing() -> None:
+    store = Store()
+    store.put(made(uid="u2", version="12"))
+    assert store.remove(KEY, "u1") is None
+    assert len(store) == 1
+
+
+def test_a_complete_list_announces_what_appeared_changed_went_and_was_made_again() -> None:
+    store = Store()
+    for name in ("same", "changed", "gone", "again"):
+        store.put(made(name, uid=name, version="5"))
+    changes = store.replace(
+        [
+            made("same", uid="same", version="5"),
+            made("changed", uid="changed", version="6"),
+            made("again", uid="again2", version="7"),
+            made("new", uid="new", version="8"),
+        ]
+    )
+    said = {c.key.name: (c.old and c.old.uid, c.new and c.new.uid) for c in changes}
+    assert said == {
+        "gone": ("gone", None),
+        "changed": ("changed", "changed"),
+        "again": ("again", "again2"),
+        "new": (None, "new"),
+    }
+
+
+def test_a_list_counts_even_when_its_versions_are_older_than_what_is_stored() -> None:
+    store = Store()
+    store.put(made(version="1000"))
+    assert len(store.replace([made(version="7")])) == 1
+    assert store.get(KEY) == made(version="7")
+
+
+def test_the_index_follows_every_change() -> None:
+    store = Store(index=role_name)
+    store.put(made("a", uid="a", version="1", role="app"))
+    store.put(made("b", uid="b", version="2", role="app"))
+    assert store.by_index("app") == {Key("shop", "a"), Key("shop", "b")}
+    store.put(made("a", uid="a", version="3", role="web"))
+    assert store.by_index("app") == {Key("shop", "b")}
+    assert store.by_index("web") == {Key("shop", "a")}
+    store.remove(Key("shop", "b"), "b")
+    assert store.by_index("app") == set()
+    store.replace([made("c", uid="c", version="4", role="web")])
+    assert store.by_index("web") == {Key("shop", "c")}
+
+
+def test_a_list_item_without_kind_gets_that_of_its_list() -> None:
+    item = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}}
+    assert json.loads(pack(item, api_version="v1", kind="Secret").body)["kind"] == "Secret"
