@@ -71,6 +71,7 @@ class Deed(Enum):
     CHANGED = "changed"
     CORRECTED = "corrected"
     DROPPED = "dropped"
+    RECLAIMED = "reclaimed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +259,13 @@ def _keep(
         applied=applied,
         drift=drift,
         releases=releases,
-        deed=_deed(changes, drift, target),
+        deed=_deed(changes, drift, target, claimless=sight.claim is None),
     )
 
 
-def _deed(changes: tuple[Change, ...], drift: tuple[str, ...], target: Found | None) -> Deed:
+def _deed(changes: tuple[Change, ...], drift: tuple[str, ...], target: Found | None, *, claimless: bool) -> Deed:
+    if claimless:
+        return Deed.RECLAIMED
     if drift:
         return Deed.CORRECTED
     if changes:

@@ -37,7 +37,7 @@ def wanted_role(pgrole: PgRole) -> Role:
     )
 
 
-def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], policy: Policy) -> Ask:
+def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], proof: Proof | None, policy: Policy) -> Ask:
     """What the object asks. `rivals` are the other objects that name the same role on the same server."""
     spec = pgrole.spec
     return Ask(
@@ -48,6 +48,7 @@ def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], policy: Polic
         drop=spec.deletion_policy == "Drop",
         suspended=spec.suspend,
         terminating=pgrole.metadata.deletion_timestamp is not None,
+        proof=proof,
         older_rival=_older(pgrole, rivals, policy),
     )
 

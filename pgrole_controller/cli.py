@@ -1,0 +1,153 @@
+"""`pgrole-controller`: the way in. Exit codes: 0 asked to stop, 1 failed, 2 misused."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from pgrole_controller import __version__, resources
+from pgrole_controller.api import crd
+from pgrole_controller.logs import set_up
+from pgrole_controller.settings import (
+    DSN,
+    RUN,
+    Setting,
+    WrongSetting,
+    policy_of,
+    read_settings,
+    verifies_by_default,
+)
+
+log = logging.getLogger(__name__)
+
+FAILED = 1
+MISUSED = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        code = options.command(options)
+    except WrongSetting as error:
+        parser.exit(MISUSED, f"pgrole-controller: {error}\n")
+    except KeyboardInterrupt:
+        code = 0
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pgrole-controller", description="PostgreSQL roles as Kubernetes objects.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run the controller", epilog=f"{DSN.variable} (environment only): {DSN.help}")
+    for setting in RUN:
+        if not setting.secret:
+            _add_flag(run, setting)
+    run.set_defaults(command=_run)
+
+    dev = commands.add_parser("dev", help="run everything on this machine: API server, PostgreSQL, controller, samples")
+    dev.add_argument("--state", type=Path, metavar="DIR", help="keep the state of both servers here between runs")
+    dev.set_defaults(command=_dev)
+
+    crds = commands.add_parser("crds", help="print the CustomResourceDefinitions")
+    where = crds.add_mutually_exclusive_group()
+    where.add_argument("--write", type=Path, metavar="DIR", help="write them as files instead")
+    where.add_argument("--check", type=Path, metavar="DIR", help="fail when the files there are not the same")
+    crds.set_defaults(command=_crds)
+
+    sql = commands.add_parser("sql", help="print what is installed in the database, for an administrator to run")
+    sql.set_defaults(command=_sql)
+    return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
+    default = f"; default {_shown(setting.default)}" if setting.default not in (None, (), frozenset()) else ""
+    parser.add_argument(
+        f"--{setting.name}",
+        dest=setting.name,
+        metavar=setting.metavar,
+        help=f"{setting.help} ({setting.variable}{default})",
+    )
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}s" if isinstance(value, float) else str(value)
+
+
+def _run(options: argparse.Namespace) -> int:
+    values = read_settings(RUN, vars(options), os.environ)
+    if values["dsn"] is None:
+        raise WrongSetting(f"{DSN.variable} is not set: it names {DSN.help}")
+    set_up(values["log-level"], values["log-format"])
+    # Here, since it takes a while: `--help` and a wrong setting answer at once.
+    from pgrole_controller.controller.app import CannotStart, run
+
+    try:
+        anyio.run(run, _plan(values))
+    except CannotStart as error:
+        print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
+        return FAILED
+    except Exception:
+        log.exception("ended by an error")
+        return FAILED
+    return 0
+
+
+def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is imported late, like what uses it
+    from pgrole_controller.controller.app import Plan
+    from pgrole_controller.controller.lane import Server
+    from pgrole_controller.postgres.connection import Endpoint
+
+    dsn = values["dsn"]
+    endpoint = Endpoint(dsn, ssl="verify-full" if verifies_by_default(dsn) else None)
+    return Plan(
+        server=Server("default", endpoint, policy_of(values), may_install=values["install"]),
+        kubeconfig=values["kubeconfig"],
+        context=values["context"],
+        strict_tls=values["strict-tls"],
+        cluster=values["cluster-id"],
+        namespace=values["namespace"],
+        resync_seconds=values["resync-interval"],
+        health_port=values["health-port"],
+    )
+
+
+def _dev(options: argparse.Namespace) -> int:
+    try:
+        from pgrole_controller.local.dev import run_dev
+    except ModuleNotFoundError as error:
+        raise WrongSetting(f"dev needs the extra `local` (pip install 'pgrole-controller[local]'): {error}") from error
+    return anyio.run(run_dev, options.state)
+
+
+def _crds(options: argparse.Namespace) -> int:
+    files = crd.files()
+    if options.write:
+        for name, text in files.items():
+            (options.write / name).write_text(text, encoding="utf-8")
+    elif options.check:
+        stale = [name for name, text in files.items() if _read(options.check / name) != text]
+        if stale:
+            print(f"stale: {', '.join(stale)}; run `make crds`", file=sys.stderr)  # noqa: T201
+            return FAILED
+    else:
+        print("---\n".join(files.values()), end="")  # noqa: T201
+    return 0
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _sql(_options: argparse.Namespace) -> int:
+    files = sorted(resources.path("sql", "install").glob("*.sql"))
+    script = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    print(f"BEGIN;\nCREATE SCHEMA IF NOT EXISTS pgrole;\n{script}\nCOMMIT;")  # noqa: T201
+    return 0

@@ -1,0 +1,143 @@
+"""The controller as a whole: wires the rooms together, runs until it is asked to stop, and stops in order."""
+
+import json
+import logging
+import random
+import signal
+from dataclasses import dataclass
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pgrole_controller.controller.health import Health
+from pgrole_controller.controller.lane import Lane, Server, decline
+from pgrole_controller.controller.objects import DEFAULT_SERVER, Objects, index_by_role
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.resync import resync
+from pgrole_controller.controller.sources import NO_SERVER, PgRoleSource
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.kube.client import NAMESPACES, PGROLES, Client
+from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
+from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.reflector import reflect
+from pgrole_controller.kube.store import Store
+
+log = logging.getLogger(__name__)
+
+#: From SIGTERM on, in seconds: for the visit under way, for what it found to be written, and for the Events of it.
+VISIT_SECONDS = 5.0
+WRITE_SECONDS = 2.0
+EVENT_SECONDS = 1.0
+
+_CLUSTER_ID_NAMESPACE = "kube-system"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run. `cluster` None: the uid of namespace kube-system."""
+
+    server: Server
+    kubeconfig: str | None = None
+    context: str | None = None
+    strict_tls: bool = True
+    cluster: str | None = None
+    namespace: str | None = None
+    resync_seconds: float = 3600.0
+    health_host: str = "0.0.0.0"  # noqa: S104 -- the kubelet asks from outside the pod
+    health_port: int | None = None
+
+
+class CannotStart(Exception):
+    """What must be there at the start is not; the message says what to do."""
+
+
+async def run(plan: Plan) -> None:
+    """Runs until SIGTERM or SIGINT. Raises CannotStart, and whatever ends a task that should not end."""
+    try:
+        async with Client.connect(plan.kubeconfig, context=plan.context, strict_tls=plan.strict_tls) as client:
+            cluster = plan.cluster or await _read_cluster_id(client)
+            await _Controller(plan, client, cluster).run()
+    except KubeError as error:
+        raise CannotStart(str(error)) from error
+
+
+async def _read_cluster_id(client: Client) -> str:
+    while True:
+        try:
+            answer = await client.request("GET", NAMESPACES.path(name=_CLUSTER_ID_NAMESPACE), timeout=10.0)
+        except ApiError as error:
+            if error.status not in (401, 403, 404):
+                raise
+            raise CannotStart(
+                f"this cluster's id cannot be read (the uid of namespace {_CLUSTER_ID_NAMESPACE}): {error}. "
+                f"Allow it, or give --cluster-id"
+            ) from error
+        except Unreachable as error:
+            log.warning("API server not reached", extra={"error": str(error)})
+            await anyio.sleep(1.0)
+        else:
+            uid: str = json.loads(answer)["metadata"]["uid"]
+            return uid
+
+
+class _Controller:
+    def __init__(self, plan: Plan, client: Client, cluster: str) -> None:
+        self._plan = plan
+        self._client = client
+        self._queue = Queue()
+        self._store = Store(index=index_by_role)
+        self._objects = Objects(client, self._store, cluster)
+        self._recorder = Recorder(client)
+        self._reporter = Reporter(client, self._store, self._queue, self._recorder)
+        self._lane = Lane(plan.server, self._objects, self._queue, self._reporter)
+        self._health = Health(self._store, [self._lane])
+        self._source = PgRoleSource(self._objects, self._queue, frozenset({plan.server.name}))
+
+    async def run(self) -> None:
+        """The tasks end in the order of the way of the data: the lane, the sources, what writes, then the rest."""
+        async with anyio.create_task_group() as rest:
+            rest.start_soon(self._recorder.run)
+            if self._plan.health_port is not None:
+                rest.start_soon(self._health.serve, self._plan.health_host, self._plan.health_port)
+            async with anyio.create_task_group() as writers:
+                writers.start_soon(self._reporter.run)
+                async with anyio.create_task_group() as sources:
+                    sources.start_soon(self._reflect)
+                    sources.start_soon(self._resync)
+                    sources.start_soon(self._decline_unknown)
+                    async with anyio.create_task_group() as lanes:
+                        lanes.start_soon(self._lane.run)
+                        await self._await_signal()
+                        self._start_no_visit(lanes)
+                    sources.cancel_scope.cancel()
+                self._reporter.close()
+                writers.cancel_scope.deadline = anyio.current_time() + WRITE_SECONDS
+            self._recorder.close()
+            rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
+
+    async def _reflect(self) -> None:
+        await reflect(self._client, PGROLES, self._store, self._source.changed, namespace=self._plan.namespace)
+
+    async def _resync(self) -> None:
+        await resync(self._plan.resync_seconds, self._source, random.random)
+
+    async def _decline_unknown(self) -> None:
+        """Objects for a server that nobody declared."""
+        error = Refused(
+            Reason.SERVER_GONE,
+            f'spec.serverRef.name: there is no such server; this controller knows "{DEFAULT_SERVER}" (PGROLE_DSN)',
+        )
+        await decline(NO_SERVER, self._queue, self._objects, self._reporter, error)
+
+    async def _await_signal(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("asked to stop", extra={"signal": number.name})
+                return
+
+    def _start_no_visit(self, lanes: TaskGroup) -> None:
+        """The visit that is under way may end until the deadline."""
+        self._health.stopping = True
+        self._queue.close()
+        lanes.cancel_scope.deadline = anyio.current_time() + (VISIT_SECONDS if self._lane.connected else 0.0)

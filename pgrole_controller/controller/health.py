@@ -1,0 +1,51 @@
+"""`/healthz`: the loop answers, so it is alive. `/readyz`: synced, and connected or knowingly waiting.
+
+Liveness is not the database's: a controller that is restarted because a server is down helps nobody.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+
+import anyio
+from aiohttp import web
+
+from pgrole_controller.controller.lane import Lane
+from pgrole_controller.kube.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Health:
+    def __init__(self, store: Store, lanes: Sequence[Lane]) -> None:
+        self._store = store
+        self._lanes = lanes
+        self.stopping = False
+
+    async def serve(self, host: str, port: int) -> None:
+        """Until cancelled. Raises OSError when the port is taken."""
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        try:
+            await runner.setup()
+            await web.TCPSite(runner, host, port).start()
+            log.info("health served", extra={"host": host, "port": port})
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(2, shield=True):
+                await runner.cleanup()
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        servers = {
+            lane.server.name: "connected" if lane.connected else lane.trouble.message if lane.trouble else "connecting"
+            for lane in self._lanes
+        }
+        known = all(lane.connected or lane.trouble for lane in self._lanes)
+        ready = self._store.synced.is_set() and known and not self.stopping
+        body = {"ready": ready, "synced": self._store.synced.is_set(), "servers": servers}
+        return web.Response(text=json.dumps(body) + "\n", status=200 if ready else 503, content_type="application/json")

@@ -1,0 +1,164 @@
+"""The lane of one server: keeps a session with it and visits the keys that are ready; says so while there is none.
+
+Expected flow: connect, look at every object of the lane and at every claim whose object is gone, then visit what the
+queue gives; when the session fails, connect again at once, then with back-off, and look at everything again.
+
+Guarantees: a server that hangs or refuses delays only this lane; nothing is visited before the store has synced.
+"""
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
+from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.hint import Hint, Rank
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.schedule import After, Visit
+from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.install import Installation
+from pgrole_controller.postgres.session import Session, attend
+
+log = logging.getLogger(__name__)
+
+#: How many keys one visit takes at most: one query and one transaction.
+BATCH = 100
+
+#: Between attempts to connect, in seconds; doubled up to the second, with jitter.
+FIRST_DELAY = 0.25
+LONGEST_DELAY = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server as its owner declares it."""
+
+    name: str
+    endpoint: Endpoint
+    policy: Policy
+    may_install: bool = True
+
+
+class Lane:
+    def __init__(self, server: Server, objects: Objects, queue: Queue, reporter: Reporter) -> None:
+        self.server = server
+        self.trouble: PgRoleError | None = None  # why there is no session
+        self.connected = False
+        self._objects = objects
+        self._queue = queue
+        self._reporter = reporter
+        self._delay = 0.0
+
+    async def run(self) -> None:
+        """Until the queue is closed."""
+        await self._objects.store.synced.wait()
+        while not self._queue.closed:
+            try:
+                await attend(
+                    self.server.endpoint,
+                    self._objects.cluster,
+                    may_install=self.server.may_install,
+                    heard=self._heard,
+                    work=self._work,
+                )
+            except PgRoleError as error:
+                self._fail(error)
+                await self._pause(error)
+
+    def hint_all(self, reason: str, rank: Rank) -> None:
+        for key in self._objects.of_server(self.server.name):
+            self._queue.put(self.server.name, Hint(key, reason, rank))
+
+    def _fail(self, error: PgRoleError) -> None:
+        message = "session with PostgreSQL ended" if self.connected else "no session with PostgreSQL"
+        log.warning(message, extra={"server": self.server.name, "error": error.message})
+        if self.connected:
+            self.connected = False
+            self._delay = 0.0
+        else:
+            # Said on every object, but only once connecting has failed: a dropped connection alone is mended at once.
+            if self.trouble is None or self.trouble.message != error.message:
+                self.hint_all("server not ready", Rank.DEPENDENCY)
+            self.trouble = error
+            self._delay = min(max(self._delay * 2, FIRST_DELAY), LONGEST_DELAY)
+
+    async def _pause(self, error: PgRoleError) -> None:
+        """Waits for the next attempt, and meanwhile says on the objects that there is no server."""
+        if self._delay == 0.0:
+            return
+        said = Transient(Reason.SERVER_NOT_READY, f'server "{self.server.name}": {error.message}')
+        with anyio.move_on_after(self._delay * random.uniform(0.8, 1.2)):  # noqa: S311 -- spreads attempts, no secret
+            await decline(self.server.name, self._queue, self._objects, self._reporter, said)
+
+    def _heard(self, names: tuple[str, ...] | None) -> None:
+        if names is None:
+            self.hint_all("notify", Rank.CHANGE)
+            return
+        for name in names:
+            for key in self._objects.sharing(self.server.name, name):
+                self._queue.put(self.server.name, Hint(key, "notify", Rank.CHANGE))
+
+    async def _work(self, session: Session) -> None:
+        log.info(
+            "session with PostgreSQL begins",
+            extra={
+                "server": self.server.name,
+                "version": session.identity.version,
+                "detection": "Watch",
+                "schema": session.installation.value,
+                "passwords": session.identity.sees_passwords,
+            },
+        )
+        if session.installation is not Installation.PRESENT:
+            log.warning("schema pgrole was installed", extra={"server": self.server.name})
+        self.connected, self.trouble, self._delay = True, None, 0.0
+        self.hint_all("connected", Rank.DEPENDENCY)
+        await self._hint_orphans(session)
+        while visits := await self._queue.take(self.server.name, BATCH):
+            await self._visit(session, visits)
+
+    async def _hint_orphans(self, session: Session) -> None:
+        """Objects that went while nobody looked still hold claims."""
+        for key, uids in (await session.look_for_claims()).items():
+            stored = self._objects.store.get(key)
+            if stored is None or uids != {stored.uid} or self._objects.server_name(key) != self.server.name:
+                self._queue.put(self.server.name, Hint(key, "claim without object", Rank.DEPENDENCY))
+
+    async def _visit(self, session: Session, visits: Sequence[Visit]) -> None:
+        keys = [visit.key for visit in visits]
+        log.debug("visit", extra={"server": self.server.name, "keys": len(keys), "reason": visits[0].reason})
+        try:
+            findings = await reconcile(keys, self._objects, session, self.server.policy)
+        except PgRoleError:
+            for key in keys:
+                self._queue.done(key, After(0.0))
+            raise
+        for finding in findings:
+            self._reporter.report(finding)
+            self._hint_sharing(finding)
+
+    def _hint_sharing(self, finding: Finding) -> None:
+        """What nobody claims any more is of interest to the others that name it."""
+        for name in finding.released:
+            for key in self._objects.sharing(self.server.name, name) - {finding.key}:
+                self._queue.put(self.server.name, Hint(key, "claim released", Rank.DEPENDENCY))
+
+
+async def decline(lane: str, queue: Queue, objects: Objects, reporter: Reporter, error: PgRoleError) -> None:
+    """Visits the keys of a lane without a server: says why nothing can be done, until cancelled or closed."""
+    while visits := await queue.take(lane, BATCH):
+        for visit in visits:
+            request = await objects.read(visit.key, Policy())
+            ask = request.ask
+            if request.finalizer is False or (ask and ask.terminating and not ask.drop):
+                reporter.report(Finding(request, done_with=True))  # its way out does not need the server
+            elif request.stored is None:
+                reporter.report(Finding(request))
+            else:
+                reporter.report(refuse(request, request.error or error))

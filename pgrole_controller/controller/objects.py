@@ -1,0 +1,141 @@
+"""The PgRoles as last seen, and what each of them asks for."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from pgrole_controller.api.pgrole import PgRole
+from pgrole_controller.core.claim import Owner
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.plan import Ask
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.wanted import ask_of, proof_of
+from pgrole_controller.kube.client import NAMESPACES, Client
+from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.finalizers import FINALIZER
+from pgrole_controller.kube.store import Store, Stored
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SERVER = "default"
+
+
+def server_of(obj: dict[str, Any]) -> str:
+    """The name of the PgServer that an object is for."""
+    reference = obj.get("spec", {}).get("serverRef") or {}
+    return str(reference.get("name") or DEFAULT_SERVER)
+
+
+def role_of(obj: dict[str, Any]) -> str:
+    return str(obj.get("spec", {}).get("name") or obj["metadata"]["name"])
+
+
+def index_by_role(obj: dict[str, Any]) -> Iterator[str]:
+    yield role_entry(server_of(obj), role_of(obj))
+
+
+def role_entry(server: str, role_name: str) -> str:
+    """The index entry of a role; a server's name holds no slash."""
+    return f"{server}/{role_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One object as it was read for one look. `stored` is None when it is gone, then nothing is asked.
+
+    `finalizer` says that it must be set (True) or removed (False) before anything else is done.
+    """
+
+    key: Key
+    stored: Stored | None
+    ask: Ask | None = None
+    finalizer: bool | None = None
+    error: PgRoleError | None = None
+
+    @property
+    def role_name(self) -> str:
+        return self.ask.wanted.name if self.ask else ""
+
+
+class Objects:
+    def __init__(self, client: Client, store: Store, cluster: str) -> None:
+        self.store = store
+        self.cluster = cluster
+        self._client = client
+        self._namespace_uids: dict[str, str] = {}
+
+    async def read(self, key: Key, policy: Policy) -> Request:
+        """What the object asks for now. Never raises: what is wrong with it is in the request."""
+        stored = self.store.get(key)
+        if stored is None:
+            return Request(key, None)
+        obj = stored.object()
+        try:
+            pgrole = _parse(obj)
+            owner = Owner(self.cluster, key.namespace, await self._namespace_uid(key.namespace), key.name, stored.uid)
+            proof = proof_of(obj.get("status") or {}, server_of(obj))
+            ask = ask_of(pgrole, owner, self._rivals(key, obj), proof, policy)
+        except PgRoleError as error:
+            return Request(key, stored, error=error)
+        held = FINALIZER in (obj["metadata"].get("finalizers") or ())
+        return Request(key, stored, ask, _finalizer(ask, held))
+
+    def sharing(self, server: str, role_name: str) -> set[Key]:
+        """The objects that name this role on this server."""
+        return self.store.by_index(role_entry(server, role_name))
+
+    def of_server(self, server: str) -> list[Key]:
+        return [key for key in list(self.store.keys()) if self.server_name(key) == server]
+
+    def server_name(self, key: Key) -> str | None:
+        """The server of an object; None when it is gone."""
+        stored = self.store.get(key)
+        return None if stored is None else server_of(stored.object())
+
+    def forget_namespace(self, namespace: str) -> None:
+        """An object of it went: it may be another namespace of that name next time."""
+        self._namespace_uids.pop(namespace, None)
+
+    def _rivals(self, key: Key, obj: dict[str, Any]) -> Iterable[PgRole]:
+        for other in self.sharing(server_of(obj), role_of(obj)) - {key}:
+            stored = self.store.get(other)
+            if stored is not None:
+                try:
+                    yield _parse(stored.object())
+                except Refused:
+                    continue  # it can claim nothing, and says so itself
+
+    async def _namespace_uid(self, namespace: str) -> str:
+        known = self._namespace_uids.get(namespace)
+        if known is not None:
+            return known
+        try:
+            answer = await self._client.request("GET", NAMESPACES.path(name=namespace), timeout=10.0)
+        except (ApiError, Unreachable) as error:
+            raise Transient(Reason.PROGRESSING, f"namespace {namespace} cannot be read: {error}") from error
+        uid: str = json.loads(answer)["metadata"]["uid"]
+        self._namespace_uids[namespace] = uid
+        return uid
+
+
+def _finalizer(ask: Ask, held: bool) -> bool | None:
+    if ask.drop and not held and not ask.terminating:
+        return True
+    if held and not ask.drop and not ask.terminating:
+        return False
+    return None
+
+
+def _parse(obj: dict[str, Any]) -> PgRole:
+    try:
+        return PgRole.model_validate(obj)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()[:5]
+        )
+        raise Refused(Reason.INVALID_SPEC, problems) from error

@@ -1,0 +1,143 @@
+"""Writes to the API server what a visit found: status, finalizer, Events. Then the key is free for its next visit.
+
+Status writes take their time, so they are made beside the lanes' workers, a few at once: a drift of another role does
+not wait for them.
+"""
+
+import logging
+from datetime import UTC, datetime
+
+import anyio
+
+from pgrole_controller.controller.objects import server_of
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.reconcile import Finding
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.outcome import Ending, Outcome
+from pgrole_controller.core.plan import Deed
+from pgrole_controller.core.report import Standing, build_status
+from pgrole_controller.core.schedule import After, Result, Retry, Success
+from pgrole_controller.kube.client import PGROLES, Client
+from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.finalizers import FINALIZER, apply_finalizer
+from pgrole_controller.kube.status import apply_status, unchanged
+from pgrole_controller.kube.store import Store, Stored
+
+log = logging.getLogger(__name__)
+
+#: How many writes are under way at once.
+WRITERS = 12
+
+#: After a write that the API server did not take, in seconds; its own back-off guards the server.
+UNREACHABLE_AGAIN = 3.0
+CONFLICT_AGAIN = 0.5
+
+_EVENTS = {
+    Deed.CREATED: ("RoleCreated", "Create", "the role was created"),
+    Deed.ADOPTED: ("RoleAdopted", "Adopt", "the role that existed already was taken over"),
+    Deed.CHANGED: ("RoleChanged", "Alter", "the role was altered"),
+    Deed.CORRECTED: ("DriftCorrected", "Correct", "the role was changed in the database and was set back"),
+    Deed.DROPPED: ("RoleDropped", "Drop", "the role was dropped"),
+    Deed.RECLAIMED: ("ClaimRestored", "Claim", "the database held no claim for the role; it was written anew"),
+}
+
+
+class Reporter:
+    def __init__(self, client: Client, store: Store, queue: Queue, recorder: Recorder) -> None:
+        self._client = client
+        self._store = store
+        self._queue = queue
+        self._recorder = recorder
+        self._send, self._receive = anyio.create_memory_object_stream[Finding](float("inf"))
+
+    def report(self, finding: Finding) -> None:
+        """Takes the finding of a visit; the visit ends when it is written."""
+        self._send.send_nowait(finding)
+
+    def close(self) -> None:
+        """No more findings: `run` returns when those that it has are written."""
+        self._send.close()
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(WRITERS):
+                tasks.start_soon(self._write_each)
+
+    async def _write_each(self) -> None:
+        async with self._receive.clone() as findings:
+            async for finding in findings:
+                self._queue.done(finding.key, await self._write(finding))
+
+    async def _write(self, finding: Finding) -> Result:
+        """Writes it, and says when the key is to be looked at again."""
+        stored = finding.request.stored
+        if stored is None:
+            return Success()
+        try:
+            return await self._write_object(finding, stored)
+        except ApiError as error:
+            if error.status == 404:
+                return Success()  # gone: the watch says so too
+            if error.status == 409:
+                return After(CONFLICT_AGAIN)
+            log.warning("write refused by the API server", extra={"object": str(finding.key), "error": str(error)})
+            return After(error.retry_after) if error.retry_after else Retry()
+        except Unreachable as error:
+            log.warning("write did not reach the API server", extra={"object": str(finding.key), "error": str(error)})
+            return After(UNREACHABLE_AGAIN)
+
+    async def _write_object(self, finding: Finding, stored: Stored) -> Result:
+        self._record_deed(finding, stored)
+        if finding.request.finalizer is not None:
+            await self._set_finalizer(stored, present=finding.request.finalizer)
+            return After(0.0)
+        if finding.done_with:
+            if FINALIZER in (stored.object()["metadata"].get("finalizers") or ()):
+                await self._set_finalizer(stored, present=False)
+            return Success()
+        if finding.outcome is None:
+            return Retry()
+        await self._set_status(finding, finding.outcome, stored)
+        return Retry() if finding.outcome.ending is Ending.WORKING else Success()
+
+    async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
+        written = await apply_finalizer(self._client, PGROLES, stored, present)
+        if written is not None:
+            self._store.put(written)
+
+    async def _set_status(self, finding: Finding, outcome: Outcome, stored: Stored) -> None:
+        obj = stored.object()
+        previous = obj.get("status") or {}
+        standing = Standing(
+            server_name=server_of(obj),
+            claim=finding.claim,
+            reported=finding.fields if outcome.reason is Reason.DRIFT_REPORTED else (),
+        )
+        status = build_status(previous, outcome, standing, obj["metadata"]["generation"], datetime.now(UTC))
+        if unchanged(previous, status):
+            return
+        self._store.put(await apply_status(self._client, PGROLES, stored, status))
+        self._record_outcome(outcome, previous.get("conditions") or [], stored)
+
+    def _record_deed(self, finding: Finding, stored: Stored) -> None:
+        if finding.deed not in _EVENTS:
+            return
+        reason, action, note = _EVENTS[finding.deed]
+        fields = ", ".join(finding.fields)
+        told = f"{note}: {fields}" if fields and finding.deed is not Deed.CREATED else note
+        log.info("role brought in", extra={"object": str(finding.key), "deed": finding.deed.value, "fields": fields})
+        self._recorder.record(stored, reason=reason, note=told, action=action)
+
+    def _record_outcome(self, outcome: Outcome, before: list[dict[str, str]], stored: Stored) -> None:
+        """An Event for what stands in the way, once for each time that it begins."""
+        same = any(
+            (said["type"], said["reason"], said["message"]) == ("Ready", outcome.reason.value, outcome.message)
+            for said in before
+        )
+        if same or outcome.ready or outcome.reason is Reason.PROGRESSING:
+            return
+        log.info("object is not ready", extra={"object": str(stored.key), "reason": outcome.reason.value})
+        self._recorder.record(
+            stored, reason=outcome.reason.value, note=outcome.message, action="Reconcile", event_type="Warning"
+        )

@@ -1,0 +1,41 @@
+"""What the API server says, turned into hints."""
+
+from typing import Any
+
+from pgrole_controller.controller.objects import Objects, role_of, server_of
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.kube.store import Change
+
+#: The lane of the objects whose server nobody declared.
+NO_SERVER = ""
+
+
+class PgRoleSource:
+    """Hints the object that changed, and those that share a role with it. `servers` are the names that have a lane."""
+
+    def __init__(self, objects: Objects, queue: Queue, servers: frozenset[str]) -> None:
+        self.objects = objects
+        self._queue = queue
+        self._servers = servers
+
+    def changed(self, change: Change) -> None:
+        seen = change.new or change.old
+        if seen is not None:
+            self.hint(server_of(seen.object()), Hint(change.key, "object", Rank.CHANGE))
+        if change.old is not None and (change.new is None or change.new.uid != change.old.uid):
+            self.objects.forget_namespace(change.key.namespace)
+            self._hint_sharing(change.key, change.old.object())
+
+    def resync(self, key: Key) -> None:
+        server = self.objects.server_name(key)
+        if server is not None:
+            self.hint(server, Hint(key, "resync", Rank.RESYNC))
+
+    def hint(self, server: str, hint: Hint) -> None:
+        self._queue.put(server if server in self._servers else NO_SERVER, hint)
+
+    def _hint_sharing(self, gone: Key, old: dict[str, Any]) -> None:
+        server = server_of(old)
+        for key in self.objects.sharing(server, role_of(old)) - {gone}:
+            self.hint(server, Hint(key, "another object went", Rank.DEPENDENCY))

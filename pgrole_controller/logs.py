@@ -1,0 +1,61 @@
+"""Log lines: constant messages with values as keys, for a terminal as text, elsewhere as JSON."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+LogFormat = Literal["auto", "text", "json"]
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31m"}
+_RESET = "\033[0m"
+
+
+def set_up(level: str, form: LogFormat) -> None:
+    """Logs to standard error from now on."""
+    terminal = sys.stderr.isatty()
+    handler = logging.StreamHandler(sys.stderr)
+    text = form == "text" or (form == "auto" and terminal)
+    handler.setFormatter(_Text(colours=terminal) if text else _Json())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("pgrole_controller").setLevel(level.upper())
+
+
+def _values(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+class _Text(logging.Formatter):
+    def __init__(self, *, colours: bool) -> None:
+        super().__init__()
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
+        level = record.levelname
+        shown = f"{_COLOURS.get(level, '')}{level:<7}{_RESET}" if self._colours else f"{level:<7}"
+        values = " ".join(f"{key}={_plain(value)}" for key, value in _values(record).items())
+        line = f"{moment} {shown} {record.getMessage()}{'  ' + values if values else ''}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_values(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def _plain(value: object) -> str:
+    # One record is one line, whatever a role's name contains.
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "\n\r\t=') else text

@@ -1,0 +1,161 @@
+"""The settings of `run`: each a flag and, as `PGROLE_…`, a variable of the environment; the flag wins.
+
+`PGROLE_DSN` alone is no flag: a command line can be read by every user of a machine.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import parse_qs, urlsplit
+
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.role import POWERS
+from pgrole_controller.logs import LogFormat
+
+
+class WrongSetting(Exception):
+    """A value that cannot be used; the message names the setting and what it takes, never a secret value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. `read` turns its text into its value and raises ValueError with what it takes."""
+
+    name: str
+    help: str
+    read: Callable[[str], Any]
+    default: Any = None
+    metavar: str = "VALUE"
+    secret: bool = field(default=False)
+
+    @property
+    def variable(self) -> str:
+        return "PGROLE_" + self.name.upper().replace("-", "_")
+
+
+def _text(value: str) -> str:
+    if not value:
+        raise ValueError("it is empty")
+    return value
+
+
+def _flag(value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ValueError("it takes true or false")
+    return value.lower() == "true"
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if value.lower() not in choices:
+            raise ValueError(f"it takes one of {', '.join(choices)}")
+        return value.lower()
+
+    return read
+
+
+def _attributes(value: str) -> frozenset[str]:
+    names = frozenset(name.strip() for name in value.split(",") if name.strip())
+    if unknown := names - frozenset(POWERS):
+        raise ValueError(f"it takes attributes of {', '.join(POWERS)}, not {', '.join(sorted(unknown))}")
+    return names
+
+
+def _patterns(value: str) -> tuple[str, ...]:
+    return tuple(pattern.strip() for pattern in value.split(",") if pattern.strip())
+
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+def _duration(value: str) -> float:
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|h|m|s)", value)
+    if not parts or "".join(number + unit for number, unit in parts) != value:
+        raise ValueError("it takes a duration such as 30s, 10m or 1h30m")
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if seconds < 1:
+        raise ValueError("it takes at least 1s")
+    return seconds
+
+
+def _port(value: str) -> int | None:
+    if not value.isdecimal() or int(value) > 65535:
+        raise ValueError("it takes a port, 1 to 65535, or 0 for none")
+    return int(value) or None
+
+
+def _file(value: str) -> str:
+    if not Path(value).is_file():
+        raise ValueError(f"there is no file {value}")
+    return value
+
+
+def _dsn(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("postgres", "postgresql"):
+        raise ValueError("it takes postgresql://user:password@host:port/database")
+    return value
+
+
+LEVELS = ("debug", "info", "warning", "error")
+
+DSN = Setting("dsn", "the server to manage, as postgresql://user:password@host:port/database", _dsn, secret=True)
+
+RUN = (
+    DSN,
+    Setting("kubeconfig", "kubeconfig file (default: KUBECONFIG, in-cluster, ~/.kube/config)", _file, None, "FILE"),
+    Setting("context", "context of the kubeconfig", _text, None, "NAME"),
+    Setting("strict-tls", "false accepts cluster CAs that Python 3.13 and later refuse", _flag, True, "BOOL"),
+    Setting("namespace", "look at this namespace only (default: all)", _text, None, "NAME"),
+    Setting("cluster-id", "how claims name this cluster (default: uid of namespace kube-system)", _text, None, "ID"),
+    Setting(
+        "allow",
+        f"attributes that roles may have beside createdb, of {', '.join(POWERS)}",
+        _attributes,
+        frozenset(),
+        "LIST",
+    ),
+    Setting("protected", "patterns of role names that no object may touch, e.g. rds_*", _patterns, (), "LIST"),
+    Setting("install", "whether the controller may install schema pgrole itself", _flag, True, "BOOL"),
+    Setting("resync-interval", "a look at every object at least this often", _duration, 3600.0, "DURATION"),
+    Setting("health-port", "port of /healthz and /readyz, 0 for none", _port, 8080, "PORT"),
+    Setting("log-level", f"one of {', '.join(LEVELS)}", _choice(*LEVELS), "info", "LEVEL"),
+    Setting("log-format", "text, json or auto (text on a terminal)", _choice(*get_args(LogFormat)), "auto", "FORMAT"),
+)
+
+
+def read_settings(
+    settings: tuple[Setting, ...], flags: Mapping[str, str | None], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """The value of each setting by its name. Raises WrongSetting for the first that cannot be used."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        given = flags.get(setting.name)
+        name = f"--{setting.name}"
+        if given is None:
+            given, name = environment.get(setting.variable), setting.variable
+        if given is None:
+            values[setting.name] = setting.default
+            continue
+        try:
+            values[setting.name] = setting.read(given)
+        except ValueError as error:
+            shown = "" if setting.secret else f" {given!r}"
+            raise WrongSetting(f"{name}{shown}: {error}") from error
+    return values
+
+
+def policy_of(values: Mapping[str, Any]) -> Policy:
+    """The policy of the server that PGROLE_DSN names."""
+    return Policy(attributes=frozenset({"createdb"}) | values["allow"], protected=values["protected"])
+
+
+def verifies_by_default(dsn: str) -> bool:
+    """Whether a DSN says nothing of TLS although it leaves this machine: asyncpg would fall back to plain text."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    if "sslmode" in query or "host" in query:
+        return False
+    return (parts.hostname or "") not in ("", "localhost", "127.0.0.1", "::1")

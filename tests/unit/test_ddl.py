@@ -1,0 +1,87 @@
+"""core/ddl: a change becomes SQL, and nothing that a name or a comment contains becomes SQL."""
+
+import pytest
+from hypothesis import given
+
+from pgrole_controller.core.ddl import literal, quote_identifier, quote_literal, statements
+from pgrole_controller.core.diff import diff
+from pgrole_controller.core.role import Role, to_microseconds
+from tests.roles import names, texts
+
+
+@given(names())
+def test_a_quoted_name_ends_where_it_began(name: str) -> None:
+    quoted = quote_identifier(name)
+    inside = quoted[1:-1]
+    assert quoted[0] == quoted[-1] == '"'
+    assert inside.replace('""', "").count('"') == 0
+    assert inside.replace('""', '"') == name
+
+
+@given(texts())
+def test_a_quoted_text_has_no_lone_quote_and_no_lone_backslash(text: str) -> None:
+    quoted = quote_literal(text)
+    inside = quoted.removeprefix("E")[1:-1]
+    assert inside.replace("''", "").count("'") == 0
+    assert quoted.startswith("E") == ("\\" in text)
+    unescaped = inside.replace("''", "'")
+    assert (unescaped.replace("\\\\", "\\") if quoted.startswith("E") else unescaped) == text
+
+
+@pytest.mark.parametrize(("name", "problem"), [("", "0"), ("x" * 64, "64"), ("ü" * 32, "64"), ("a\0b", "NUL")])
+def test_what_postgresql_would_truncate_or_cannot_hold_is_refused(name: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        quote_identifier(name)
+
+
+@pytest.mark.parametrize("name", ["x" * 63, "ü" * 31 + "x", "日" * 21])
+def test_a_name_of_63_bytes_is_taken_whole(name: str) -> None:
+    assert quote_identifier(name) == f'"{name}"'
+
+
+def test_literals_of_each_kind() -> None:
+    assert literal(None) == "NULL"
+    assert literal(-1) == "-1"
+    assert literal("it's") == "'it''s'"
+    assert literal(("a", "b'c")) == "ARRAY['a','b''c']::text[]"
+    assert literal(()) == "ARRAY[]::text[]"
+
+
+def test_a_role_with_defaults_is_created_without_options() -> None:
+    # A role with CREATEROLE alone may not even write NOSUPERUSER.
+    assert list(statements(diff(Role("app"), None))) == ['CREATE ROLE "app"']
+
+
+def test_creation_names_only_what_differs_from_the_defaults_and_comments_after_it() -> None:
+    wanted = Role("app", login=True, inherit=False, connection_limit=5, comment="it's ours")
+    assert list(statements(diff(wanted, None))) == [
+        'CREATE ROLE "app" WITH LOGIN NOINHERIT CONNECTION LIMIT 5',
+        """COMMENT ON ROLE "app" IS 'it''s ours'""",
+    ]
+
+
+def test_attributes_that_differ_become_one_statement_that_names_no_other() -> None:
+    there = Role("app", superuser=True, createdb=True, connection_limit=1)
+    assert list(statements(diff(Role("app", login=True), there))) == [
+        'ALTER ROLE "app" WITH LOGIN NOSUPERUSER NOCREATEDB CONNECTION LIMIT -1'
+    ]
+
+
+def test_a_rename_comes_first_and_what_follows_uses_the_new_name() -> None:
+    assert list(statements(diff(Role("app", createdb=True), Role("stolen", comment="x")))) == [
+        'ALTER ROLE "stolen" RENAME TO "app"',
+        'ALTER ROLE "app" WITH CREATEDB',
+        'COMMENT ON ROLE "app" IS NULL',
+    ]
+
+
+def test_valid_until_is_written_with_its_zone_and_no_end_as_infinity() -> None:
+    from datetime import UTC, datetime
+
+    moment = to_microseconds(datetime(2027, 1, 1, 12, 30, 0, 5, tzinfo=UTC))
+    assert list(statements(diff(Role("app", valid_until=moment), Role("app")))) == [
+        """ALTER ROLE "app" WITH VALID UNTIL '2027-01-01T12:30:00.000005+00:00'"""
+    ]
+    assert list(statements(diff(Role("app"), Role("app", valid_until=moment)))) == [
+        """ALTER ROLE "app" WITH VALID UNTIL 'infinity'"""
+    ]

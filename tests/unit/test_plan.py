@@ -1,0 +1,275 @@
+"""core/plan: whose role is it, and what is done about it. No I/O: what is seen is given."""
+
+from dataclasses import replace
+
+import pytest
+
+from pgrole_controller.core.claim import Claim, Owner, Proof
+from pgrole_controller.core.diff import Create, Drop, Rename, SetAttribute
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.plan import Ask, Deed, Needs, Plan, Server, Sight, decide, decide_absent
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.role import Found, Role, digest
+
+ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
+OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")
+WANTED = Role("app", login=True)
+SERVER = Server(system_identifier=7, own_roles=frozenset({"keeper"}), cluster="cluster-a")
+POLICY = Policy()
+OID = 20_000
+
+
+def ask(**values: object) -> Ask:
+    return replace(Ask(owner=ME, wanted=WANTED), **values)  # type: ignore[arg-type]
+
+
+def claim(**values: object) -> Claim:
+    plain = Claim("app", OID, SERVER.system_identifier, ME, applied=digest(WANTED))
+    return replace(plain, **values)  # type: ignore[arg-type]
+
+
+def look(asked: Ask, sight: Sight, *, policy: Policy = POLICY) -> Plan:
+    return decide(asked, sight, SERVER, policy)
+
+
+def refusal(asked: Ask, sight: Sight, *, policy: Policy = POLICY) -> PgRoleError:
+    with pytest.raises(PgRoleError) as caught:
+        look(asked, sight, policy=policy)
+    return caught.value
+
+
+FOUND = Found(OID, WANTED)
+
+
+class TestWhoseRoleIsIt:
+    """Each row of the table in the design."""
+
+    def test_ours_and_as_declared_needs_nothing(self) -> None:
+        plan = look(ask(), Sight(named=FOUND, claim=claim()))
+        assert not plan.writes
+        assert plan.deed is Deed.NOTHING
+
+    def test_ours_and_changed_by_somebody_is_drift_and_set_back(self) -> None:
+        drifted = Found(OID, replace(WANTED, superuser=True))
+        plan = look(ask(), Sight(named=drifted, claim=claim()))
+        assert plan.changes == (SetAttribute("app", "superuser", False),)
+        assert plan.drift == ("superuser",)
+        assert plan.deed is Deed.CORRECTED
+
+    def test_renamed_and_the_name_is_free_is_renamed_back(self) -> None:
+        plan = look(ask(), Sight(claimed=Found(OID, replace(WANTED, name="stolen")), claim=claim()))
+        assert plan.changes == (Rename("stolen", "app"),)
+        assert plan.drift == ("name",)
+        assert (plan.seen_as, plan.oid) == ("stolen", OID)
+
+    def test_renamed_and_the_name_is_anothers_is_refused_and_names_both(self) -> None:
+        sight = Sight(named=Found(OID + 1, WANTED), claimed=Found(OID, replace(WANTED, name="stolen")), claim=claim())
+        error = refusal(ask(), sight)
+        assert error.reason is Reason.NAME_TAKEN
+        assert '"stolen"' in error.message
+        assert '"app"' in error.message
+
+    def test_dropped_is_created_again_and_is_drift(self) -> None:
+        plan = look(ask(), Sight(claim=claim()))
+        assert plan.changes == (Create(WANTED),)
+        assert plan.drift == ("role",)
+        assert plan.oid is None
+
+    def test_dropped_and_made_again_takes_the_new_oid(self) -> None:
+        plan = look(ask(), Sight(named=Found(OID + 5, replace(WANTED, login=False)), claim=claim()))
+        assert plan.changes == (SetAttribute("app", "login", True),)
+        assert plan.oid == OID + 5
+        assert plan.owner == ME
+        assert plan.drift == ("role", "login")
+
+    def test_dropped_and_made_again_just_as_declared_still_renews_the_claim(self) -> None:
+        plan = look(ask(), Sight(named=Found(OID + 5, WANTED), claim=claim()))
+        assert plan.changes == ()
+        assert plan.owner == ME
+
+    def test_dropped_and_made_again_as_a_superuser_is_refused(self) -> None:
+        sight = Sight(named=Found(OID + 5, replace(WANTED, superuser=True)), claim=claim())
+        assert refusal(ask(), sight).reason is Reason.NOT_ALLOWED
+
+    def test_an_oid_of_another_server_does_not_count(self) -> None:
+        sight = Sight(
+            named=Found(OID + 5, WANTED),
+            claimed=Found(OID, Role("somebody")),
+            claim=claim(system_identifier=99),
+        )
+        plan = look(ask(), sight)
+        assert plan.changes == ()
+        assert plan.drift == ()
+        assert (plan.owner, plan.oid) == (ME, OID + 5)
+
+
+class TestOwnership:
+    def test_a_role_without_claim_is_refused_and_the_message_says_what_adoption_would_change(self) -> None:
+        error = refusal(ask(), Sight(named=Found(OID, Role("app", createdb=True))))
+        assert error.reason is Reason.ROLE_EXISTS
+        assert "login, createdb" in error.message
+
+    def test_adoption_takes_it_over(self) -> None:
+        plan = look(ask(adopt=True), Sight(named=Found(OID, Role("app"))))
+        assert plan.deed is Deed.ADOPTED
+        assert plan.drift == ()
+        assert plan.owner == ME
+
+    @pytest.mark.parametrize("power", ["superuser", "createrole", "replication", "bypassrls"])
+    def test_adoption_of_what_the_object_could_not_have_asked_for_is_refused(self, power: str) -> None:
+        error = refusal(ask(adopt=True), Sight(named=Found(OID, replace(WANTED, **{power: True}))))
+        assert error.reason is Reason.NOT_ALLOWED
+        assert power in error.message
+
+    def test_adoption_of_a_member_of_a_superuser_is_refused(self) -> None:
+        error = refusal(ask(adopt=True), Sight(named=Found(OID, WANTED, reaches=("admin",))))
+        assert error.reason is Reason.NOT_ALLOWED
+        assert "admin" in error.message
+
+    def test_another_objects_claim_decides_and_is_named(self) -> None:
+        error = refusal(ask(adopt=True), Sight(named=FOUND, claim=claim(owner=OTHER)))
+        assert error.reason is Reason.CONFLICT
+        assert "shop/other" in error.message
+
+    def test_another_clusters_claim_is_named_with_its_cluster(self) -> None:
+        error = refusal(ask(), Sight(named=FOUND, claim=claim(owner=replace(OTHER, cluster="cluster-b"))))
+        assert error.reason is Reason.CLAIMED_ELSEWHERE
+        assert "cluster-b" in error.message
+
+    def test_between_two_without_claim_the_older_goes_first(self) -> None:
+        error = refusal(ask(older_rival="shop/older"), Sight())
+        assert error.reason is Reason.CONFLICT
+        assert "shop/older" in error.message
+
+    def test_a_claim_decides_against_an_older_object(self) -> None:
+        assert not look(ask(older_rival="shop/older"), Sight(named=FOUND, claim=claim())).writes
+
+    def test_an_object_made_again_takes_its_retained_role_back(self) -> None:
+        sight = Sight(named=FOUND, claim=claim(owner=replace(ME, object_uid="uid-0"), released=True))
+        plan = look(ask(), sight)
+        assert plan.owner == ME
+        assert plan.drift == ()
+
+    def test_a_new_namespace_of_the_same_name_inherits_nothing(self) -> None:
+        old = replace(ME, object_uid="uid-0", namespace_uid="another")
+        error = refusal(ask(), Sight(named=FOUND, claim=claim(owner=old, released=True)))
+        assert error.reason is Reason.ROLE_EXISTS
+
+    def test_a_retained_role_that_became_superuser_is_not_taken_back(self) -> None:
+        sight = Sight(named=Found(OID, replace(WANTED, superuser=True)), claim=claim(released=True))
+        assert refusal(ask(), sight).reason is Reason.NOT_ALLOWED
+
+    def test_status_proves_ownership_where_the_role_carries_no_claim(self) -> None:
+        proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
+        plan = look(ask(proof=proof), Sight(named=FOUND))
+        assert plan.deed is Deed.RECLAIMED
+        assert plan.owner == ME
+
+    @pytest.mark.parametrize("wrong", [{"role_oid": 1}, {"system_identifier": 8}, {"role_name": "x"}])
+    def test_status_of_another_role_or_server_proves_nothing(self, wrong: dict[str, object]) -> None:
+        proof = replace(Proof("app", OID, SERVER.system_identifier, ""), **wrong)  # type: ignore[arg-type]
+        assert refusal(ask(proof=proof), Sight(named=FOUND)).reason is Reason.ROLE_EXISTS
+
+    def test_status_does_not_help_against_a_claim(self) -> None:
+        proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
+        assert refusal(ask(proof=proof), Sight(named=FOUND, claim=claim(owner=OTHER))).reason is Reason.CONFLICT
+
+
+class TestPolicy:
+    @pytest.mark.parametrize("name", ["pg_read_all_data", "keeper", "rds_admin"])
+    def test_protected_names_are_refused(self, name: str) -> None:
+        policy = Policy(protected=("rds_*",))
+        error = refusal(ask(wanted=Role(name), adopt=True), Sight(), policy=policy)
+        assert error.reason is Reason.PROTECTED
+
+    def test_the_bootstrap_superuser_is_refused_by_its_oid(self) -> None:
+        error = refusal(ask(adopt=True), Sight(named=Found(10, Role("app", superuser=True))))
+        assert error.reason is Reason.PROTECTED
+
+    def test_attributes_beyond_the_policy_are_refused_before_anything_else_is_changed(self) -> None:
+        error = refusal(ask(wanted=replace(WANTED, superuser=True)), Sight())
+        assert error.reason is Reason.NOT_ALLOWED
+        assert "superuser" in error.message
+
+    def test_attributes_within_the_policy_are_applied(self) -> None:
+        policy = Policy(attributes=frozenset({"superuser"}))
+        assert look(ask(wanted=replace(WANTED, superuser=True)), Sight(), policy=policy).writes
+
+
+class TestDriftPolicy:
+    def test_under_report_drift_is_left_as_it_is(self) -> None:
+        drifted = Found(OID, replace(WANTED, createdb=True))
+        plan = look(ask(report_only=True), Sight(named=drifted, claim=claim()))
+        assert not plan.writes
+        assert plan.drift == ("createdb",)
+
+    def test_under_report_a_changed_spec_is_applied(self) -> None:
+        plan = look(ask(report_only=True), Sight(named=FOUND, claim=claim(applied="sha256:older")))
+        assert plan.writes
+
+    def test_a_changed_spec_is_not_drift(self) -> None:
+        there = Found(OID, replace(WANTED, login=False))
+        plan = look(ask(), Sight(named=there, claim=claim(applied="sha256:older")))
+        assert plan.drift == ()
+        assert plan.deed is Deed.CHANGED
+
+    def test_a_suspended_object_changes_nothing(self) -> None:
+        assert refusal(ask(suspended=True), Sight(claim=claim())).reason is Reason.SUSPENDED
+
+
+class TestTheEnd:
+    def test_retain_releases_the_claim_and_leaves_the_role(self) -> None:
+        plan = look(ask(terminating=True), Sight(named=FOUND, claim=claim()))
+        assert plan.changes == ()
+        assert plan.releases == (("app", "uid-1"),)
+
+    def test_drop_drops_the_role_and_forgets_the_claim(self) -> None:
+        plan = look(ask(terminating=True, drop=True), Sight(named=FOUND, claim=claim()))
+        assert plan.changes == (Drop("app"),)
+        assert plan.forget
+
+    def test_drop_of_a_renamed_role_drops_it_under_its_present_name(self) -> None:
+        sight = Sight(claimed=Found(OID, Role("stolen")), claim=claim())
+        assert look(ask(terminating=True, drop=True), sight).changes == (Drop("stolen"),)
+
+    @pytest.mark.parametrize("held", [None, claim(owner=OTHER), claim(owner=OTHER, released=True)])
+    def test_drop_touches_nothing_that_is_not_ours(self, held: Claim | None) -> None:
+        plan = look(ask(terminating=True, drop=True), Sight(named=FOUND, claim=held))
+        assert plan.changes == ()
+        assert plan.releases == ()
+
+    def test_drop_waits_while_the_role_is_needed_and_says_where_and_the_way_out(self) -> None:
+        sight = Sight(named=FOUND, claim=claim(), needs=(Needs("orders", 3), Needs("", 1)))
+        error = refusal(ask(terminating=True, drop=True), sight)
+        assert isinstance(error, Waiting)
+        assert error.reason is Reason.DROP_BLOCKED
+        assert '3 in database "orders"' in error.message
+        assert "Retain" in error.message
+
+    def test_drop_of_a_role_that_was_replaced_by_a_superuser_is_blocked(self) -> None:
+        sight = Sight(named=Found(OID + 1, replace(WANTED, superuser=True)), claim=claim())
+        assert refusal(ask(terminating=True, drop=True), sight).reason is Reason.DROP_BLOCKED
+
+    def test_drop_of_a_suspended_object_is_blocked(self) -> None:
+        error = refusal(ask(terminating=True, drop=True, suspended=True), Sight(named=FOUND, claim=claim()))
+        assert error.reason is Reason.DROP_BLOCKED
+
+    def test_drop_of_a_role_that_is_gone_already_forgets_the_claim(self) -> None:
+        plan = look(ask(terminating=True, drop=True), Sight(claim=claim()))
+        assert plan.changes == ()
+        assert plan.forget
+
+    def test_an_object_that_is_gone_releases_all_that_it_claimed(self) -> None:
+        assert decide_absent(Sight(former=(("app", "uid-1"),))).releases == (("app", "uid-1"),)
+
+    def test_a_name_claimed_by_an_earlier_object_of_the_same_key_is_released(self) -> None:
+        plan = look(ask(), Sight(named=FOUND, claim=claim(), former=(("old_app", "uid-0"),)))
+        assert plan.releases == (("old_app", "uid-0"),)
+
+
+def test_refusals_are_not_retried_and_waits_are() -> None:
+    from pgrole_controller.core.outcome import Ending, of_error
+
+    assert of_error(Refused(Reason.CONFLICT, "")).ending is Ending.STALLED
+    assert of_error(Waiting(Reason.DROP_BLOCKED, "")).ending is Ending.WORKING
+    assert of_error(Refused(Reason.SUSPENDED, "")).ending is Ending.PAUSED
