@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import yaml
 from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.config.config_exception import ConfigException
@@ -29,6 +30,7 @@ from kubernetes_asyncio.config.kube_config import (
 from pgrole_controller.kube.errors import NotConfigured
 
 RENEW_EVERY = 60.0  # seconds; as kubernetes_asyncio's own refresh
+RENEW_TIMEOUT = 30.0  # an exec plugin may ask somebody
 
 CHOICES = (
     "name one with --kubeconfig FILE or KUBECONFIG=FILE, run inside a cluster with a service account, "
@@ -86,23 +88,26 @@ async def _load_files(files: str, context: str | None) -> Credentials:
         message = f"kubeconfig {files} cannot be used: {error or type(error).__name__}"
         raise NotConfigured(message) from error
 
+    async def load_again() -> None:
+        # `load_and_set` would write the certificates to files again, and leaks a descriptor for each.
+        await loader._load_authentication()  # noqa: SLF001
+        if hasattr(loader, "token"):
+            configuration.api_key["BearerToken"] = loader.token
+
     async def renew() -> None:
         loader.__dict__.pop("exec_plugin_expiry", None)
         await load_again()
 
-    async def load_again() -> None:
-        await loader.load_and_set(configuration)
-        forget_files()
-
-    configuration.refresh_api_key_hook = _every(RENEW_EVERY, load_again)
-    return Credentials(configuration, files, renew)
+    return _renewing(configuration, files, load_again, renew)
 
 
 def _load_in_cluster() -> Credentials:
     configuration = Configuration()
-    loader = InClusterConfigLoader(token_filename=SERVICE_TOKEN_FILENAME, cert_filename=SERVICE_CERT_FILENAME)
+    loader = InClusterConfigLoader(
+        token_filename=SERVICE_TOKEN_FILENAME, cert_filename=SERVICE_CERT_FILENAME, try_refresh_token=False
+    )
 
-    async def renew() -> None:
+    async def load_again() -> None:
         loader.load_and_set(configuration)
 
     try:
@@ -110,17 +115,39 @@ def _load_in_cluster() -> Credentials:
     except _UNUSABLE as error:
         message = f"the service account of this pod cannot be used: {error or type(error).__name__}"
         raise NotConfigured(message) from error
-    return Credentials(configuration, "in-cluster", renew)
+    return _renewing(configuration, "in-cluster", load_again, load_again)
 
 
-def _every(seconds: float, load_again: Callable[[], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-    """A refresh hook: called at each request, it loads again at most once in so many seconds."""
-    due = time.monotonic() + seconds
+def _renewing(
+    configuration: Any,  # noqa: ANN401 - kubernetes_asyncio's
+    source: str,
+    load_again: Callable[[], Awaitable[None]],
+    renew: Callable[[], Awaitable[None]],
+) -> Credentials:
+    """Looks at the source again once in RENEW_EVERY, as a request needs it, and whenever `renew` is called."""
+    due = time.monotonic() + RENEW_EVERY
 
-    async def hook(_: Any) -> None:  # noqa: ANN401 - kubernetes_asyncio passes its configuration
+    async def limited(load: Callable[[], Awaitable[None]]) -> None:
         nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + seconds
-            await load_again()
+        due = time.monotonic() + RENEW_EVERY
+        with anyio.fail_after(RENEW_TIMEOUT):
+            await load()
+        _trim(configuration)
 
-    return hook
+    async def hook(_: object) -> None:
+        if time.monotonic() >= due:
+            await limited(load_again)
+
+    async def at_once() -> None:
+        await limited(renew)
+
+    _trim(configuration)
+    configuration.refresh_api_key_hook = hook
+    return Credentials(configuration, source, at_once)
+
+
+def _trim(configuration: Any) -> None:  # noqa: ANN401 - kubernetes_asyncio's
+    """A token file's last newline is no part of the token, and not allowed in a header."""
+    token = configuration.api_key.get("BearerToken")
+    if token is not None:
+        configuration.api_key["BearerToken"] = token.strip()
