@@ -1,0 +1,134 @@
+"""The CustomResourceDefinition of PgRole, made from its model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from pgrole_controller.api.pgrole import GROUP, ROOT_RULES, VERSION, PgRole
+
+Schema = dict[str, Any]
+
+_PLURAL = "pgroles"
+_FILE = f"{GROUP}_{_PLURAL}.yaml"
+_HEADER = "# generated from pgrole_controller/api by `make crds`\n"
+
+#: Keywords of JSON Schema that say nothing in Kubernetes, or that it does not allow.
+_DROPPED = frozenset({"title", "$defs", "additionalProperties"})
+
+_API_VERSION = "The version of the schema that this object is written in: pgrole.dev/v1alpha1."
+_KIND = "The kind of the object: PgRole."
+
+_READY = '.status.conditions[?(@.type=="Ready")]'
+_COLUMNS = (
+    ("Role", "string", ".status.role.name", "Name of the role in PostgreSQL"),
+    ("Server", "string", ".spec.serverRef.name", "Name of the PgServer"),
+    ("Ready", "string", f"{_READY}.status", "Whether the role is as declared"),
+    ("Reason", "string", f"{_READY}.reason", "Why it is ready or not"),
+    ("Drifts", "integer", ".status.driftCount", "How many times drift was corrected"),
+    ("Age", "date", ".metadata.creationTimestamp", "Since when the object exists"),
+)
+
+
+def crd() -> Schema:
+    """The CustomResourceDefinition as the API server takes it."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{_PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": "PgRole",
+                "listKind": "PgRoleList",
+                "plural": _PLURAL,
+                "shortNames": ["pgr"],
+                "singular": "pgrole",
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": kind, "jsonPath": path, "description": description}
+                        for name, kind, path, description in _COLUMNS
+                    ],
+                    "schema": {"openAPIV3Schema": _root_schema()},
+                }
+            ],
+        },
+    }
+
+
+def render() -> str:
+    """The CustomResourceDefinition as the text of its YAML file."""
+    return _HEADER + yaml.dump(crd(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def files() -> dict[str, str]:
+    """Everything that belongs into `crds/`: file name → text."""
+    return {_FILE: render()}
+
+
+def _root_schema() -> Schema:
+    made = PgRole.model_json_schema(by_alias=True, mode="validation")
+    properties = made["properties"]
+    return {
+        "type": "object",
+        "description": made["description"],
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": _API_VERSION},
+            "kind": {"type": "string", "description": _KIND},
+            "metadata": {"type": "object"},
+            "spec": _structural(properties["spec"], made["$defs"]),
+            "status": _structural(properties["status"], made["$defs"]),
+        },
+        **ROOT_RULES,
+    }
+
+
+def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
+    """The schema as Kubernetes wants it: no references, no null (what is optional is absent), no titles."""
+    schema = _without_null(_inlined(schema, definitions), definitions)
+    result: Schema = {}
+    for keyword, value in schema.items():
+        match keyword:
+            case "properties":
+                result[keyword] = {name: _structural(field, definitions) for name, field in value.items()}
+            case "items":
+                result[keyword] = _structural(value, definitions)
+            case _ if keyword not in _DROPPED:
+                result[keyword] = value
+    return result
+
+
+def _inlined(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
+    """What stands beside a reference (a field's own description) goes before what it refers to."""
+    if "$ref" not in schema:
+        return dict(schema)
+    own = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
+    referred = definitions[schema["$ref"].rpartition("/")[2]]
+    return {**_inlined(referred, definitions), **own}
+
+
+def _without_null(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    """`X | None = None` becomes X without a default. Raises ValueError for any other choice of types."""
+    if "anyOf" not in schema:
+        return schema
+    own = {keyword: value for keyword, value in schema.items() if keyword != "anyOf" and value is not None}
+    [choice] = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
+    return {**_inlined(choice, definitions), **own}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists are indented below their key, and nothing is written as an alias."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        super().increase_indent(flow, indentless=False)
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        return True

@@ -1,0 +1,60 @@
+"""What Kubernetes objects have in common: metadata and conditions, as much of them as is used here."""
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Model(BaseModel):
+    """camelCase in YAML, snake_case in Python; unknown fields are ignored, since a newer CRD may know more."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_alias=True,
+        validate_by_name=True,
+        extra="ignore",
+        frozen=True,
+    )
+
+
+class ObjectMeta(Model):
+    """Of what is built here only `name`, `namespace`, labels and annotations; the API server adds the rest."""
+
+    name: str = Field(min_length=1)
+    namespace: str | None = None
+    uid: str | None = None
+    resource_version: str | None = None
+    generation: int | None = None
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    finalizers: list[str] | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class Condition(Model):
+    """One aspect of the state of the object."""
+
+    type: str = Field(
+        description="Type of the condition, in CamelCase.",
+        json_schema_extra={"minLength": 1, "maxLength": 316, "pattern": "^[A-Za-z][A-Za-z0-9]*$"},
+    )
+    status: str = Field(
+        description="Whether it holds: True, False or Unknown.",
+        json_schema_extra={"enum": ["True", "False", "Unknown"]},
+    )
+    reason: str = Field(
+        description="Why, as one word in CamelCase for programs.",
+        json_schema_extra={"minLength": 1, "maxLength": 1024, "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
+    )
+    message: str = Field(
+        description="Why, in words for the author of the object.",
+        json_schema_extra={"maxLength": 32768},
+    )
+    last_transition_time: datetime = Field(description="When the status of the condition last changed.")
+    observed_generation: int | None = Field(
+        default=None,
+        description="The metadata.generation that the condition was set for.",
+        json_schema_extra={"format": "int64", "minimum": 0},
+    )

@@ -1,0 +1,260 @@
+"""PgRole: a role of PostgreSQL as its owner declares it.
+
+The models are the source of the CRD and the programmatic API at once: build with Python's or YAML's names, and write
+with `model_dump(by_alias=True, exclude_none=True, mode="json")`. What CEL refuses at admission is refused here too, in
+the same words.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, model_validator
+from pydantic_core import PydanticCustomError
+
+from pgrole_controller.api.cel import immutable_optional, rule, rules
+from pgrole_controller.api.meta import Condition, Model, ObjectMeta
+
+GROUP = "pgrole.dev"
+VERSION = "v1alpha1"
+
+#: NAMEDATALEN - 1: PostgreSQL cuts a longer name without a word, and two names become one.
+_NAME_BYTES = 63
+_RESERVED = ("public", "none")
+_COMMENT_LENGTH = 1024
+
+_NAME_SIZE = "spec.name must have 1 to 63 bytes (UTF-8): shorten it, since PostgreSQL would cut it without a word"
+_NAME_NUL = "spec.name must not contain NUL (U+0000), which PostgreSQL cannot hold: remove it"
+_NAME_PREFIX = 'spec.name must not begin with "pg_", which PostgreSQL keeps for its own roles: choose another name'
+_NAME_RESERVED = 'spec.name must not be "public" or "none", which PostgreSQL reserves: choose another name'
+_DEFAULT_NAME = (
+    "metadata.name cannot be the name of the role in PostgreSQL, "
+    'which has at most 63 bytes and is not "public" or "none": set spec.name'
+)
+_NAME_FIXED = "spec.name is immutable, also when it is absent: create another PgRole to have a role under another name"
+_SERVER_FIXED = "spec.serverRef is immutable: create another PgRole to have the role on another server"
+_COMMENT_NUL = "spec.comment must not contain NUL (U+0000), which PostgreSQL cannot hold: remove it"
+_COMMENT_SIZE = f"spec.comment must have at most {_COMMENT_LENGTH} characters: shorten it"
+_VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time of the years 1 to 9999, with a time zone"
+
+
+def _check_name(name: str) -> str:
+    if not 1 <= len(name.encode()) <= _NAME_BYTES:
+        problem = _NAME_SIZE
+    elif "\x00" in name:
+        problem = _NAME_NUL
+    elif name.startswith("pg_"):
+        problem = _NAME_PREFIX
+    elif name in _RESERVED:
+        problem = _NAME_RESERVED
+    else:
+        return name
+    raise PydanticCustomError("role_name", problem)
+
+
+def _check_comment(comment: str) -> str:
+    if "\x00" in comment:
+        raise PydanticCustomError("comment", _COMMENT_NUL)
+    if len(comment) > _COMMENT_LENGTH:
+        raise PydanticCustomError("comment", _COMMENT_SIZE)
+    return comment
+
+
+RoleName = Annotated[str, AfterValidator(_check_name)]
+Comment = Annotated[str, AfterValidator(_check_comment)]
+
+
+class ServerRef(Model):
+    """Names a PgServer."""
+
+    name: str = Field(
+        default="default",
+        description='Name of the PgServer. "default" is the one that the controller itself was given.',
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+    )
+
+
+class Drift(Model):
+    """What is done about drift: a change of the role inside the database that was not declared here."""
+
+    policy: Literal["Correct", "Report"] = Field(
+        default="Correct",
+        description="Correct sets the role back at once. Report changes nothing and says what differs.",
+    )
+
+
+class PgRoleSpec(Model):
+    """The role as it shall be. It is exact: what is left out has PostgreSQL's default and is kept there."""
+
+    server_ref: ServerRef = Field(
+        default=ServerRef(),
+        description="The server that holds the role. Immutable.",
+        json_schema_extra={"x-kubernetes-map-type": "atomic"},
+    )
+    name: RoleName | None = Field(
+        default=None,
+        description=(
+            "Name of the role in PostgreSQL: 1 to 63 bytes of any characters; metadata.name when absent. Immutable. "
+            'Not "public", not "none", and nothing that begins with "pg_".'
+        ),
+        json_schema_extra={
+            "minLength": 1,
+            "maxLength": _NAME_BYTES,
+            **rules(
+                rule(f"size(bytes(self)) <= {_NAME_BYTES}", _NAME_SIZE),
+                rule(r"!self.contains('\u0000')", _NAME_NUL),
+                rule("!self.startsWith('pg_')", _NAME_PREFIX),
+                rule("!(self in ['public', 'none'])", _NAME_RESERVED),
+            ),
+        },
+    )
+    login: StrictBool = Field(default=False, description="May the role log in?")
+    superuser: StrictBool = Field(default=False, description="Does the role bypass all permission checks?")
+    createdb: StrictBool = Field(default=False, description="May the role create databases?")
+    createrole: StrictBool = Field(default=False, description="May the role create, alter and drop other roles?")
+    inherit: StrictBool = Field(
+        default=True, description="Has the role the privileges of roles that it is a member of, without SET ROLE?"
+    )
+    replication: StrictBool = Field(default=False, description="May the role replicate, and manage replication slots?")
+    bypassrls: StrictBool = Field(default=False, description="Does the role bypass every row-level security policy?")
+    connection_limit: int = Field(
+        default=-1,
+        ge=-1,
+        le=2**31 - 1,
+        description="How many connections the role may have at once; -1 is no limit.",
+        json_schema_extra={"format": "int32"},
+    )
+    valid_until: AwareDatetime | None = Field(
+        default=None,
+        description="When the role's password stops being valid (RFC 3339, years 1 to 9999); never when absent.",
+        json_schema_extra=rules(
+            rule("self >= timestamp('0001-01-01T00:00:00Z') && self <= timestamp('9999-12-31T23:59:59Z')", _VALID_UNTIL)
+        ),
+    )
+    comment: Comment | None = Field(
+        default=None,
+        description="The role's comment, as COMMENT ON ROLE sets it; none when absent or empty.",
+        json_schema_extra={
+            "maxLength": _COMMENT_LENGTH,
+            **rules(rule(r"!self.contains('\u0000')", _COMMENT_NUL)),
+        },
+    )
+    drift: Drift = Field(default=Drift(), description="What is done when the role is changed inside the database.")
+    adopt: StrictBool = Field(
+        default=False,
+        description=(
+            "May a role that exists already be taken over? Never one that holds what this object could not ask for."
+        ),
+    )
+    deletion_policy: Literal["Retain", "Drop"] = Field(
+        default="Retain",
+        description=(
+            "What happens to the role when the object is deleted. Retain leaves it in the database. Drop drops it, "
+            "and the object stays until it could be; setting Retain lets the object go at once."
+        ),
+    )
+    suspend: StrictBool = Field(default=False, description="While true, the controller leaves the role as it is.")
+
+
+class AppliedRole(Model):
+    """The role in the database."""
+
+    name: str = Field(description="Its name.", json_schema_extra={"maxLength": _NAME_BYTES})
+    oid: int = Field(
+        description="Its object identifier in the server.",
+        json_schema_extra={"format": "int64", "minimum": 1, "maximum": 2**32 - 1},
+    )
+    applied: str = Field(
+        default="",
+        description="Digest of the declaration that was last brought into the database.",
+        json_schema_extra={"maxLength": 128},
+    )
+
+
+class AppliedServer(Model):
+    """The server that the role is on."""
+
+    name: str = Field(description="Name of the PgServer.", json_schema_extra={"maxLength": 253})
+    system_identifier: str = Field(
+        description="PostgreSQL's system identifier of the server.", json_schema_extra={"maxLength": 20}
+    )
+
+
+class LastDrift(Model):
+    """The last time that the role was found changed inside the database."""
+
+    time: datetime = Field(description="When it was noticed.")
+    fields: list[Annotated[str, Field(json_schema_extra={"maxLength": 63})]] = Field(
+        default_factory=list,
+        description="The fields of spec that differed.",
+        json_schema_extra={"maxItems": 64, "x-kubernetes-list-type": "atomic"},
+    )
+    corrected: bool = Field(description="Whether the role was set back.")
+
+
+class PgRoleStatus(Model):
+    """What the controller last saw and did. It is output: changing it changes nothing."""
+
+    observed_generation: int = Field(
+        default=-1,
+        description="The metadata.generation that was last looked at; -1 before the first look.",
+        json_schema_extra={"format": "int64", "minimum": -1},
+    )
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        description="Ready; Reconciling, Stalled and DriftDetected while they hold.",
+        json_schema_extra={
+            "maxItems": 16,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+        },
+    )
+    role: AppliedRole | None = Field(default=None, description="The role in the database.")
+    server: AppliedServer | None = Field(default=None, description="The server that the role is on.")
+    last_drift: LastDrift | None = Field(
+        default=None, description="The last time that the role was found changed inside the database."
+    )
+    drift_count: int | None = Field(
+        default=None,
+        description="How many times drift was corrected since the role was first applied.",
+        json_schema_extra={"format": "int64", "minimum": 0},
+    )
+
+
+class PgRole(Model):
+    """A PostgreSQL role that is kept as declared; drift inside the database is noticed within milliseconds."""
+
+    api_version: Literal["pgrole.dev/v1alpha1"] = "pgrole.dev/v1alpha1"
+    kind: Literal["PgRole"] = "PgRole"
+    metadata: ObjectMeta
+    spec: PgRoleSpec = Field(
+        json_schema_extra=rules(
+            rule("self.serverRef.name == oldSelf.serverRef.name", _SERVER_FIXED, field_path=".serverRef.name"),
+            immutable_optional("name", _NAME_FIXED),
+        )
+    )
+    status: PgRoleStatus | None = Field(default=None, json_schema_extra={"default": {"observedGeneration": -1}})
+
+    @property
+    def role_name(self) -> str:
+        """The name of the role in PostgreSQL."""
+        return self.metadata.name if self.spec.name is None else self.spec.name
+
+    @model_validator(mode="after")
+    def _check_default_name(self) -> Self:
+        name = self.metadata.name
+        if self.spec.name is None and (len(name.encode()) > _NAME_BYTES or name in _RESERVED):
+            raise PydanticCustomError("role_name", _DEFAULT_NAME)
+        return self
+
+
+#: For the whole object, where CEL sees metadata.name.
+ROOT_RULES = rules(
+    rule(
+        f"has(self.spec.name) || (size(self.metadata.name) <= {_NAME_BYTES} "
+        "&& !(self.metadata.name in ['public', 'none']))",
+        _DEFAULT_NAME,
+        field_path=".spec.name",
+    )
+)
