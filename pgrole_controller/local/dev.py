@@ -143,7 +143,7 @@ async def _tell_when_ready(
 
 def _is_ready(role: Json) -> bool:
     status = role.get("status", {})
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", []))
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
     return ready and status.get("observedGeneration") == role["metadata"]["generation"]
 
 

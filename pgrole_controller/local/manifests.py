@@ -71,7 +71,7 @@ def read_folder(folder: Path) -> Iterator[Json]:
 
 async def _is_usable(server: ApiServer, name: str, listing: str) -> bool:
     crd = await server.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
-    conditions = {one["type"]: one["status"] for one in crd.get("status", {}).get("conditions", [])}
+    conditions = {one["type"]: one["status"] for one in crd.get("status", {}).get("conditions") or []}
     if conditions.get("Established") != "True":
         return False
     try:
