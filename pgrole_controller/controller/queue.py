@@ -1,0 +1,78 @@
+"""The queue: the rules of `core.schedule`, with the event loop's clock and a way to wait.
+
+Not thread-safe: everything is called in the event loop. Only `take` waits.
+"""
+
+import math
+import random
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+
+from pgrole_controller.core.hint import Hint, Key
+from pgrole_controller.core.schedule import Figures, Result, Schedule, Visit
+
+
+class Queue:
+    """`draw` gives numbers in [0, 1), for the jitter of back-off."""
+
+    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+        self._schedule = Schedule(draw)
+        self._waiting: dict[str, anyio.Event] = {}
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def put(self, lane: str, hint: Hint, delay: float = 0.0) -> None:
+        """Asks for a visit after `delay` seconds; may be called in a callback of the event loop."""
+        self._schedule.add(lane, hint, anyio.current_time() + delay)
+        self._wake(lane)
+
+    async def take(self, lane: str, limit: int) -> tuple[Visit, ...]:
+        """Waits until a key of the lane is due, and begins the visits to those that are, at most `limit`.
+
+        Each must be ended with `done`. Empty when the queue is closed. When it is cancelled no visit has begun. Raises
+        RuntimeError while another waits for the same lane.
+        """
+        await anyio.lowlevel.checkpoint()
+        while not self._closed:
+            visits = self._schedule.take(lane, anyio.current_time(), limit)
+            if visits:
+                return visits
+            await self._wait(lane)
+        return ()
+
+    def done(self, key: Key, result: Result) -> None:
+        """Ends a visit. Raises LookupError when none to the key is under way."""
+        lane = self._schedule.done(key, anyio.current_time(), result)
+        if lane is not None:
+            self._wake(lane)
+
+    def figures(self, lane: str) -> Figures:
+        return self._schedule.figures(lane, anyio.current_time())
+
+    def close(self) -> None:
+        """No further visit begins; those under way can be ended."""
+        self._closed = True
+        for lane in self._waiting:
+            self._wake(lane)
+
+    async def _wait(self, lane: str) -> None:
+        """Until something changes in the lane, or its next delayed key is due."""
+        if lane in self._waiting:
+            message = f"another waits for lane {lane!r}"
+            raise RuntimeError(message)
+        changed = self._waiting[lane] = anyio.Event()
+        due = self._schedule.next_at(lane)
+        try:
+            with anyio.CancelScope(deadline=math.inf if due is None else due):
+                await changed.wait()
+        finally:
+            del self._waiting[lane]
+
+    def _wake(self, lane: str) -> None:
+        if lane in self._waiting:
+            self._waiting[lane].set()

@@ -1,0 +1,299 @@
+"""The queue's rules: which key is visited when, by rank, without ever visiting one twice at once.
+
+Guarantees: one visit to a key at a time, in whatever lane; hints for it that arrive before its visit lead to that one
+visit, and those that arrive during it to exactly one more; no hint is lost; a key that waits is visited however many of
+better rank come. Every operation costs O(log n) of the keys that wait, but `remove_lane`; keys at rest cost nothing.
+
+Assumptions: time is in seconds of any one clock that never goes back, and given by the caller.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pgrole_controller.core.hint import Hint, Key, Rank
+
+#: Back-off after failures of one key, in seconds: doubled from the first to the longest.
+FIRST_BACKOFF = 2.0
+LONGEST_BACKOFF = 300.0
+
+#: A key that has waited for longer than this, in seconds, is taken out of turn: one of so many places is for such keys.
+PATIENCE = 5.0
+PLACES_PER_TURN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """Nothing is left to do until something changes: brought in, refused, or gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """It failed: again with back-off."""
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Again after so many seconds. No failure, and no success either: the count of failures stays."""
+
+    seconds: float
+
+
+Result = Success | Retry | After
+
+
+class Visit(NamedTuple):
+    """One visit that begins. `waited`: seconds since it was due; `failures`: how often in a row it failed before."""
+
+    key: Key
+    reason: str
+    rank: Rank
+    waited: float
+    failures: int
+
+
+class Figures(NamedTuple):
+    """A lane at one moment. `depth`: keys that are due and wait; `oldest`: seconds that the first of them waits."""
+
+    depth: int
+    oldest: float
+
+
+class _Entry:
+    """A key that waits or is visited. It waits while `hint` is set: from `due` on, in `lane`.
+
+    `ticket` names its place among the delayed of the lane; None when it is ready, or held until its visit ends.
+    """
+
+    __slots__ = ("backing_off", "due", "failures", "hint", "lane", "ready", "ticket", "visit")
+
+    def __init__(self, lane: str) -> None:
+        self.lane: str | None = lane  # None: the lane was removed, or the key forgotten, during the visit
+        self.hint: Hint | None = None
+        self.due = 0.0
+        self.ticket: int | None = None
+        self.ready = False
+        self.visit: Visit | None = None
+        self.failures = 0
+        self.backing_off = False
+
+
+def _no_ranks() -> dict[Rank, OrderedDict[Key, None]]:
+    return {rank: OrderedDict() for rank in Rank}
+
+
+@dataclass(slots=True)
+class _Lane:
+    delayed: list[tuple[float, int, Key]] = field(default_factory=list)  # a heap; some have been superseded
+    delayed_count: int = 0  # of those that count
+    by_age: OrderedDict[Key, float] = field(default_factory=OrderedDict)  # key → waiting since, the oldest first
+    by_rank: dict[Rank, OrderedDict[Key, None]] = field(default_factory=_no_ranks)
+    seen: float = float("-inf")  # the last time at which delayed keys were looked at
+    turn: int = 0  # places given by rank while somebody has waited too long
+
+
+class Schedule:
+    """`draw` gives numbers in [0, 1), for the jitter."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self._draw = draw
+        self._entries: dict[Key, _Entry] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._tickets = 0
+
+    def add(self, lane: str, hint: Hint, at: float) -> None:
+        """A hint that is due at `at`: of several for one key the earliest time and the best rank count.
+
+        A key belongs to one lane, the one that it was last added to: what waits in another comes along, and how often
+        it failed there is forgotten. A RESYNC does not cut a back-off short; everything else does.
+        """
+        entry = self._entries.get(hint.key)
+        if entry is None:
+            entry = self._entries[hint.key] = _Entry(lane)
+        elif entry.lane != lane:
+            self._leave(hint.key, entry)
+            entry.lane, entry.failures, entry.backing_off = lane, 0, False
+        self._merge(hint.key, entry, hint, at)
+        if entry.visit is None:
+            self._enter(hint.key, entry)
+
+    def take(self, lane: str, now: float, limit: int) -> tuple[Visit, ...]:
+        """Begins a visit to each key that is due, at most `limit`: by rank, but for those that have waited too long."""
+        queue = self._lanes.get(lane)
+        if queue is None:
+            return ()
+        self._let_in(queue, now)
+        visits: list[Visit] = []
+        while queue.by_age and len(visits) < limit:
+            key = _choose(queue, now)
+            visits.append(self._begin(queue, key, now))
+        return tuple(visits)
+
+    def done(self, key: Key, now: float, result: Result) -> str | None:
+        """Ends the visit to a key. Returns the lane in which the key waits again; None when it is at rest.
+
+        Raises LookupError when no visit to the key is under way.
+        """
+        entry = self._entries.get(key)
+        if entry is None or entry.visit is None:
+            raise LookupError(f"no visit to {key} is under way")
+        visit, entry.visit = entry.visit, None
+        if entry.lane is not None:
+            self._conclude(key, entry, visit, now, result)
+        if entry.lane is None or entry.hint is None:
+            del self._entries[key]
+            return None
+        self._enter(key, entry)
+        return entry.lane
+
+    def next_at(self, lane: str) -> float | None:
+        """When `take` next gives something: in the past when it does so now; None when nothing waits."""
+        queue = self._lanes.get(lane)
+        if queue is None:
+            return None
+        if queue.by_age:
+            return next(iter(queue.by_age.values()))
+        self._drop_superseded(queue)
+        return queue.delayed[0][0] if queue.delayed else None
+
+    def forget(self, key: Key) -> None:
+        """Nothing is left to do for this key; a visit that is under way ends without another."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        self._leave(key, entry)
+        entry.hint = None
+        if entry.visit is None:
+            del self._entries[key]
+        else:
+            entry.lane = None
+
+    def remove_lane(self, lane: str) -> None:
+        """Forgets every key of the lane."""
+        for key in [key for key, entry in self._entries.items() if entry.lane == lane]:
+            self.forget(key)
+        self._lanes.pop(lane, None)
+
+    def figures(self, lane: str, now: float) -> Figures:
+        queue = self._lanes.get(lane)
+        if queue is None:
+            return Figures(0, 0.0)
+        self._let_in(queue, now)
+        if not queue.by_age:
+            return Figures(0, 0.0)
+        return Figures(len(queue.by_age), now - next(iter(queue.by_age.values())))
+
+    def _conclude(self, key: Key, entry: _Entry, visit: Visit, now: float, result: Result) -> None:
+        """What follows from the result itself, beside hints that arrived during the visit."""
+        match result:
+            case Success():
+                entry.failures = 0
+            case Retry():
+                entry.failures += 1
+                if entry.hint is not None and entry.hint.rank is Rank.RESYNC:
+                    entry.hint = None  # the retry looks as well
+                at = now + self._backoff(entry.failures)
+                self._merge(key, entry, Hint(key, "retry", Rank.DEPENDENCY), at)
+                entry.backing_off = entry.due == at
+            case After(seconds):
+                self._merge(key, entry, Hint(key, visit.reason, visit.rank), now + seconds)
+
+    def _backoff(self, failures: int) -> float:
+        """Seconds, less up to half as jitter."""
+        full = min(FIRST_BACKOFF * 2.0 ** min(failures - 1, 32), LONGEST_BACKOFF)
+        return full * (1.0 - self._draw() / 2.0)
+
+    def _merge(self, key: Key, entry: _Entry, hint: Hint, at: float) -> None:
+        """Joins a hint with what waits; the entry's place is brought up to date by `_enter`."""
+        if entry.hint is None:
+            entry.hint, entry.due = hint, at
+            return
+        if entry.backing_off and hint.rank is Rank.RESYNC:
+            return
+        if hint.rank < entry.hint.rank:
+            if entry.ready and entry.lane is not None:
+                ranks = self._lanes[entry.lane].by_rank
+                del ranks[entry.hint.rank][key]
+                ranks[hint.rank][key] = None
+            entry.hint = hint
+        if at < entry.due and not entry.ready:
+            self._leave(key, entry)
+            entry.due, entry.backing_off = at, False
+
+    def _enter(self, key: Key, entry: _Entry) -> None:
+        """Gives a waiting key its place in its lane, unless it has it."""
+        if entry.ready or entry.ticket is not None or entry.lane is None:
+            return
+        queue = self._lanes.get(entry.lane)
+        if queue is None:
+            queue = self._lanes[entry.lane] = _Lane()
+        self._tickets += 1
+        entry.ticket = self._tickets
+        heapq.heappush(queue.delayed, (entry.due, entry.ticket, key))
+        queue.delayed_count += 1
+
+    def _leave(self, key: Key, entry: _Entry) -> None:
+        """Takes away a key's place, if it has one."""
+        if entry.lane is None or entry.hint is None:
+            return
+        if entry.ready:
+            queue = self._lanes[entry.lane]
+            del queue.by_age[key], queue.by_rank[entry.hint.rank][key]
+            entry.ready = False
+        elif entry.ticket is not None:
+            queue = self._lanes[entry.lane]
+            entry.ticket = None
+            queue.delayed_count -= 1
+            if len(queue.delayed) > 2 * queue.delayed_count + 64:
+                queue.delayed = [place for place in queue.delayed if self._counts(place)]
+                heapq.heapify(queue.delayed)
+
+    def _counts(self, place: tuple[float, int, Key]) -> bool:
+        entry = self._entries.get(place[2])
+        return entry is not None and entry.ticket == place[1]
+
+    def _drop_superseded(self, queue: _Lane) -> None:
+        while queue.delayed and not self._counts(queue.delayed[0]):
+            heapq.heappop(queue.delayed)
+
+    def _let_in(self, queue: _Lane, now: float) -> None:
+        """Makes ready what is due. Those that were added since the last look wait since then at the earliest."""
+        while queue.delayed and queue.delayed[0][0] <= now:
+            place = heapq.heappop(queue.delayed)
+            if not self._counts(place):
+                continue
+            due, _, key = place
+            entry = self._entries[key]
+            if entry.hint is None:
+                raise AssertionError(f"{key} has a place and no hint")
+            entry.ticket, entry.ready, entry.backing_off = None, True, False
+            queue.delayed_count -= 1
+            queue.by_age[key] = max(due, queue.seen)
+            queue.by_rank[entry.hint.rank][key] = None
+        queue.seen = max(queue.seen, now)
+
+    def _begin(self, queue: _Lane, key: Key, now: float) -> Visit:
+        entry = self._entries[key]
+        hint = entry.hint
+        if hint is None:
+            raise AssertionError(f"{key} is ready and has no hint")
+        since = queue.by_age[key]
+        self._leave(key, entry)
+        entry.hint = None
+        entry.visit = Visit(key, hint.reason, hint.rank, now - since, entry.failures)
+        return entry.visit
+
+
+def _choose(queue: _Lane, now: float) -> Key:
+    """The first of the best rank; in one of so many turns the one that has waited the longest, if that is too long."""
+    oldest, since = next(iter(queue.by_age.items()))
+    best = next(iter(next(keys for keys in queue.by_rank.values() if keys)))
+    if oldest == best or now - since <= PATIENCE:
+        return best
+    queue.turn += 1
+    if queue.turn < PLACES_PER_TURN:
+        return best
+    queue.turn = 0
+    return oldest
