@@ -87,7 +87,7 @@ class _Controller:
         self._client = client
         self._queue = Queue()
         self._store = Store(index=index_by_role)
-        self._objects = Objects(client, self._store, cluster)
+        self._objects = Objects(client, self._store, cluster, plan.namespace)
         self._recorder = Recorder(client)
         self._reporter = Reporter(client, self._store, self._queue, self._recorder)
         self._lane = Lane(plan.server, self._objects, self._queue, self._reporter)

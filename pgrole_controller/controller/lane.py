@@ -126,6 +126,8 @@ class Lane:
     async def _hint_orphans(self, session: Session) -> None:
         """Objects that went while nobody looked still hold claims."""
         for key, uids in (await session.look_for_claims()).items():
+            if not self._objects.covers(key):
+                continue
             stored = self._objects.store.get(key)
             if stored is None or uids != {stored.uid} or self._objects.server_name(key) != self.server.name:
                 self._queue.put(self.server.name, Hint(key, "claim without object", Rank.DEPENDENCY))

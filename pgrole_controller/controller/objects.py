@@ -63,9 +63,10 @@ class Request:
 
 
 class Objects:
-    def __init__(self, client: Client, store: Store, cluster: str) -> None:
+    def __init__(self, client: Client, store: Store, cluster: str, namespace: str | None = None) -> None:
         self.store = store
         self.cluster = cluster
+        self._namespace = namespace
         self._client = client
         self._namespace_uids: dict[str, str] = {}
 
@@ -84,6 +85,10 @@ class Objects:
             return Request(key, stored, error=error)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
         return Request(key, stored, ask, _finalizer(ask, held))
+
+    def covers(self, key: Key) -> bool:
+        """Whether the store would hold such an object: what it does not watch is not missing in it."""
+        return self._namespace is None or key.namespace == self._namespace
 
     def sharing(self, server: str, role_name: str) -> set[Key]:
         """The objects that name this role on this server."""

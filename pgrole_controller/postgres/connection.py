@@ -3,13 +3,19 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.sqlstate import classify
+
+# asyncpg's class is generic in its stubs alone.
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record]
+else:
+    Connection = asyncpg.Connection
 
 CONNECT_SECONDS = 10.0
 COMMAND_SECONDS = 30.0
@@ -39,7 +45,7 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIterator["asyncpg.Connection[Any]"]:
+async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIterator[Connection]:
     """A connection for one purpose (it shows in application_name). Raises Transient when there is none to be had.
 
     `command_timeout` holds for every statement; give `timeout` with a statement that shall run longer.
@@ -59,7 +65,7 @@ async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIte
             await _close(connection)
 
 
-async def _close(connection: "asyncpg.Connection[Any]") -> None:
+async def _close(connection: Connection) -> None:
     # A polite goodbye needs an answer; a peer that is gone never gives one.
     with anyio.move_on_after(1):
         try:

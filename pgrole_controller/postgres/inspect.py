@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import asyncpg
 
@@ -13,7 +12,7 @@ from pgrole_controller.core.hint import Key
 from pgrole_controller.core.plan import Needs, Sight
 from pgrole_controller.core.role import Found, Role
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import speaking
+from pgrole_controller.postgres.connection import Connection, speaking
 
 OLDEST_VERSION = 14
 
@@ -33,7 +32,7 @@ class Identity:
         return (self.system_identifier, self.started_at) == (other.system_identifier, other.started_at)
 
 
-async def identify(connection: "asyncpg.Connection[Any]") -> Identity:
+async def identify(connection: Connection) -> Identity:
     """Raises Transient for a server that cannot be written to or is too old."""
     with speaking():
         row = await connection.fetchrow(queries.inspect("server"))
@@ -55,7 +54,7 @@ async def identify(connection: "asyncpg.Connection[Any]") -> Identity:
     )
 
 
-async def look(connection: "asyncpg.Connection[Any]", cluster: str, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
+async def look(connection: Connection, cluster: str, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
     """What is there for each (key, role name), in their order; the role name is empty where the object is gone."""
     with speaking():
         rows = await connection.fetch(
@@ -68,7 +67,7 @@ async def look(connection: "asyncpg.Connection[Any]", cluster: str, asked: Seque
     return [_sight(row) for row in rows]
 
 
-async def look_for_needs(connection: "asyncpg.Connection[Any]", oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
+async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
     """What still needs each of these roles; a role that nothing needs is not in the result."""
     with speaking():
         rows = await connection.fetch(queries.inspect("needs"), list(oids))
@@ -78,7 +77,7 @@ async def look_for_needs(connection: "asyncpg.Connection[Any]", oids: Sequence[i
     return needs
 
 
-async def look_for_claims(connection: "asyncpg.Connection[Any]", cluster: str) -> dict[Key, set[str]]:
+async def look_for_claims(connection: Connection, cluster: str) -> dict[Key, set[str]]:
     """Which objects of this cluster hold claims: the uids by key."""
     with speaking():
         rows = await connection.fetch(queries.inspect("claims"), cluster)

@@ -6,13 +6,12 @@ and it is created without IF NOT EXISTS: from then on only its owner can put any
 """
 
 from enum import Enum
-from typing import Any
 
 import asyncpg
 
 from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import speaking
+from pgrole_controller.postgres.connection import Connection, speaking
 
 #: Raised with every change of sql/install. One version older and newer than this one can be worked with.
 VERSION = 1
@@ -29,7 +28,7 @@ class Installation(Enum):
     CHANGED = "changed"
 
 
-async def install(connection: "asyncpg.Connection[Any]", *, allowed: bool = True) -> Installation:
+async def install(connection: Connection, *, allowed: bool = True) -> Installation:
     """Brings schema pgrole to this version, in one transaction; does nothing where it is there and whole.
 
     Raises Refused when it belongs to somebody else or may not be made, Transient when the server fails.
@@ -54,7 +53,7 @@ async def install(connection: "asyncpg.Connection[Any]", *, allowed: bool = True
     return Installation.CHANGED if row["present"] else Installation.MADE
 
 
-async def _is_whole(connection: "asyncpg.Connection[Any]", row: asyncpg.Record) -> bool:
+async def _is_whole(connection: Connection, row: asyncpg.Record) -> bool:
     if not row["versioned"]:
         return False
     installed = await connection.fetchrow("SELECT version, parts FROM pgrole.installation")
@@ -68,7 +67,7 @@ async def _is_whole(connection: "asyncpg.Connection[Any]", row: asyncpg.Record) 
     return bool(installed["version"] >= VERSION and installed["parts"] == row["parts"])
 
 
-async def _survey(connection: "asyncpg.Connection[Any]") -> asyncpg.Record:
+async def _survey(connection: Connection) -> asyncpg.Record:
     """What of the schema is there. Raises Refused when any of it is not to be trusted."""
     row: asyncpg.Record | None = await connection.fetchrow(queries.inspect("installation"))
     if row is None:

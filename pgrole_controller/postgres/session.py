@@ -8,23 +8,21 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import anyio
-import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.plan import Needs, Plan, Sight
 from pgrole_controller.postgres import inspect, transaction
-from pgrole_controller.postgres.connection import Endpoint, connect, speaking
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.inspect import Identity
 from pgrole_controller.postgres.install import Installation, install
 from pgrole_controller.postgres.notification import CHANNEL, greeting, is_greeting, read_names
 
 log = logging.getLogger(__name__)
 
-Connection = asyncpg.Connection[Any]
 
 #: How often `watch` compares snapshots: the delay of detection and the cost of idling.
 TICK = "10 ms"

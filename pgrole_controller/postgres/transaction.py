@@ -5,15 +5,13 @@ ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shi
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import anyio
-import asyncpg
 
 from pgrole_controller.core.ddl import literal, statements
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.postgres.connection import speaking
+from pgrole_controller.postgres.connection import Connection, speaking
 
 #: For one transaction, whatever its statements wait for.
 TRANSACTION_SECONDS = 30.0
@@ -26,7 +24,7 @@ def script(plans: Sequence[Plan]) -> str:
     return ";\n".join((*_BEGIN, *(statement for plan in plans for statement in _statements(plan))))
 
 
-async def carry_out(connection: "asyncpg.Connection[Any]", plans: Sequence[Plan]) -> list[PgRoleError | None]:
+async def carry_out(connection: Connection, plans: Sequence[Plan]) -> list[PgRoleError | None]:
     """Carries out the plans, all or one by one: None for each that is committed, else why it is not."""
     if not plans:
         return []
@@ -36,7 +34,7 @@ async def carry_out(connection: "asyncpg.Connection[Any]", plans: Sequence[Plan]
     return [await _run(connection, [plan]) for plan in plans]
 
 
-async def _run(connection: "asyncpg.Connection[Any]", plans: Sequence[Plan]) -> PgRoleError | None:
+async def _run(connection: Connection, plans: Sequence[Plan]) -> PgRoleError | None:
     try:
         with anyio.CancelScope(shield=True), speaking():
             with anyio.fail_after(TRANSACTION_SECONDS, shield=True):

@@ -13,7 +13,7 @@ SELECT
     n.rolcreatedb AS named_createdb, n.rolcreaterole AS named_createrole, n.rolinherit AS named_inherit,
     n.rolreplication AS named_replication, n.rolbypassrls AS named_bypassrls, n.rolconnlimit AS named_connection_limit,
     CASE WHEN n.rolvaliduntil = '-infinity' THEN -9223372036854775808
-         WHEN n.rolvaliduntil < 'infinity' THEN (extract(epoch FROM n.rolvaliduntil) * 1000000)::bigint
+         WHEN n.rolvaliduntil < 'infinity' THEN least(extract(epoch FROM n.rolvaliduntil) * 1000000, 9223372036854775807)::bigint
     END AS named_valid_until,
     pg_catalog.shobj_description(n.oid, 'pg_authid') AS named_comment,
     -- only where it is not known as ours: adoption must not take over what reaches further than an object may ask for
@@ -35,7 +35,7 @@ SELECT
     o.rolreplication AS claimed_replication, o.rolbypassrls AS claimed_bypassrls,
     o.rolconnlimit AS claimed_connection_limit,
     CASE WHEN o.rolvaliduntil = '-infinity' THEN -9223372036854775808
-         WHEN o.rolvaliduntil < 'infinity' THEN (extract(epoch FROM o.rolvaliduntil) * 1000000)::bigint
+         WHEN o.rolvaliduntil < 'infinity' THEN least(extract(epoch FROM o.rolvaliduntil) * 1000000, 9223372036854775807)::bigint
     END AS claimed_valid_until,
     pg_catalog.shobj_description(o.oid, 'pg_authid') AS claimed_comment,
     c.role_name AS claim_role_name, c.role_oid AS claim_role_oid, c.system_identifier AS claim_system_identifier,

@@ -1,0 +1,219 @@
+"""The whole controller as its own process, driven and judged from outside: the API server, SQL, and nothing else."""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asyncpg
+
+from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.process import Process
+from pgrole_controller.postgres.connection import Connection
+
+Json = dict[str, Any]
+
+#: How long a condition may take to come true before a test fails, in seconds: generous, since the machine may be busy.
+PATIENCE = 45.0
+
+GROUP = "/apis/pgrole.dev/v1alpha1"
+
+
+@dataclass(frozen=True, slots=True)
+class Kube:
+    """PgRoles of one namespace, as kubectl would handle them."""
+
+    server: ApiServer
+    namespace: str
+
+    def path(self, name: str = "") -> str:
+        return f"{GROUP}/namespaces/{self.namespace}/pgroles" + (f"/{name}" if name else "")
+
+    async def apply(self, name: str, **spec: Any) -> Json:
+        """Creates the object or changes its spec, as `kubectl apply --server-side` does."""
+        body = {
+            "apiVersion": "pgrole.dev/v1alpha1",
+            "kind": "PgRole",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": spec,
+        }
+        return await self.server.request(
+            "PATCH",
+            self.path(name),
+            body,
+            content_type="application/apply-patch+yaml",
+            query={"fieldManager": "test", "force": "true"},
+        )
+
+    async def patch(self, name: str, body: Json) -> Json:
+        return await self.server.request("PATCH", self.path(name), body, content_type="application/merge-patch+json")
+
+    async def get(self, name: str) -> Json | None:
+        try:
+            return await self.server.request("GET", self.path(name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def delete(self, name: str) -> None:
+        await self.server.request("DELETE", self.path(name))
+
+    async def events(self, reason: str) -> list[Json]:
+        answer = await self.server.request("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events")
+        return [event for event in answer["items"] if event["reason"] == reason]
+
+    async def wait_for(self, name: str, true: Callable[[Json], bool], what: str, seconds: float = PATIENCE) -> Json:
+        """The object as soon as `true` holds for it."""
+        last: Json | None = None
+        with anyio.move_on_after(seconds):
+            while True:
+                last = await self.get(name)
+                if last is not None and true(last):
+                    return last
+                await anyio.sleep(0.02)
+        raise AssertionError(f"{name}: {what} did not come true within {seconds} s: {json.dumps(last, indent=1)}")
+
+    async def wait_ready(self, name: str, seconds: float = PATIENCE) -> Json:
+        """As `kubectl wait --for=condition=Ready`, and for the present generation."""
+        return await self.wait_for(
+            name,
+            lambda obj: (
+                condition(obj, "Ready").get("status") == "True"
+                and obj["status"]["observedGeneration"] == obj["metadata"]["generation"]
+            ),
+            "Ready=True",
+            seconds,
+        )
+
+    async def wait_reason(self, name: str, reason: str, seconds: float = PATIENCE) -> Json:
+        return await self.wait_for(
+            name, lambda obj: condition(obj, "Ready").get("reason") == reason, f"reason {reason}", seconds
+        )
+
+    async def wait_gone(self, name: str, seconds: float = PATIENCE) -> None:
+        if not await reached(partial(self._is_gone, name), seconds):
+            raise AssertionError(f"{name} was not gone within {seconds} s: {await self.get(name)}")
+
+    async def _is_gone(self, name: str) -> bool:
+        return await self.get(name) is None
+
+
+def condition(obj: Json, kind: str) -> Json:
+    """A condition of an object; empty when it has none of that type."""
+    conditions: list[Json] = obj.get("status", {}).get("conditions", [])
+    return next((item for item in conditions if item["type"] == kind), {})
+
+
+class Database:
+    """A superuser's session, as `psql` would have it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def execute(self, sql: str) -> None:
+        await self.connection.execute(sql)
+
+    async def role(self, name: str) -> Mapping[str, Any] | None:
+        row = await self.connection.fetchrow(
+            "SELECT r.*, shobj_description(r.oid, 'pg_authid') AS comment FROM pg_roles AS r WHERE rolname = $1", name
+        )
+        return None if row is None else dict(row)
+
+    async def fetchval(self, sql: str, *arguments: object) -> Any:
+        return await self.connection.fetchval(sql, *arguments)
+
+    async def claim(self, name: str) -> Mapping[str, Any] | None:
+        row = await self.connection.fetchrow("SELECT * FROM pgrole.claim WHERE role_name = $1", name)
+        return None if row is None else dict(row)
+
+    async def wait_role(
+        self, name: str, true: Callable[[Mapping[str, Any]], bool], what: str, seconds: float = PATIENCE
+    ) -> Mapping[str, Any]:
+        """The row of pg_roles as soon as `true` holds for it."""
+        last: Mapping[str, Any] | None = None
+        with anyio.move_on_after(seconds):
+            while True:
+                last = await self.role(name)
+                if last is not None and true(last):
+                    return last
+                await anyio.sleep(0.01)
+        raise AssertionError(f"role {name}: {what} did not come true within {seconds} s: {last}")
+
+    async def wait_value(self, sql: str, value: object, seconds: float = PATIENCE) -> None:
+        async def is_so() -> bool:
+            return bool(await self.fetchval(sql) == value)
+
+        if not await reached(is_so, seconds):
+            raise AssertionError(f"{sql}: {value!r} expected within {seconds} s, but {await self.fetchval(sql)!r}")
+
+
+@asynccontextmanager
+async def open_database(dsn: str) -> AsyncIterator[Database]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        yield Database(connection)
+    finally:
+        await connection.close(timeout=5)
+
+
+class Controller:
+    """One controller process. Its log is kept, and shown when it does not come up."""
+
+    def __init__(self, kubeconfig: Path, dsn: str, folder: Path, *arguments: str, **environment: str) -> None:
+        self.health_port = free_port()
+        self.process = Process(
+            "controller",
+            [
+                *(sys.executable, "-m", "pgrole_controller", "run"),
+                *("--kubeconfig", str(kubeconfig), "--health-port", str(self.health_port)),
+                *("--log-level", "debug", "--log-format", "text", *arguments),
+            ],
+            folder / "controller.log",
+            {**os.environ, "PGROLE_DSN": dsn, **environment},
+        )
+
+    async def start(self) -> None:
+        await self.process.start()
+
+    async def stop(self) -> int | None:
+        return await self.process.stop()
+
+    async def kill(self) -> None:
+        await self.process.kill()
+
+    async def wait_log(self, text: str, seconds: float = PATIENCE) -> None:
+        """Until the log holds `text`."""
+        with anyio.move_on_after(seconds):
+            while text not in self.log:
+                if not self.process.running:
+                    raise self.process.failure("ended")
+                await anyio.sleep(0.02)
+            return
+        raise self.process.failure(f"did not log {text!r} within {seconds} s")
+
+    @property
+    def log(self) -> str:
+        path = self.process.log
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+@asynccontextmanager
+async def running(controller: Controller) -> AsyncIterator[Controller]:
+    """The controller runs and is connected; at the end it is stopped and must have ended well."""
+    await controller.start()
+    try:
+        await controller.wait_log("session with PostgreSQL begins")
+        yield controller
+    finally:
+        code = await controller.stop()
+    assert code in (0, None), controller.process.failure(f"ended with {code}")
+    assert "Traceback" not in controller.log, controller.log

@@ -1,0 +1,242 @@
+"""postgres: what a plan says is what is there afterwards, against a real server."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pgrole_controller.core.claim import Owner
+from pgrole_controller.core.ddl import quote_identifier, quote_literal, statements
+from pgrole_controller.core.diff import diff
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.plan import Ask, Plan, Server, Sight, decide
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.role import POWERS, Role
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import inspect
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.transaction import carry_out
+from tests.roles import names, roles, texts
+
+CLUSTER = "cluster-a"
+KEY = Key("shop", "orders-app")
+OWNER = Owner(CLUSTER, KEY.namespace, "ns-uid", KEY.name, "uid-1")
+ALLOWING = Policy(attributes=frozenset(POWERS))
+
+# One connection serves all examples: each leaves nothing behind.
+EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server() -> AsyncIterator[PostgresServer]:
+    from pgrole_controller.local.postgres import postgres
+
+    async with postgres() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
+    async with connect(Endpoint(server.dsn()), "test") as made:
+        await install(made)
+        yield made
+
+
+async def see(connection: Connection, name: str, key: Key = KEY) -> Sight:
+    return (await inspect.look(connection, CLUSTER, [(key, name)]))[0]
+
+
+async def known(connection: Connection) -> Server:
+    identity = await inspect.identify(connection)
+    return Server(identity.system_identifier, identity.own_roles, CLUSTER)
+
+
+async def bring_in(connection: Connection, ask: Ask) -> Plan:
+    plan = decide(ask, await see(connection, ask.wanted.name), await known(connection), ALLOWING)
+    assert await carry_out(connection, [plan]) == [None]
+    return plan
+
+
+async def clean(connection: Connection, *names_: str) -> None:
+    for name in names_:
+        await connection.execute(f"DROP ROLE IF EXISTS {quote_identifier(name)}")
+    await connection.execute("DELETE FROM pgrole.claim")
+
+
+@EXAMPLES
+@given(names())
+async def test_names_are_quoted_as_the_server_itself_would_read_them(connection: Connection, name: str) -> None:
+    assert await connection.fetchval(f"SELECT '1' AS {quote_identifier(name)}") == "1"
+    row = await connection.fetchrow(f"SELECT 1 AS {quote_identifier(name)}, quote_ident($1) AS theirs", name)
+    assert row is not None
+    assert next(iter(row.keys())) == name
+    assert row["theirs"] in (quote_identifier(name), name)
+
+
+@EXAMPLES
+@given(texts())
+async def test_texts_are_quoted_as_quote_literal_does(connection: Connection, text: str) -> None:
+    assert await connection.fetchval("SELECT quote_literal($1::text)", text) == quote_literal(text)
+    for conforming in ("on", "off"):
+        await connection.execute(f"SET standard_conforming_strings = {conforming}")
+        assert await connection.fetchval(f"SELECT {quote_literal(text)}::text") == text
+    await connection.execute("RESET standard_conforming_strings")
+
+
+@EXAMPLES
+@given(roles(), st.none() | roles())
+async def test_whatever_was_there_is_as_wanted_afterwards_and_a_second_plan_is_empty(
+    connection: Connection, wanted: Role, there: Role | None
+) -> None:
+    before = None if there is None else replace(there, name=wanted.name)
+    try:
+        for statement in statements(diff(before, None)) if before else ():
+            await connection.execute(statement)
+        await bring_in(connection, Ask(OWNER, wanted, adopt=True))
+        sight = await see(connection, wanted.name)
+        assert sight.named is not None
+        assert sight.named.role == wanted
+        assert not decide(Ask(OWNER, wanted), sight, await known(connection), ALLOWING).writes
+    finally:
+        await clean(connection, wanted.name)
+
+
+@pytest.mark.parametrize(
+    "valid_until", ["infinity", "-infinity", "294276-12-31 23:59:59+00", "4713-01-01 00:00:00+00 BC", "2027-01-01"]
+)
+async def test_any_moment_that_postgresql_holds_can_be_read_and_set_back(
+    connection: Connection, valid_until: str
+) -> None:
+    try:
+        await bring_in(connection, Ask(OWNER, Role("moments", login=True)))
+        await connection.execute(f"ALTER ROLE moments VALID UNTIL '{valid_until}'")
+        plan = await bring_in(connection, Ask(OWNER, Role("moments", login=True)))
+        assert plan.drift == (() if valid_until == "infinity" else ("validUntil",))
+        after = await see(connection, "moments")
+        assert after.named is not None
+        assert after.named.role.valid_until is None
+    finally:
+        await clean(connection, "moments")
+
+
+async def test_one_bad_plan_does_not_hold_the_others(connection: Connection) -> None:
+    server = await known(connection)
+    good = Ask(replace(OWNER, object="good", object_uid="g"), Role("good_one"))
+    bad = Ask(replace(OWNER, object="bad", object_uid="b"), Role("bad_one", connection_limit=-5))
+    plans = [decide(ask, await see(connection, ask.wanted.name), server, ALLOWING) for ask in (good, bad)]
+    try:
+        failures = await carry_out(connection, plans)
+        assert failures[0] is None
+        assert failures[1] is not None
+        assert failures[1].reason is Reason.INVALID_SPEC
+        assert (await see(connection, "good_one")).named is not None
+        assert (await see(connection, "bad_one")).claim is None
+    finally:
+        await clean(connection, "good_one", "bad_one")
+
+
+async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(connection: Connection) -> None:
+    try:
+        ask = Ask(OWNER, Role("replaced", login=True))
+        await bring_in(connection, ask)
+        await connection.execute("ALTER ROLE replaced NOLOGIN")
+        plan = decide(ask, await see(connection, "replaced"), await known(connection), ALLOWING)
+        await connection.execute("DROP ROLE replaced; CREATE ROLE replaced SUPERUSER")
+        (failure,) = await carry_out(connection, [plan])
+        assert failure is not None
+        assert failure.reason is Reason.PROGRESSING
+        after = await see(connection, "replaced")
+        assert after.named is not None
+        assert after.named.role.superuser
+    finally:
+        await clean(connection, "replaced")
+
+
+async def test_a_claim_that_another_took_meanwhile_stops_the_whole_change(connection: Connection) -> None:
+    try:
+        plan = decide(Ask(OWNER, Role("raced")), await see(connection, "raced"), await known(connection), ALLOWING)
+        other = replace(OWNER, object="other", object_uid="uid-2")
+        await bring_in(connection, Ask(other, Role("raced", login=True)))
+        (failure,) = await carry_out(connection, [plan])
+        assert failure is not None
+        after = await see(connection, "raced")
+        assert after.named is not None
+        assert after.named.role.login
+        assert after.claim is not None
+        assert after.claim.owner == other
+    finally:
+        await clean(connection, "raced")
+
+
+async def test_drift_is_counted_in_the_claim_by_the_transaction_that_corrects_it(connection: Connection) -> None:
+    ask = Ask(OWNER, Role("counted", login=True))
+    try:
+        await bring_in(connection, ask)
+        for expected in (1, 2):
+            await connection.execute("ALTER ROLE counted CREATEDB CREATEROLE")
+            await bring_in(connection, ask)
+            claim = (await see(connection, "counted")).claim
+            assert claim is not None
+            assert claim.drift_count == expected
+            assert claim.last_drift_fields == ("createdb", "createrole")
+            assert claim.last_drift_at is not None
+    finally:
+        await clean(connection, "counted")
+
+
+async def test_a_release_is_seen_by_the_next_object_of_that_place_and_by_no_other(connection: Connection) -> None:
+    try:
+        await bring_in(connection, Ask(OWNER, Role("kept", login=True)))
+        await bring_in(connection, Ask(OWNER, Role("kept", login=True), terminating=True))
+        claim = (await see(connection, "kept")).claim
+        assert claim is not None
+        assert claim.released
+        again = replace(OWNER, object_uid="uid-2")
+        await bring_in(connection, Ask(again, Role("kept", login=True)))
+        claim = (await see(connection, "kept")).claim
+        assert claim is not None
+        assert (claim.owner, claim.released) == (again, False)
+    finally:
+        await clean(connection, "kept")
+
+
+async def test_what_a_role_reaches_is_read_through_any_number_of_memberships(connection: Connection) -> None:
+    try:
+        await connection.execute(
+            "CREATE ROLE reach_a; CREATE ROLE reach_b; CREATE ROLE reach_c SUPERUSER;"
+            "GRANT reach_c TO reach_b; GRANT reach_b TO reach_a; GRANT pg_execute_server_program TO reach_b"
+        )
+        sight = await see(connection, "reach_a")
+        assert sight.named is not None
+        assert sight.named.reaches == ("pg_execute_server_program", "reach_c")
+    finally:
+        await clean(connection, "reach_a", "reach_b", "reach_c")
+
+
+async def test_what_still_needs_a_role_is_counted_by_database(connection: Connection) -> None:
+    try:
+        await connection.execute(
+            "CREATE ROLE needed; CREATE ROLE member IN ROLE needed; CREATE SCHEMA AUTHORIZATION needed"
+        )
+        oid = await connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = 'needed'")
+        needs = (await inspect.look_for_needs(connection, [oid]))[oid]
+        assert {need.database: need.count for need in needs} == {"postgres": 1, "": 1}
+    finally:
+        await connection.execute("DROP SCHEMA IF EXISTS needed")
+        await clean(connection, "member", "needed")
+
+
+async def test_any_number_of_roles_is_read_in_one_query_and_in_order(connection: Connection) -> None:
+    wanted = [f"many_{number}" for number in range(300)]
+    try:
+        await connection.execute(";".join(f"CREATE ROLE {name}" for name in wanted[::2]))
+        sights = await inspect.look(connection, CLUSTER, [(Key("shop", name), name) for name in wanted])
+        found = [sight.named.role.name if sight.named else None for sight in sights]
+        assert found == [name if place % 2 == 0 else None for place, name in enumerate(wanted)]
+    finally:
+        await clean(connection, *wanted[::2])
