@@ -87,17 +87,20 @@ def _run(options: argparse.Namespace) -> int:
         raise WrongSetting(f"{DSN.variable} is not set: it names {DSN.help}")
     set_up(values["log-level"], values["log-format"])
     # Here, since it takes a while: `--help` and a wrong setting answer at once.
-    from pgrole_controller.controller.app import CannotStart, run
+    from pgrole_controller.controller.app import run
+    from pgrole_controller.controller.errors import CannotStart
 
+    code = 0
     try:
         anyio.run(run, _plan(values))
-    except CannotStart as error:
-        print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
-        return FAILED
-    except Exception:
+    except* CannotStart as group:
+        for error in group.exceptions:
+            print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
+        code = FAILED
+    except* Exception:
         log.exception("ended by an error")
-        return FAILED
-    return 0
+        code = FAILED
+    return code
 
 
 def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is imported late, like what uses it

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import anyio
 from anyio.abc import TaskGroup
 
+from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health
 from pgrole_controller.controller.lane import Lane, Server, decline
 from pgrole_controller.controller.objects import DEFAULT_SERVER, Objects, index_by_role
@@ -46,10 +47,6 @@ class Plan:
     resync_seconds: float = 3600.0
     health_host: str = "0.0.0.0"  # noqa: S104 -- the kubelet asks from outside the pod
     health_port: int | None = None
-
-
-class CannotStart(Exception):
-    """What must be there at the start is not; the message says what to do."""
 
 
 async def run(plan: Plan) -> None:

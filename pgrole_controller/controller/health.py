@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import anyio
 from aiohttp import web
 
+from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.kube.store import Store
 
@@ -23,14 +24,17 @@ class Health:
         self.stopping = False
 
     async def serve(self, host: str, port: int) -> None:
-        """Until cancelled. Raises OSError when the port is taken."""
+        """Until cancelled. Raises CannotStart when the port is taken."""
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         try:
             await runner.setup()
-            await web.TCPSite(runner, host, port).start()
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as error:
+                raise CannotStart(f"--health-port {port}: {error.strerror}; give another, or 0 for none") from error
             log.info("health served", extra={"host": host, "port": port})
             await anyio.sleep_forever()
         finally:

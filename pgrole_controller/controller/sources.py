@@ -5,7 +5,7 @@ from typing import Any
 from pgrole_controller.controller.objects import Objects, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.hint import Hint, Key, Rank
-from pgrole_controller.kube.store import Change
+from pgrole_controller.kube.store import Change, Stored
 
 #: The lane of the objects whose server nobody declared.
 NO_SERVER = ""
@@ -22,7 +22,9 @@ class PgRoleSource:
     def changed(self, change: Change) -> None:
         seen = change.new or change.old
         if seen is not None:
-            self.hint(server_of(seen.object()), Hint(change.key, "object", Rank.CHANGE))
+            # What only status shows is mostly our own write; somebody else's is looked at too, but in no hurry.
+            rank = Rank.RESYNC if _is_status_only(change) else Rank.CHANGE
+            self.hint(server_of(seen.object()), Hint(change.key, "object", rank))
         if change.old is not None and (change.new is None or change.new.uid != change.old.uid):
             self.objects.forget_namespace(change.key.namespace)
             self._hint_sharing(change.key, change.old.object())
@@ -39,3 +41,14 @@ class PgRoleSource:
         server = server_of(old)
         for key in self.objects.sharing(server, role_of(old)) - {gone}:
             self.hint(server, Hint(key, "another object went", Rank.DEPENDENCY))
+
+
+def _is_status_only(change: Change) -> bool:
+    if change.old is None or change.new is None or change.old.uid != change.new.uid:
+        return False
+    return _asked(change.old) == _asked(change.new)
+
+
+def _asked(stored: Stored) -> tuple[Any, ...]:
+    metadata = stored.object()["metadata"]
+    return tuple(metadata.get(name) for name in ("generation", "deletionTimestamp", "finalizers", "annotations"))
