@@ -106,6 +106,7 @@ class ApiServer:
         body: Json | None = None,
         *,
         content_type: str = "application/json",
+        accept: str = "application/json",
         query: Mapping[str, str] | None = None,
         user: str = credentials.ADMIN,
     ) -> Json:
@@ -114,7 +115,11 @@ class ApiServer:
             method,
             self.url + path,
             data=None if body is None else json.dumps(body),
-            headers={"Content-Type": content_type, "Authorization": f"Bearer {self.token_of(user)}"},
+            headers={
+                "Content-Type": content_type,
+                "Accept": accept,
+                "Authorization": f"Bearer {self.token_of(user)}",
+            },
             params=query,
         ) as response:
             text = await response.text()

@@ -27,6 +27,7 @@ from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.guide import guide
 from pgrole_controller.local.manifests import apply_crds, apply_folder, path_of
+from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer, postgres
 from pgrole_controller.local.process import LocalError, Process, bound_to_us
 
@@ -95,9 +96,10 @@ async def _run_controller(
     state: Path | None,
     display: Display,
 ) -> None:
+    health_port = free_port()
     process = await asyncio.create_subprocess_exec(
         *bound_to_us([*command, "--kubeconfig", str(server.kubeconfig)]),
-        env={**os.environ, "PGROLE_DSN": database.dsn(), "PYTHONUNBUFFERED": "1"},
+        env=_environment(database, health_port),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,7 +109,7 @@ async def _run_controller(
     last: deque[str] = deque(maxlen=15)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_tell_when_ready, server, database, samples, state, display)
+            tasks.start_soon(_tell_when_ready, health_port, server, database, samples, state, display)
             for part in (server.etcd, server.process, database.process):
                 tasks.start_soon(_watch_over, part)
             await _pass_on(process, last, display)
@@ -120,22 +122,44 @@ async def _run_controller(
     raise LocalError(f"the controller ended by itself with exit code {code}; its last lines:\n{ending}")
 
 
+def _environment(database: PostgresServer, health_port: int) -> dict[str, str]:
+    """The controller's: what the user has set, and what is this machine's to say. Its log is for people to read."""
+    chosen = {name: value for name, value in os.environ.items() if name != "PGROLE_CONTEXT"}  # of another kubeconfig
+    ours = {"PGROLE_DSN": database.dsn(), "PGROLE_HEALTH_PORT": str(health_port), "PYTHONUNBUFFERED": "1"}
+    return {"PGROLE_LOG_FORMAT": "text", **chosen, **ours}
+
+
+async def _is_controller_ready(health_port: int) -> bool:
+    """What it says itself: in a kept state the samples are still Ready from the last run."""
+    url = f"http://127.0.0.1:{health_port}/readyz"
+    timeout = aiohttp.ClientTimeout(total=5)
+    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+        return response.status == 200
+
+
 async def _tell_when_ready(
-    server: ApiServer, database: PostgresServer, samples: Sequence[Json], state: Path | None, display: Display
+    health_port: int,
+    server: ApiServer,
+    database: PostgresServer,
+    samples: Sequence[Json],
+    state: Path | None,
+    display: Display,
 ) -> None:
     roles = [sample for sample in samples if sample["kind"] == "PgRole"]
     paths = [await path_of(server, role) for role in roles]
 
     async def are_ready() -> bool:
         try:
-            return all([_is_ready(await server.request("GET", path)) for path in paths])
+            return await _is_controller_ready(health_port) and all(
+                [_is_ready(await server.request("GET", path)) for path in paths]
+            )
         except (aiohttp.ClientError, TimeoutError):  # gone for now; when for good, `_watch_over` says so
             return False
 
     started = time.monotonic()
     if await reached(are_ready, _READY_SECONDS, every=0.1):
         names = " and ".join(role["metadata"]["name"] for role in roles)
-        display.done(f"PgRoles {names} are Ready", since=started)
+        display.done(f"PgRoles {names} are Ready: the controller runs", since=started)
     else:
         display.say(f"The samples are not Ready after {_READY_SECONDS:.0f} s; the log above says why")
     display.say(guide(kubeconfig=server.kubeconfig, dsn=database.dsn(), psql=database.psql, state=state))

@@ -47,8 +47,9 @@ sys.exit(anyio.run(partial(run_dev, state, controller=sys.argv[2:])))
 
 CONTROLLER = """
 # Says Ready of each PgRole as the controller does, then waits to be told to stop.
-import json, signal, ssl, sys, urllib.request, yaml
+import http.server, json, os, signal, ssl, sys, threading, urllib.request, yaml
 
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 config = yaml.safe_load(open(sys.argv[-1]))
 cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
 
@@ -67,7 +68,16 @@ for role in call("GET", "/apis/pgrole.dev/v1alpha1/pgroles")["items"]:
     status = {"status": {"observedGeneration": meta["generation"], "conditions": [ready]}}
     path = f"/apis/pgrole.dev/v1alpha1/namespaces/{meta['namespace']}/pgroles/{meta['name']}/status"
     call("PATCH", path, json.dumps(status).encode())
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/readyz" else 404)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+health = http.server.HTTPServer(("127.0.0.1", int(os.environ["PGROLE_HEALTH_PORT"])), Health)
+threading.Thread(target=health.serve_forever, daemon=True).start()
 print("a line of the controller", flush=True)
 signal.sigwait({signal.SIGTERM})
 print("the controller's last line", flush=True)
