@@ -47,7 +47,7 @@ CREATE OR REPLACE TRIGGER announce_delete AFTER DELETE ON pgrole.role_state
 
 -- Where the verifiers of passwords may be read; elsewhere none.
 CREATE OR REPLACE FUNCTION pgrole.read_verifiers(roles oid[]) RETURNS TABLE (role oid, verifier text)
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE ROWS 1
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -61,7 +61,7 @@ $$;
 -- The same for the same content on one server, whatever the session's settings. Nested loops would make a pass over all
 -- roles quadratic, since a plan is made for few.
 CREATE OR REPLACE FUNCTION pgrole.digest(roles oid[]) RETURNS TABLE (oid oid, name text, digest bytea)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE ROWS 1
 SET search_path = pg_catalog, pg_temp
 SET enable_nestloop = off
 AS $$

@@ -135,12 +135,19 @@ BEGIN
         FROM pgrole.catalog_row AS c
         WHERE c.catalog = ANY (catalogs) AND age(c.version) <= (SELECT max(m.span) FROM moved AS m)
     ),
-    fresh AS MATERIALIZED (
-        SELECT r.catalog, r.role, r.other, r.grantor, r.version, s.version IS NULL AS added
+    -- one by one through the index: they are few
+    compared AS MATERIALIZED (
+        SELECT r.catalog, r.role, r.other, r.grantor, r.version, (
+            SELECT s.version
+            FROM pgrole.seen AS s
+            WHERE (s.catalog, s.role, s.other, s.grantor) = (r.catalog, r.role, r.other, r.grantor)
+        ) AS known
         FROM recent AS r
-        LEFT JOIN pgrole.seen AS s
-            ON (s.catalog, s.role, s.other, s.grantor) = (r.catalog, r.role, r.other, r.grantor)
-        WHERE s.version IS DISTINCT FROM r.version
+    ),
+    fresh AS MATERIALIZED (
+        SELECT r.catalog, r.role, r.other, r.grantor, r.version, r.known IS NULL AS added
+        FROM compared AS r
+        WHERE r.known IS DISTINCT FROM r.version
     ),
     shrunk AS MATERIALIZED (
         SELECT m.catalog
@@ -148,18 +155,21 @@ BEGIN
         WHERE m.rows_then + (SELECT count(*) FROM fresh AS n WHERE n.catalog = m.catalog AND n.added) <> m.rows_now
     ),
     gone AS MATERIALIZED (
-        SELECT s.catalog, s.role, s.other, s.grantor
+        SELECT s.ctid AS place, s.role
         FROM pgrole.seen AS s
-        WHERE s.catalog IN (SELECT k.catalog FROM shrunk AS k)
-        EXCEPT ALL
-        SELECT c.catalog, c.role, c.other, c.grantor
-        FROM pgrole.catalog_row AS c
-        WHERE c.catalog = ANY (ARRAY(SELECT k.catalog FROM shrunk AS k))
+        WHERE s.catalog = ANY (ARRAY(SELECT k.catalog FROM shrunk AS k))
+          AND NOT EXISTS (
+              SELECT
+              FROM pgrole.catalog_row AS c
+              WHERE c.catalog = ANY (ARRAY(SELECT k.catalog FROM shrunk AS k))
+                AND c.role = s.role AND c.other = s.other
+                -- not hashed: two columns tell rows apart but for very few, and four cost half as much again
+                AND (c.catalog, c.grantor) IS NOT DISTINCT FROM (s.catalog, s.grantor)
+          )
     ),
     forgotten AS (
         DELETE FROM pgrole.seen AS s
-        USING gone AS g
-        WHERE (s.catalog, s.role, s.other, s.grantor) = (g.catalog, g.role, g.other, g.grantor)
+        WHERE s.ctid = ANY (ARRAY(SELECT g.place FROM gone AS g))
     ),
     kept AS (
         INSERT INTO pgrole.seen AS s (catalog, role, other, grantor, version)
