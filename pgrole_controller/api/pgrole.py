@@ -5,7 +5,7 @@ with `model_dump(by_alias=True, exclude_none=True, mode="json")`. What CEL refus
 the same words.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, model_validator
@@ -21,6 +21,8 @@ VERSION = "v1alpha1"
 _NAME_BYTES = 63
 _RESERVED = ("public", "none")
 _COMMENT_LENGTH = 1024
+_FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
+_LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
 _NAME_SIZE = "spec.name must have 1 to 63 bytes (UTF-8): shorten it, since PostgreSQL would cut it without a word"
 _NAME_NUL = "spec.name must not contain NUL (U+0000), which PostgreSQL cannot hold: remove it"
@@ -59,8 +61,15 @@ def _check_comment(comment: str) -> str:
     return comment
 
 
+def _check_moment(moment: datetime) -> datetime:
+    if not _FIRST_MOMENT <= moment <= _LAST_MOMENT:
+        raise PydanticCustomError("moment", _VALID_UNTIL)
+    return moment
+
+
 RoleName = Annotated[str, AfterValidator(_check_name)]
 Comment = Annotated[str, AfterValidator(_check_comment)]
+Moment = Annotated[AwareDatetime, AfterValidator(_check_moment)]
 
 
 class ServerRef(Model):
@@ -125,11 +134,14 @@ class PgRoleSpec(Model):
         description="How many connections the role may have at once; -1 is no limit.",
         json_schema_extra={"format": "int32"},
     )
-    valid_until: AwareDatetime | None = Field(
+    valid_until: Moment | None = Field(
         default=None,
         description="When the role's password stops being valid (RFC 3339, years 1 to 9999); never when absent.",
         json_schema_extra=rules(
-            rule("self >= timestamp('0001-01-01T00:00:00Z') && self <= timestamp('9999-12-31T23:59:59Z')", _VALID_UNTIL)
+            rule(
+                "self >= timestamp('0001-01-01T00:00:00Z') && self <= timestamp('9999-12-31T23:59:59.999999999Z')",
+                _VALID_UNTIL,
+            )
         ),
     )
     comment: Comment | None = Field(

@@ -1,0 +1,292 @@
+"""The CRD in a real API server: what it lets in, what it refuses and in which words, and what it adds."""
+
+import ssl
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pgrole_controller.api.crd import crd
+from pgrole_controller.api.meta import ObjectMeta
+from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
+from pgrole_controller.local.apiserver import ApiError, ApiServer
+
+_DEFAULTS = {
+    "serverRef": {"name": "default"},
+    "login": False,
+    "superuser": False,
+    "createdb": False,
+    "createrole": False,
+    "inherit": True,
+    "replication": False,
+    "bypassrls": False,
+    "connectionLimit": -1,
+    "drift": {"policy": "Correct"},
+    "adopt": False,
+    "deletionPolicy": "Retain",
+    "suspend": False,
+}
+
+
+class Kind:
+    """PgRoles in the namespace of one test."""
+
+    def __init__(self, server: ApiServer, namespace: str) -> None:
+        self._server = server
+        self._path = f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles"
+
+    async def create(self, spec: dict[str, Any], name: str = "app", **top: Any) -> dict[str, Any]:
+        body = {
+            "apiVersion": "pgrole.dev/v1alpha1",
+            "kind": "PgRole",
+            "metadata": {"name": name},
+            "spec": spec,
+            **top,
+        }
+        return await self._server.request("POST", self._path, body)
+
+    async def refusal(self, spec: dict[str, Any], name: str = "app") -> str:
+        with pytest.raises(ApiError) as caught:
+            await self.create(spec, name)
+        assert caught.value.status == 422
+        return str(caught.value)
+
+    async def patch(self, body: dict[str, Any], name: str = "app", subresource: str = "") -> dict[str, Any]:
+        return await self._server.request(
+            "PATCH", f"{self._path}/{name}{subresource}", body, content_type="application/merge-patch+json"
+        )
+
+    async def refused_patch(self, spec: dict[str, Any], name: str = "app") -> str:
+        with pytest.raises(ApiError) as caught:
+            await self.patch({"spec": spec}, name)
+        assert caught.value.status == 422
+        return str(caught.value)
+
+
+@pytest.fixture
+def kind(api_server: ApiServer, namespace: str) -> Kind:
+    return Kind(api_server, namespace)
+
+
+async def test_the_crd_is_established_and_nothing_in_it_was_dropped(api_server: ApiServer) -> None:
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pgroles.pgrole.dev"
+    served = await api_server.request("GET", path)
+    conditions = {condition["type"]: condition["status"] for condition in served["status"]["conditions"]}
+    assert conditions["Established"] == "True"
+    assert "NonStructuralSchema" not in conditions
+    assert served["spec"]["versions"] == crd()["spec"]["versions"]
+
+
+async def test_the_api_server_warns_about_nothing(api_server: ApiServer, namespace: str) -> None:
+    answer = await api_server.request(
+        "POST",
+        f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles",
+        PgRole(metadata=ObjectMeta(name="app"), spec=PgRoleSpec(login=True)).model_dump(
+            by_alias=True, exclude_none=True, mode="json"
+        ),
+        query={"fieldValidation": "Strict"},
+    )
+    assert answer["spec"]["login"]
+
+
+async def test_a_new_object_has_the_defaults_and_a_status_that_is_not_current(kind: Kind) -> None:
+    made = await kind.create({})
+    assert made["spec"] == _DEFAULTS
+    assert made["status"] == {"observedGeneration": -1}
+
+
+async def test_defaults_of_the_api_server_are_those_of_the_models(kind: Kind) -> None:
+    made = PgRole.model_validate(await kind.create({}))
+    assert made.spec == PgRoleSpec()
+
+
+@pytest.mark.parametrize("spec", [{"serverRef": {}}, {"serverRef": None}, {"drift": {}}, {"drift": None}])
+async def test_an_empty_group_of_fields_is_filled(kind: Kind, spec: dict[str, Any]) -> None:
+    assert (await kind.create(spec))["spec"] == _DEFAULTS
+
+
+async def test_an_unknown_field_is_pruned(kind: Kind) -> None:
+    assert (await kind.create({"later": 1}))["spec"] == _DEFAULTS
+
+
+@pytest.mark.parametrize(
+    "name", ["é" * 31 + "x", "x" * 63, "😀" * 15 + "xyz", "a\"b'c\\", "a\nb", " ", "Public", "pgx", "PG_X", "$$;--"]
+)
+async def test_a_name_that_postgresql_can_hold_passes(kind: Kind, name: str) -> None:
+    assert PgRole.model_validate(await kind.create({"name": name})).role_name == name
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"name": "é" * 32}, "spec.name must have 1 to 63 bytes (UTF-8): shorten it"),
+        ({"name": "😀" * 16}, "spec.name must have 1 to 63 bytes (UTF-8): shorten it"),
+        ({"name": "x" * 64}, "spec.name: Too long: may not be more than 63 bytes"),
+        ({"name": ""}, "spec.name in body should be at least 1 chars long"),
+        ({"name": "a\x00b"}, "spec.name must not contain NUL"),
+        ({"name": "pg_monitor"}, 'spec.name must not begin with "pg_"'),
+        ({"name": "public"}, 'spec.name must not be "public" or "none"'),
+        ({"name": "none"}, 'spec.name must not be "public" or "none"'),
+        ({"comment": "a\x00"}, "spec.comment must not contain NUL"),
+        ({"comment": "x" * 1025}, "spec.comment: Too long"),
+        ({"connectionLimit": -2}, "spec.connectionLimit in body should be greater than or equal to -1"),
+        ({"connectionLimit": 2**31}, "spec.connectionLimit in body should be less than or equal to 2147483647"),
+        ({"validUntil": "2027-01-01"}, "spec.validUntil in body must be of type date-time"),
+        ({"validUntil": "infinity"}, "spec.validUntil in body must be of type date-time"),
+        ({"validUntil": "2027-01-01T00:00:00+99:99"}, "spec.validUntil must be an RFC 3339 date-time"),
+        ({"validUntil": "0000-01-01T00:00:00Z"}, "of the years 1 to 9999, with a time zone"),
+        ({"validUntil": "0001-01-01T00:00:00+14:00"}, "of the years 1 to 9999, with a time zone"),
+        ({"validUntil": "9999-12-31T23:59:59-14:00"}, "of the years 1 to 9999, with a time zone"),
+        ({"serverRef": {"name": ""}}, "spec.serverRef.name in body should be at least 1 chars long"),
+        ({"serverRef": {"name": "A/b"}}, "spec.serverRef.name in body should match"),
+        ({"drift": {"policy": "Ignore"}}, 'spec.drift.policy: Unsupported value: "Ignore"'),
+        ({"deletionPolicy": "Delete"}, 'spec.deletionPolicy: Unsupported value: "Delete"'),
+        ({"login": "yes"}, "spec.login in body must be of type boolean"),
+    ],
+)
+async def test_what_the_rules_refuse_is_refused_in_their_words(kind: Kind, spec: dict[str, Any], says: str) -> None:
+    assert says in await kind.refusal(spec)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z", "2027-01-01T00:00:00.123456789+02:00"],
+)
+async def test_a_moment_that_the_models_can_hold_passes(kind: Kind, moment: str) -> None:
+    assert PgRole.model_validate(await kind.create({"validUntil": moment})).spec.valid_until is not None
+
+
+@pytest.mark.parametrize("name", ["public", "none", "x" * 64])
+async def test_an_object_whose_own_name_cannot_be_a_role_needs_spec_name(kind: Kind, name: str) -> None:
+    assert "metadata.name cannot be the name of the role" in await kind.refusal({}, name)
+    assert (await kind.create({"name": "fine"}, name))["spec"]["name"] == "fine"
+
+
+async def test_an_object_whose_own_name_has_63_bytes_needs_nothing(kind: Kind) -> None:
+    assert await kind.create({}, "x" * 63)
+
+
+async def test_an_object_without_a_spec_is_refused(api_server: ApiServer, namespace: str) -> None:
+    body = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": {"name": "app"}}
+    with pytest.raises(ApiError, match="spec: Required value"):
+        await api_server.request("POST", f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles", body)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"name": "a"}, {"name": "b"}), ({}, {"name": "a"}), ({"name": "a"}, {"name": None}), ({}, {"name": "app"})],
+    ids=["changed", "added", "removed", "added as what it is"],
+)
+async def test_the_name_is_immutable(kind: Kind, before: dict[str, Any], after: dict[str, Any]) -> None:
+    await kind.create(before)
+    assert "spec.name is immutable, also when it is absent: create another PgRole" in await kind.refused_patch(after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"name": "main"}),
+        ({"serverRef": {"name": "main"}}, {"name": "other"}),
+        ({"serverRef": {"name": "main"}}, None),
+    ],
+    ids=["default left", "changed", "removed"],
+)
+async def test_the_server_is_immutable(kind: Kind, before: dict[str, Any], after: dict[str, Any] | None) -> None:
+    await kind.create(before)
+    assert "spec.serverRef is immutable: create another PgRole" in await kind.refused_patch({"serverRef": after})
+
+
+async def test_the_default_server_may_be_written_out_or_left_out(kind: Kind) -> None:
+    await kind.create({})
+    assert (await kind.patch({"spec": {"serverRef": {"name": "default"}}}))["spec"] == _DEFAULTS
+    assert (await kind.patch({"spec": {"serverRef": None}}))["spec"] == _DEFAULTS
+
+
+async def test_everything_else_can_be_changed(kind: Kind) -> None:
+    await kind.create({"name": "a"})
+    spec = {
+        "login": True,
+        "superuser": True,
+        "createdb": True,
+        "createrole": True,
+        "inherit": False,
+        "replication": True,
+        "bypassrls": True,
+        "connectionLimit": 2**31 - 1,
+        "validUntil": "2027-01-01T00:00:00Z",
+        "comment": "x" * 1024,
+        "drift": {"policy": "Report"},
+        "adopt": True,
+        "deletionPolicy": "Drop",
+        "suspend": True,
+    }
+    changed = await kind.patch({"spec": spec})
+    assert changed["spec"] == {**spec, "name": "a", "serverRef": {"name": "default"}}
+
+
+async def test_a_status_as_the_controller_writes_it_passes_and_is_kept(kind: Kind) -> None:
+    await kind.create({})
+    condition = {
+        "status": "False",
+        "reason": "RoleExists",
+        "message": "x" * 2048,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": 1,
+    }
+    status = {
+        "observedGeneration": 1,
+        "conditions": [{"type": "Ready", **condition}, {"type": "Stalled", **condition}],
+        "role": {"name": "é" * 31 + "x", "oid": 2**32 - 1, "applied": "sha256:" + "0" * 64},
+        "server": {"name": "default", "systemIdentifier": str(2**64 - 1)},
+        "lastDrift": {"time": "2026-01-01T00:00:00Z", "fields": ["superuser", "validUntil"], "corrected": False},
+        "driftCount": 4,
+    }
+    changed = await kind.patch({"status": status}, subresource="/status")
+    assert changed["status"] == status
+    assert PgRole.model_validate(changed).status is not None
+
+
+async def test_status_is_a_subresource_and_the_spec_cannot_be_written_through_it(kind: Kind) -> None:
+    await kind.create({}, status={"observedGeneration": 7})
+    assert (await kind.patch({"status": {"observedGeneration": 7}}))["status"] == {"observedGeneration": -1}
+    changed = await kind.patch({"spec": {"login": True}, "status": {"driftCount": 1}}, subresource="/status")
+    assert changed["spec"] == _DEFAULTS
+    assert changed["status"] == {"observedGeneration": -1, "driftCount": 1}
+
+
+async def test_kubectl_get_pgr_prints_what_the_status_says(api_server: ApiServer, kind: Kind, namespace: str) -> None:
+    await kind.create({"name": "in_pg"})
+    assert (await _printed(api_server, namespace))[0][:5] == ["app", "", "default", "", ""]
+    ready = {"type": "Ready", "status": "True", "reason": "Reconciled", "message": ""}
+    status = {
+        "conditions": [{**ready, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        "role": {"name": "in_pg", "oid": 16412},
+        "driftCount": 4,
+    }
+    await kind.patch({"status": status}, subresource="/status")
+    assert (await _printed(api_server, namespace))[0][:6] == ["app", "in_pg", "default", "True", "Reconciled", 4]
+
+
+async def test_the_short_name_is_pgr(api_server: ApiServer) -> None:
+    discovered = await api_server.request("GET", "/apis/pgrole.dev/v1alpha1")
+    [resource] = [one for one in discovered["resources"] if one["name"] == "pgroles"]
+    assert resource["shortNames"] == ["pgr"]
+    assert resource["namespaced"]
+
+
+async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
+    """The cells of each line, as kubectl asks the API server for them."""
+    headers = {
+        "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io",
+        "Authorization": f"Bearer {server.token}",
+    }
+    url = f"{server.url}/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles"
+    trust = ssl.create_default_context(cafile=str(server.ca))
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust, force_close=True)) as session,
+        session.get(url, headers=headers) as response,
+    ):
+        table = await response.json()
+    columns = [column["name"] for column in table["columnDefinitions"]]
+    assert columns == ["Name", "Role", "Server", "Ready", "Reason", "Drifts", "Age"]
+    return [[cell if cell is not None else "" for cell in row["cells"]] for row in table["rows"]]

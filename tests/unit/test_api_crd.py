@@ -1,0 +1,119 @@
+"""The CRD that is made from the models, and the file of it that is committed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from pgrole_controller import resources
+from pgrole_controller.api.crd import crd, files, render
+
+_HEADER = "# generated from pgrole_controller/api by `make crds`\n"
+
+
+def test_committed_crds_are_what_the_models_make() -> None:
+    committed = {path.name: path.read_text(encoding="utf-8") for path in resources.path("crds").iterdir()}
+    assert committed == files(), "run `make crds`"
+
+
+def test_rendered_text_says_where_it_comes_from_and_reads_back_as_the_crd() -> None:
+    assert render().startswith(_HEADER)
+    assert yaml.safe_load(render()) == crd()
+
+
+def test_every_field_has_a_description() -> None:
+    for path, schema in _fields():
+        if path not in ("metadata", "spec") and not path.endswith("[]"):
+            assert schema.get("description"), path
+
+
+def test_every_string_and_list_is_bounded() -> None:
+    for path, schema in _fields():
+        if path in ("apiVersion", "kind"):
+            continue
+        match schema["type"]:
+            case "string":
+                assert {"maxLength", "enum", "format"} & schema.keys(), path
+            case "array":
+                assert "maxItems" in schema, path
+                assert "x-kubernetes-list-type" in schema, path
+            case "integer":
+                assert "minimum" in schema, path
+                assert "format" in schema, path
+
+
+def test_schema_holds_only_what_kubernetes_knows() -> None:
+    known = {
+        "type",
+        "description",
+        "format",
+        "pattern",
+        "default",
+        "enum",
+        "required",
+        "properties",
+        "items",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "maxItems",
+    }
+    for path, schema in _fields():
+        for keyword in schema:
+            assert keyword in known or keyword.startswith("x-kubernetes-"), f"{path}: {keyword}"
+
+
+def test_every_rule_has_a_message_and_a_reason() -> None:
+    rules = [rule for _, schema in _fields() for rule in schema.get("x-kubernetes-validations", ())]
+    rules += _root()["x-kubernetes-validations"]
+    assert len(rules) == 9
+    assert all(rule["message"] and rule["reason"] for rule in rules)
+
+
+def test_fields_are_those_of_this_version_and_no_others() -> None:
+    spec = _root()["properties"]["spec"]["properties"]
+    status = _root()["properties"]["status"]["properties"]
+    assert set(spec) == {
+        "serverRef",
+        "name",
+        "login",
+        "superuser",
+        "createdb",
+        "createrole",
+        "inherit",
+        "replication",
+        "bypassrls",
+        "connectionLimit",
+        "validUntil",
+        "comment",
+        "drift",
+        "adopt",
+        "deletionPolicy",
+        "suspend",
+    }
+    assert set(status) == {"observedGeneration", "conditions", "role", "server", "lastDrift", "driftCount"}
+
+
+def test_kubectl_get_shows_role_server_ready_reason_drifts_and_age() -> None:
+    columns = [column["name"] for column in crd()["spec"]["versions"][0]["additionalPrinterColumns"]]
+    assert columns == ["Role", "Server", "Ready", "Reason", "Drifts", "Age"]
+    assert crd()["spec"]["names"]["shortNames"] == ["pgr"]
+
+
+def _root() -> dict[str, Any]:
+    root: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return root
+
+
+def _fields() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, schema in _root()["properties"].items():
+        yield from _walk(name, schema)
+
+
+def _walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from _walk(f"{path}.{name}", field)
+    if "items" in schema:
+        yield from _walk(f"{path}[]", schema["items"])

@@ -1,0 +1,186 @@
+"""PgRole as a Python program builds and reads it."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pgrole_controller.api.meta import ObjectMeta
+from pgrole_controller.api.pgrole import Drift, PgRole, PgRoleSpec, ServerRef
+from tests.roles import names
+
+_DEFAULTS = {
+    "serverRef": {"name": "default"},
+    "login": False,
+    "superuser": False,
+    "createdb": False,
+    "createrole": False,
+    "inherit": True,
+    "replication": False,
+    "bypassrls": False,
+    "connectionLimit": -1,
+    "drift": {"policy": "Correct"},
+    "adopt": False,
+    "deletionPolicy": "Retain",
+    "suspend": False,
+}
+
+_STATUS = {
+    "observedGeneration": 3,
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Reconciled",
+            "message": "the role is as declared",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+            "observedGeneration": 3,
+        }
+    ],
+    "role": {"name": "orders_app", "oid": 16412, "applied": "sha256:00"},
+    "server": {"name": "default", "systemIdentifier": "7421"},
+    "lastDrift": {"time": "2026-01-01T00:00:00Z", "fields": ["superuser"], "corrected": True},
+    "driftCount": 4,
+}
+
+
+def build(**spec: Any) -> PgRole:
+    return PgRole(metadata=ObjectMeta(name="orders-app", namespace="shop"), spec=PgRoleSpec(**spec))
+
+
+def dump(pgrole: PgRole) -> dict[str, Any]:
+    return pgrole.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+def message_of(**spec: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        build(**spec)
+    [error] = caught.value.errors()
+    return str(error["msg"])
+
+
+def test_an_empty_spec_has_the_defaults_of_create_role() -> None:
+    assert dump(build()) == {
+        "apiVersion": "pgrole.dev/v1alpha1",
+        "kind": "PgRole",
+        "metadata": {"name": "orders-app", "namespace": "shop"},
+        "spec": _DEFAULTS,
+    }
+
+
+def test_a_program_builds_it_with_python_names_and_yaml_has_its_own() -> None:
+    pgrole = build(
+        server_ref=ServerRef(name="main"),
+        connection_limit=20,
+        valid_until=datetime(2027, 1, 1, tzinfo=UTC),
+        drift=Drift(policy="Report"),
+        deletion_policy="Drop",
+    )
+    spec = dump(pgrole)["spec"]
+    assert (spec["serverRef"], spec["connectionLimit"], spec["validUntil"]) == (
+        {"name": "main"},
+        20,
+        "2027-01-01T00:00:00Z",
+    )
+    assert (spec["drift"], spec["deletionPolicy"]) == ({"policy": "Report"}, "Drop")
+    assert PgRole.model_validate(dump(pgrole)) == pgrole
+
+
+def test_the_name_in_postgresql_is_that_of_the_object_unless_given() -> None:
+    assert build().role_name == "orders-app"
+    assert build(name="orders_app").role_name == "orders_app"
+
+
+def test_what_is_not_known_is_ignored_when_an_object_is_read() -> None:
+    body = {
+        "apiVersion": "pgrole.dev/v1alpha1",
+        "kind": "PgRole",
+        "metadata": {"name": "a", "namespace": "b", "uid": "u", "managedFields": [{}], "generation": 2},
+        "spec": {"login": True, "later": {"x": 1}},
+        "status": {**_STATUS, "later": 1},
+    }
+    pgrole = PgRole.model_validate_json(json.dumps(body))
+    assert pgrole.spec.login
+    assert pgrole.metadata.uid == "u"
+    assert pgrole.status is not None
+    assert dump(pgrole)["status"] == _STATUS
+
+
+@given(names())
+def test_every_name_that_postgresql_can_hold_is_taken_unchanged(name: str) -> None:
+    assert PgRole.model_validate_json(build(name=name).model_dump_json(by_alias=True)).role_name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "1 to 63 bytes"),
+        ("x" * 64, "1 to 63 bytes"),
+        ("é" * 32, "1 to 63 bytes"),
+        ("a\x00b", "must not contain NUL"),
+        ("pg_monitor", 'must not begin with "pg_"'),
+        ("public", '"public" or "none"'),
+        ("none", '"public" or "none"'),
+    ],
+)
+def test_a_name_that_postgresql_cuts_or_reserves_is_refused_in_words(name: str, says: str) -> None:
+    message = message_of(name=name)
+    assert message.startswith("spec.name must")
+    assert says in message
+
+
+@pytest.mark.parametrize("name", ["é" * 31 + "x", "x" * 63, "Public", "pgx", 'a"b', "a\nb", " ", "日本"])
+def test_a_name_at_the_edge_of_the_rules_is_taken(name: str) -> None:
+    assert build(name=name).role_name == name
+
+
+@pytest.mark.parametrize("name", ["public", "none", "x" * 64])
+def test_an_object_whose_own_name_cannot_be_a_role_needs_spec_name(name: str) -> None:
+    metadata = ObjectMeta(name=name)
+    with pytest.raises(ValidationError, match=r"metadata\.name cannot be .* set spec\.name"):
+        PgRole(metadata=metadata, spec=PgRoleSpec())
+    assert PgRole(metadata=metadata, spec=PgRoleSpec(name="fine")).role_name == "fine"
+
+
+@pytest.mark.parametrize("limit", [-2, 2**31])
+def test_a_connection_limit_that_postgresql_cannot_hold_is_refused(limit: int) -> None:
+    with pytest.raises(ValidationError, match="connection_limit"):
+        build(connection_limit=limit)
+
+
+@pytest.mark.parametrize(
+    "moment", ["2027-01-01T00:00:00", "infinity", "0001-01-01T00:00:00+14:00", "0000-01-01T00:00:00Z"]
+)
+def test_a_moment_without_a_zone_or_out_of_range_is_refused(moment: str) -> None:
+    with pytest.raises(ValidationError, match=r"(?i)valid_?until"):
+        build(valid_until=moment)
+
+
+def test_fractions_finer_than_microseconds_are_cut() -> None:
+    moment = build(valid_until="2027-01-01T00:00:00.123456789+02:00").spec.valid_until
+    assert moment is not None
+    assert moment.microsecond == 123456
+
+
+def test_a_comment_is_bounded_and_has_no_nul() -> None:
+    assert build(comment="é" * 1024).spec.comment
+    assert message_of(comment="x" * 1025) == "spec.comment must have at most 1024 characters: shorten it"
+    assert "must not contain NUL" in message_of(comment="\x00")
+
+
+@pytest.mark.parametrize(
+    "flag", ["login", "superuser", "createdb", "createrole", "inherit", "replication", "bypassrls"]
+)
+@given(value=st.sampled_from(["yes", "true", 1, 0]))
+def test_a_flag_is_true_or_false_and_nothing_like_it(flag: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=flag):
+        build(**{flag: value})
+
+
+def test_an_object_cannot_be_changed_in_place() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        build().spec.login = True  # type: ignore[misc]
