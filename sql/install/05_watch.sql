@@ -21,6 +21,7 @@ DECLARE
     took    float8;
     cost    float8;
     seen    text;
+    known   boolean;
     nap     float8;
     slept   text;
 BEGIN
@@ -36,9 +37,11 @@ BEGIN
                 nap := least(free_at, ends) - clock;
             -- another may hold it for as long as its transaction lasts; what it has seen, its commit tells
             ELSIF pg_try_advisory_xact_lock(turn) THEN
+                known := seen IS NOT NULL;
                 seen := pgrole.observe();
                 took := date_part('epoch', clock_timestamp()) - clock;
-                IF pg_current_xact_id_if_assigned() IS NULL THEN
+                -- the first may have had plans to make
+                IF known AND pg_current_xact_id_if_assigned() IS NULL THEN
                     -- one look that was held up shall not make the next one late
                     cost := least(took, 2 * coalesce(cost, took));
                 END IF;
