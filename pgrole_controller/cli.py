@@ -118,6 +118,7 @@ def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is importe
         cluster=values["cluster-id"],
         namespace=values["namespace"],
         resync_seconds=values["resync-interval"],
+        health_host=values["health-host"],
         health_port=values["health-port"],
     )
 

@@ -120,6 +120,7 @@ RUN = (
     Setting("protected", "patterns of role names that no object may touch, e.g. rds_*", _patterns, (), "LIST"),
     Setting("install", "whether the controller may install schema pgrole itself", _flag, True, "BOOL"),
     Setting("resync-interval", "a look at every object at least this often", _duration, 3600.0, "DURATION"),
+    Setting("health-host", "address of /healthz and /readyz", _text, "0.0.0.0", "ADDRESS"),  # noqa: S104 -- for the kubelet
     Setting("health-port", "port of /healthz and /readyz, 0 for none", _port, 8080, "PORT"),
     Setting("log-level", f"one of {', '.join(LEVELS)}", _choice(*LEVELS), "info", "LEVEL"),
     Setting("log-format", "text, json or auto (text on a terminal)", _choice(*get_args(LogFormat)), "auto", "FORMAT"),

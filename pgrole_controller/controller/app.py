@@ -45,7 +45,7 @@ class Plan:
     cluster: str | None = None
     namespace: str | None = None
     resync_seconds: float = 3600.0
-    health_host: str = "0.0.0.0"  # noqa: S104 -- the kubelet asks from outside the pod
+    health_host: str = "127.0.0.1"
     health_port: int | None = None
 
 

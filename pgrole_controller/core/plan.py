@@ -279,7 +279,8 @@ def _decide_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
         claim = _own_claim(ask, sight, server)
     except Refused:
         claim = None  # another's: nothing of it is touched
-    own = ((claim.role_name, claim.owner.object_uid),) if claim and sight.claim else ()
+    held = claim is not None and sight.claim is not None and not claim.released
+    own = ((claim.role_name, claim.owner.object_uid),) if claim and held else ()
     if not ask.drop or claim is None:
         return Plan(role_name=ask.wanted.name, releases=(*sight.former, *own))
     try:

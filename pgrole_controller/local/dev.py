@@ -125,7 +125,12 @@ async def _run_controller(
 def _environment(database: PostgresServer, health_port: int) -> dict[str, str]:
     """The controller's: what the user has set, and what is this machine's to say. Its log is for people to read."""
     chosen = {name: value for name, value in os.environ.items() if name != "PGROLE_CONTEXT"}  # of another kubeconfig
-    ours = {"PGROLE_DSN": database.dsn(), "PGROLE_HEALTH_PORT": str(health_port), "PYTHONUNBUFFERED": "1"}
+    ours = {
+        "PGROLE_DSN": database.dsn(),
+        "PGROLE_HEALTH_HOST": "127.0.0.1",
+        "PGROLE_HEALTH_PORT": str(health_port),
+        "PYTHONUNBUFFERED": "1",
+    }
     return {"PGROLE_LOG_FORMAT": "text", **chosen, **ours}
 
 

@@ -37,17 +37,17 @@ class Kube:
     def path(self, name: str = "") -> str:
         return f"{GROUP}/namespaces/{self.namespace}/pgroles" + (f"/{name}" if name else "")
 
-    async def apply(self, name: str, **spec: Any) -> Json:
+    async def apply(self, object_name: str, /, **spec: Any) -> Json:
         """Creates the object or changes its spec, as `kubectl apply --server-side` does."""
         body = {
             "apiVersion": "pgrole.dev/v1alpha1",
             "kind": "PgRole",
-            "metadata": {"name": name, "namespace": self.namespace},
+            "metadata": {"name": object_name, "namespace": self.namespace},
             "spec": spec,
         }
         return await self.server.request(
             "PATCH",
-            self.path(name),
+            self.path(object_name),
             body,
             content_type="application/apply-patch+yaml",
             query={"fieldManager": "test", "force": "true"},
@@ -67,9 +67,30 @@ class Kube:
     async def delete(self, name: str) -> None:
         await self.server.request("DELETE", self.path(name))
 
+    async def delete_all(self) -> None:
+        """Every object of the namespace, without waiting and without dropping a role."""
+        for obj in (await self.server.request("GET", self.path()))["items"]:
+            name = obj["metadata"]["name"]
+            await self.patch(name, {"spec": {"deletionPolicy": "Retain"}})
+            await self.delete(name)
+
     async def events(self, reason: str) -> list[Json]:
         answer = await self.server.request("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events")
         return [event for event in answer["items"] if event["reason"] == reason]
+
+    async def wait_event(self, reason: str, seconds: float = PATIENCE) -> Json:
+        """The first Event with this reason."""
+
+        async def is_there() -> bool:
+            return bool(await self.events(reason))
+
+        if not await reached(is_there, seconds):
+            raise AssertionError(f"no Event {reason} within {seconds} s")
+        return (await self.events(reason))[0]
+
+    async def table(self, name: str) -> Json:
+        """What `kubectl get` prints: columnDefinitions and rows."""
+        return await self.server.request("GET", self.path(name), accept="application/json;as=Table;g=meta.k8s.io;v=v1")
 
     async def wait_for(self, name: str, true: Callable[[Json], bool], what: str, seconds: float = PATIENCE) -> Json:
         """The object as soon as `true` holds for it."""

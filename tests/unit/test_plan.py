@@ -1,6 +1,6 @@
 """core/plan: whose role is it, and what is done about it. No I/O: what is seen is given."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -117,7 +117,7 @@ class TestOwnership:
 
     @pytest.mark.parametrize("power", ["superuser", "createrole", "replication", "bypassrls"])
     def test_adoption_of_what_the_object_could_not_have_asked_for_is_refused(self, power: str) -> None:
-        error = refusal(ask(adopt=True), Sight(named=Found(OID, replace(WANTED, **{power: True}))))
+        error = refusal(ask(adopt=True), Sight(named=Found(OID, Role(**{**asdict(WANTED), power: True}))))
         assert error.reason is Reason.NOT_ALLOWED
         assert power in error.message
 
@@ -222,6 +222,9 @@ class TestTheEnd:
         plan = look(ask(terminating=True), Sight(named=FOUND, claim=claim()))
         assert plan.changes == ()
         assert plan.releases == (("app", "uid-1"),)
+
+    def test_what_is_released_already_is_not_released_again(self) -> None:
+        assert not look(ask(terminating=True), Sight(named=FOUND, claim=claim(released=True))).writes
 
     def test_drop_drops_the_role_and_forgets_the_claim(self) -> None:
         plan = look(ask(terminating=True, drop=True), Sight(named=FOUND, claim=claim()))

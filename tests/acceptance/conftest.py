@@ -1,0 +1,50 @@
+"""One controller process for the tests that do not disturb it; those that do start their own."""
+
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.manifests import create_namespace
+from pgrole_controller.local.postgres import PostgresServer, postgres
+from tests.acceptance.world import Controller, Database, Kube, open_database, running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_postgres() -> AsyncIterator[PostgresServer]:
+    """The server of the shared controller: never stop, freeze or kill this one."""
+    async with postgres() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def controller(
+    api_server: ApiServer, shared_postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Controller]:
+    """The shared controller, over all namespaces: never stop or kill this one."""
+    folder = tmp_path_factory.mktemp("controller")
+    async with running(Controller(api_server.kubeconfig, shared_postgres.dsn(), folder)) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def database(shared_postgres: PostgresServer, controller: Controller) -> AsyncIterator[Database]:
+    """A superuser's session on the server of the shared controller."""
+    async with open_database(shared_postgres.dsn()) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def kube(api_server: ApiServer, controller: Controller) -> AsyncIterator[Kube]:
+    """A namespace that the shared controller looks at; what is left in it is deleted."""
+    made = await make_kube(api_server)
+    yield made
+    await made.delete_all()
+
+
+async def make_kube(api_server: ApiServer) -> Kube:
+    name = f"test-{secrets.token_hex(4)}"
+    await create_namespace(api_server, name)
+    return Kube(api_server, name)

@@ -1,0 +1,277 @@
+"""A PgRole becomes a role, says so, follows its object, and ends as its deletionPolicy says."""
+
+import secrets
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pgrole_controller.local.apiserver import ApiError
+from tests.acceptance.world import Database, Kube, condition
+
+
+@pytest.fixture
+def role_name() -> str:
+    """A role that no other test has."""
+    return f"role_{secrets.token_hex(4)}"
+
+
+async def test_a_role_is_created_as_declared_and_status_says_so(kube: Kube, database: Database, role_name: str) -> None:
+    spec: dict[str, Any] = {
+        "name": role_name,
+        "login": True,
+        "createdb": True,
+        "inherit": False,
+        "connectionLimit": 20,
+        "validUntil": "2031-05-06T07:08:09Z",
+        "comment": 'orders service, team "shop"; it\'s ours',
+    }
+    await kube.apply("orders-app", **spec)
+    obj = await kube.wait_ready("orders-app")
+    role = await database.role(role_name)
+    assert role is not None
+    assert role["rolcanlogin"]
+    assert role["rolcreatedb"]
+    assert not role["rolinherit"]
+    assert not role["rolsuper"]
+    assert role["rolconnlimit"] == 20
+    assert role["rolvaliduntil"] == datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC)
+    assert role["comment"] == spec["comment"]
+    status = obj["status"]
+    assert status["observedGeneration"] == obj["metadata"]["generation"]
+    assert status["role"]["name"] == role_name
+    assert status["role"]["oid"] == role["oid"]
+    assert status["server"]["name"] == "default"
+    identifier = await database.fetchval("SELECT system_identifier::text FROM pg_control_system()")
+    assert status["server"]["systemIdentifier"] == identifier
+    assert status.get("driftCount", 0) == 0
+    assert {item["type"] for item in status["conditions"]} == {"Ready"}
+    assert condition(obj, "Ready")["reason"] == "Reconciled"
+
+
+async def test_the_role_is_named_as_the_object_when_the_spec_gives_no_name(kube: Kube, database: Database) -> None:
+    name = f"orders-app-{secrets.token_hex(4)}"
+    await kube.apply(name)
+    await kube.wait_ready(name)
+    role = await database.role(name)
+    assert role is not None
+    assert not role["rolcanlogin"]
+    assert role["rolinherit"]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ['"; DROP ROLE postgres; --', "it's", "a\\b", "new\nline", "日" * 19 + "!", "Ünï©ode", "x" * 55, "$$ $1 %s {}"],
+)
+async def test_any_name_that_postgresql_can_hold_is_only_a_name(kube: Kube, database: Database, hostile: str) -> None:
+    name = f"{secrets.token_hex(2)}{hostile}"
+    assert len(name.encode()) <= 63
+    await kube.apply("hostile", name=name, comment=hostile)
+    await kube.wait_ready("hostile")
+    role = await database.role(name)
+    assert role is not None
+    assert role["comment"] == hostile
+    assert await database.role("postgres") is not None
+    await kube.patch("hostile", {"spec": {"login": True}})
+    await database.wait_role(name, lambda row: row["rolcanlogin"], "LOGIN")
+
+
+async def test_a_changed_spec_is_applied_and_is_no_drift(kube: Kube, database: Database, role_name: str) -> None:
+    await kube.apply("changing", name=role_name, login=True, comment="first")
+    await kube.wait_ready("changing")
+    await kube.apply("changing", name=role_name, createdb=True, validUntil="2030-01-01T00:00:00+02:00")
+    obj = await kube.wait_ready("changing")
+    role = await database.role(role_name)
+    assert role is not None
+    assert not role["rolcanlogin"]
+    assert role["rolcreatedb"]
+    assert role["comment"] is None
+    assert role["rolvaliduntil"] == datetime(2029, 12, 31, 22, 0, tzinfo=UTC)
+    assert obj["status"].get("driftCount", 0) == 0
+    assert "lastDrift" not in obj["status"]
+
+
+async def test_the_columns_of_kubectl_get_say_what_matters(kube: Kube, role_name: str) -> None:
+    await kube.apply("shown", name=role_name)
+    await kube.wait_ready("shown")
+    answer = await kube.table("shown")
+    columns = [column["name"] for column in answer["columnDefinitions"] if column.get("priority", 0) == 0]
+    assert columns == ["Name", "Role", "Server", "Ready", "Reason", "Drifts", "Age"]
+    assert answer["rows"][0]["cells"][1:5] == [role_name, "default", "True", "Reconciled"]
+
+
+async def test_an_event_tells_of_the_creation(kube: Kube, role_name: str) -> None:
+    await kube.apply("told", name=role_name)
+    await kube.wait_ready("told")
+    event = await kube.wait_event("RoleCreated")
+    assert event["regarding"]["name"] == "told"
+    assert event["type"] == "Normal"
+
+
+async def test_a_deleted_object_retains_its_role_and_its_claim_as_released(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await kube.apply("kept", name=role_name, login=True)
+    await kube.wait_ready("kept")
+    await kube.delete("kept")
+    await database.wait_value(f"SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = '{role_name}'", True)
+    assert await database.role(role_name) is not None
+
+
+async def test_an_object_made_again_takes_its_retained_role_back_without_adopt(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await kube.apply("back", name=role_name, login=True)
+    before = await kube.wait_ready("back")
+    await kube.delete("back")
+    await kube.wait_gone("back")
+    await kube.apply("back", name=role_name, login=True)
+    after = await kube.wait_ready("back")
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert after["status"]["role"]["oid"] == before["status"]["role"]["oid"]
+    claim = await database.claim(role_name)
+    assert claim is not None
+    assert claim["object_uid"] == after["metadata"]["uid"]
+    assert claim["released_at"] is None
+
+
+async def test_drop_drops_the_role_before_the_object_goes(kube: Kube, database: Database, role_name: str) -> None:
+    await kube.apply("dropped", name=role_name, deletionPolicy="Drop")
+    obj = await kube.wait_ready("dropped")
+    assert obj["metadata"]["finalizers"] == ["pgrole.dev/drop"]
+    await kube.delete("dropped")
+    await kube.wait_gone("dropped")
+    assert await database.role(role_name) is None
+    assert await database.claim(role_name) is None
+    await kube.wait_event("RoleDropped")
+
+
+async def test_drop_waits_while_the_role_owns_something_and_goes_on_when_it_does_not(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await kube.apply("owner", name=role_name, deletionPolicy="Drop")
+    await kube.wait_ready("owner")
+    await database.execute(f"CREATE SCHEMA AUTHORIZATION {role_name}")
+    await kube.delete("owner")
+    obj = await kube.wait_reason("owner", "DropBlocked")
+    assert '1 in database "postgres"' in condition(obj, "Ready")["message"]
+    assert "Retain" in condition(obj, "Ready")["message"]
+    assert await database.role(role_name) is not None
+    await database.execute(f"DROP SCHEMA {role_name}")
+    await kube.wait_gone("owner")
+    assert await database.role(role_name) is None
+
+
+async def test_retain_is_the_way_out_of_a_blocked_drop(kube: Kube, database: Database, role_name: str) -> None:
+    await kube.apply("stuck", name=role_name, deletionPolicy="Drop")
+    await kube.wait_ready("stuck")
+    await database.execute(f"CREATE SCHEMA AUTHORIZATION {role_name}")
+    await kube.delete("stuck")
+    await kube.wait_reason("stuck", "DropBlocked")
+    await kube.patch("stuck", {"spec": {"deletionPolicy": "Retain"}})
+    await kube.wait_gone("stuck")
+    assert await database.role(role_name) is not None
+
+
+async def test_a_policy_changed_to_retain_takes_the_finalizer_away(kube: Kube, role_name: str) -> None:
+    await kube.apply("relaxed", name=role_name, deletionPolicy="Drop")
+    await kube.wait_ready("relaxed")
+    await kube.patch("relaxed", {"spec": {"deletionPolicy": "Retain"}})
+    await kube.wait_for("relaxed", lambda obj: not obj["metadata"].get("finalizers"), "no finalizer")
+
+
+async def test_a_suspended_object_changes_nothing_and_goes_on_afterwards(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await kube.apply("paused", name=role_name)
+    await kube.wait_ready("paused")
+    await kube.apply("paused", name=role_name, login=True, suspend=True)
+    await kube.wait_reason("paused", "Suspended")
+    role = await database.role(role_name)
+    assert role is not None
+    assert not role["rolcanlogin"]
+    await kube.apply("paused", name=role_name, login=True)
+    await kube.wait_ready("paused")
+    role = await database.role(role_name)
+    assert role is not None
+    assert role["rolcanlogin"]
+
+
+async def test_attributes_beyond_the_policy_are_refused_and_named(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await kube.apply("greedy", name=role_name, superuser=True)
+    obj = await kube.wait_reason("greedy", "NotAllowed")
+    assert "superuser" in condition(obj, "Ready")["message"]
+    assert condition(obj, "Stalled")["status"] == "True"
+    assert await database.role(role_name) is None
+    event = await kube.wait_event("NotAllowed")
+    assert event["type"] == "Warning"
+
+
+async def test_an_object_for_a_server_that_nobody_declared_says_so(kube: Kube, role_name: str) -> None:
+    await kube.apply("lost", name=role_name, serverRef={"name": "elsewhere"})
+    obj = await kube.wait_reason("lost", "ServerGone")
+    assert "serverRef" in condition(obj, "Ready")["message"]
+
+
+async def test_a_role_that_exists_is_refused_and_adopt_takes_it_over(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await database.execute(f"CREATE ROLE {role_name} CREATEDB CONNECTION LIMIT 3")
+    await kube.apply("adopter", name=role_name, login=True)
+    obj = await kube.wait_reason("adopter", "RoleExists")
+    assert "login, createdb, connectionLimit" in condition(obj, "Ready")["message"]
+    role = await database.role(role_name)
+    assert role is not None
+    assert role["rolcreatedb"]
+    await kube.patch("adopter", {"spec": {"adopt": True}})
+    await kube.wait_ready("adopter")
+    await kube.wait_event("RoleAdopted")
+    role = await database.role(role_name)
+    assert role is not None
+    assert role["rolcanlogin"]
+    assert not role["rolcreatedb"]
+
+
+async def test_a_role_that_is_in_the_way_and_goes_lets_the_object_go_on(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await database.execute(f"CREATE ROLE {role_name}")
+    await kube.apply("waiting", name=role_name)
+    await kube.wait_reason("waiting", "RoleExists")
+    await database.execute(f"DROP ROLE {role_name}")
+    await kube.wait_ready("waiting")
+
+
+async def test_two_objects_for_one_role_the_claim_decides_and_deleting_the_owner_hands_nothing_over(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await kube.apply("first", name=role_name, login=True)
+    await kube.wait_ready("first")
+    await kube.apply("second", name=role_name)
+    obj = await kube.wait_reason("second", "Conflict")
+    assert f"{kube.namespace}/first" in condition(obj, "Ready")["message"]
+    await kube.delete("first")
+    await kube.wait_reason("second", "RoleExists")
+    role = await database.role(role_name)
+    assert role is not None
+    assert role["rolcanlogin"]
+
+
+async def test_deleting_the_loser_touches_nothing(kube: Kube, database: Database, role_name: str) -> None:
+    await kube.apply("winner", name=role_name, login=True)
+    await kube.wait_ready("winner")
+    await kube.apply("loser", name=role_name, deletionPolicy="Drop")
+    await kube.wait_reason("loser", "Conflict")
+    await kube.delete("loser")
+    await kube.wait_gone("loser")
+    assert await database.role(role_name) is not None
+    await kube.wait_ready("winner")
+
+
+async def test_an_invalid_name_is_refused_at_admission_with_the_remedy(kube: Kube) -> None:
+    for name, words in [("x" * 64, "bytes"), ("ü" * 32, "bytes"), ("pg_mine", "pg_"), ("public", "reserve")]:
+        with pytest.raises(ApiError, match=words) as caught:
+            await kube.apply("refused", name=name)
+        assert caught.value.status == 422
