@@ -34,11 +34,14 @@ class Queue:
     async def take(self, lane: str, limit: int) -> tuple[Visit, ...]:
         """Waits until a key of the lane is due, and begins the visits to those that are, at most `limit`.
 
-        Each must be ended with `done`. Empty when the queue is closed. When it is cancelled no visit has begun. Raises
-        RuntimeError while another waits for the same lane.
+        Each must be ended with `done`, also by a caller that is cancelled: until then its key is not visited again.
+        Empty when the queue is closed. When `take` itself is cancelled no visit has begun. Raises RuntimeError while
+        another waits for the same lane.
         """
         await anyio.lowlevel.checkpoint()
         while not self._closed:
+            # A wait that ended as the caller was cancelled returns: what is taken now would never be ended.
+            await anyio.lowlevel.checkpoint_if_cancelled()
             visits = self._schedule.take(lane, anyio.current_time(), limit)
             if visits:
                 return visits

@@ -1,0 +1,215 @@
+"""The queue in a real event loop: who waits is woken by what happens, and by nothing else."""
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.schedule import After, Retry, Success, Visit
+
+A, B = Key("shop", "a"), Key("shop", "b")
+DEADLINE = 10.0
+
+
+def hint(key: Key, reason: str = "notify") -> Hint:
+    return Hint(key, reason, Rank.CHANGE)
+
+
+class Taker:
+    """One `take` in a task of its own."""
+
+    def __init__(self, queue: Queue, lane: str = "s", limit: int = 10) -> None:
+        self.visits: tuple[Visit, ...] | None = None
+        self.wakes = 0
+        self.ended = anyio.Event()
+        self._queue, self._lane, self._limit = queue, lane, limit
+
+    async def run(self) -> None:
+        self.visits = await self._queue.take(self._lane, self._limit)
+        self.ended.set()
+
+
+async def settle() -> None:
+    """Lets every task that can run do so until it waits."""
+    await anyio.wait_all_tasks_blocked()
+
+
+async def test_take_gives_what_is_ready_as_one_batch() -> None:
+    queue = Queue()
+    queue.put("s", hint(A))
+    queue.put("s", hint(B))
+    queue.put("s", hint(A))
+    assert [visit.key for visit in await queue.take("s", 10)] == [A, B]
+
+
+async def test_take_waits_until_a_hint_comes_from_a_callback() -> None:
+    queue = Queue()
+    taker = Taker(queue)
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(taker.run)
+            await settle()
+            assert taker.visits is None
+            queue.put("s", hint(A))
+    assert taker.visits is not None
+    assert [visit.reason for visit in taker.visits] == ["notify"]
+
+
+async def test_a_hint_for_another_lane_does_not_end_the_wait() -> None:
+    queue = Queue()
+    taker = Taker(queue)
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(taker.run)
+            queue.put("t", hint(A))
+            await settle()
+            assert taker.visits is None
+            assert [visit.key for visit in await queue.take("t", 10)] == [A]
+            queue.close()
+    assert taker.visits == ()
+
+
+async def test_a_delayed_hint_wakes_when_it_is_due_and_not_before() -> None:
+    queue = Queue()
+    begun = anyio.current_time()
+    queue.put("s", hint(A), delay=0.05)
+    with anyio.fail_after(DEADLINE):
+        [visit] = await queue.take("s", 10)
+    assert visit.key == A
+    assert anyio.current_time() - begun >= 0.05
+
+
+async def test_an_earlier_hint_shortens_a_wait_that_is_under_way() -> None:
+    queue = Queue()
+    queue.put("s", hint(A), delay=3600.0)
+    taker = Taker(queue)
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(taker.run)
+            await settle()
+            queue.put("s", hint(B), delay=0.02)
+            await taker.ended.wait()
+    assert taker.visits is not None
+    assert [visit.key for visit in taker.visits] == [B]
+
+
+async def test_the_end_of_a_visit_wakes_for_what_came_meanwhile() -> None:
+    queue = Queue()
+    queue.put("s", hint(A, "first"))
+    await queue.take("s", 10)
+    queue.put("s", hint(A, "second"))
+    taker = Taker(queue)
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(taker.run)
+            await settle()
+            assert taker.visits is None
+            queue.done(A, Success())
+    assert taker.visits is not None
+    assert [visit.reason for visit in taker.visits] == ["second"]
+
+
+async def test_the_end_of_a_visit_wakes_the_lane_that_the_key_moved_to() -> None:
+    queue = Queue()
+    queue.put("s", hint(A))
+    await queue.take("s", 10)
+    queue.put("t", hint(A, "moved"))
+    taker = Taker(queue, lane="t")
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(taker.run)
+            await settle()
+            queue.done(A, Success())
+    assert taker.visits is not None
+    assert [visit.reason for visit in taker.visits] == ["moved"]
+
+
+async def test_a_failed_visit_comes_again_by_itself() -> None:
+    queue = Queue(draw=lambda: 0.99)
+    queue.put("s", hint(A))
+    await queue.take("s", 10)
+    begun = anyio.current_time()
+    queue.done(A, Retry())
+    with anyio.fail_after(DEADLINE):
+        [visit] = await queue.take("s", 10)
+    assert visit.failures == 1
+    assert anyio.current_time() - begun >= 1.0
+
+
+async def test_after_comes_again_by_itself() -> None:
+    queue = Queue()
+    queue.put("s", hint(A))
+    await queue.take("s", 10)
+    queue.done(A, After(0.02))
+    with anyio.fail_after(DEADLINE):
+        assert [visit.key for visit in await queue.take("s", 10)] == [A]
+
+
+async def test_close_ends_every_wait_with_nothing() -> None:
+    queue = Queue()
+    takers = [Taker(queue, lane) for lane in ("s", "t")]
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            for taker in takers:
+                tasks.start_soon(taker.run)
+            await settle()
+            queue.close()
+    assert [taker.visits for taker in takers] == [(), ()]
+
+
+async def test_a_closed_queue_gives_nothing_and_visits_under_way_can_be_ended() -> None:
+    queue = Queue()
+    queue.put("s", hint(A))
+    await queue.take("s", 10)
+    queue.close()
+    queue.put("s", hint(B))
+    assert queue.closed
+    assert await queue.take("s", 10) == ()
+    queue.done(A, Retry())
+
+
+async def test_a_cancelled_wait_loses_nothing_and_the_lane_can_be_waited_for_again() -> None:
+    queue = Queue()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(queue.take, "s", 10)
+        await settle()
+        queue.put("s", hint(A))
+        tasks.cancel_scope.cancel()
+    with anyio.fail_after(DEADLINE):
+        assert [visit.key for visit in await queue.take("s", 10)] == [A]
+
+
+async def test_a_second_waiter_for_one_lane_is_refused() -> None:
+    queue = Queue()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(queue.take, "s", 10)
+        await settle()
+        with pytest.raises(RuntimeError, match="another waits for lane 's'"):
+            await queue.take("s", 10)
+        queue.close()
+
+
+async def test_take_lets_others_run_even_when_something_is_always_ready() -> None:
+    queue = Queue()
+    stopped = anyio.Event()
+
+    async def stop() -> None:
+        stopped.set()
+
+    queue.put("s", hint(A))
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop)
+            while not stopped.is_set():
+                [visit] = await queue.take("s", 1)
+                queue.done(visit.key, After(0.0))
+
+
+async def test_figures_are_those_of_the_lane() -> None:
+    queue = Queue()
+    queue.put("s", hint(A))
+    queue.put("s", hint(B), delay=3600.0)
+    depth, oldest = queue.figures("s")
+    assert depth == 1
+    assert 0.0 <= oldest < DEADLINE

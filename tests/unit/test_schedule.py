@@ -1,0 +1,546 @@
+"""The queue's rules; invariants 1 (one visit at a time, exactly one more) and 9 (no work at rest)."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.schedule import (
+    FIRST_BACKOFF,
+    LONGEST_BACKOFF,
+    PATIENCE,
+    PLACES_PER_TURN,
+    After,
+    Figures,
+    Result,
+    Retry,
+    Schedule,
+    Success,
+    Visit,
+)
+
+A, B, C = (Key("shop", name) for name in "abc")
+MANY = 1_000
+
+
+def without_jitter() -> Schedule:
+    return Schedule(lambda: 0.0)
+
+
+def change(key: Key, reason: str = "object") -> Hint:
+    return Hint(key, reason, Rank.CHANGE)
+
+
+def resync(key: Key) -> Hint:
+    return Hint(key, "resync", Rank.RESYNC)
+
+
+def dependency(key: Key) -> Hint:
+    return Hint(key, "dependency", Rank.DEPENDENCY)
+
+
+def keys_of(visits: tuple[Visit, ...]) -> list[Key]:
+    return [visit.key for visit in visits]
+
+
+def fail(schedule: Schedule, key: Key, now: float, times: int = 1) -> float:
+    """Fails the visits to a key as they come; returns when the next is due."""
+    for _ in range(times):
+        assert keys_of(schedule.take("s", now, MANY)) == [key]
+        schedule.done(key, now, Retry())
+        due = schedule.next_at("s")
+        assert due is not None
+        now = due
+    return now
+
+
+def test_a_hint_leads_to_one_visit_with_its_reason() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A, "notify"), 1.0)
+    assert schedule.take("s", 3.0, MANY) == (Visit(A, "notify", Rank.CHANGE, 2.0, 0),)
+    assert schedule.take("s", 3.0, MANY) == ()
+    assert schedule.done(A, 4.0, Success()) is None
+    assert schedule.next_at("s") is None
+
+
+def test_hints_for_a_key_that_waits_lead_to_one_visit_with_the_best_rank_and_its_reason() -> None:
+    schedule = without_jitter()
+    for hint in (resync(A), change(A, "notify"), change(A, "object"), dependency(A)):
+        schedule.add("s", hint, 1.0)
+    [visit] = schedule.take("s", 1.0, MANY)
+    assert (visit.rank, visit.reason) == (Rank.CHANGE, "notify")
+
+
+def test_a_key_that_is_ready_moves_up_when_its_rank_gets_better() -> None:
+    schedule = without_jitter()
+    for key in (A, B, C):
+        schedule.add("s", resync(key), 1.0)
+    assert schedule.figures("s", 1.0).depth == 3
+    schedule.add("s", change(C), 1.5)
+    assert keys_of(schedule.take("s", 2.0, MANY)) == [C, A, B]
+
+
+def test_hints_during_a_visit_lead_to_exactly_one_more_after_it() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    schedule.take("s", 1.0, MANY)
+    for _ in range(3):
+        schedule.add("s", change(A, "notify"), 2.0)
+    assert schedule.take("s", 3.0, MANY) == ()
+    assert schedule.next_at("s") is None
+    assert schedule.done(A, 4.0, Success()) == "s"
+    assert schedule.take("s", 4.0, MANY) == (Visit(A, "notify", Rank.CHANGE, 1.0, 0),)
+    assert schedule.done(A, 5.0, Success()) is None
+
+
+def test_a_visit_cannot_be_ended_twice_nor_before_it_began() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    with pytest.raises(LookupError, match="shop/a"):
+        schedule.done(A, 1.0, Success())
+    schedule.take("s", 1.0, MANY)
+    schedule.done(A, 1.0, Success())
+    with pytest.raises(LookupError, match="no visit to shop/a is under way"):
+        schedule.done(A, 1.0, Success())
+
+
+def test_of_several_times_the_earliest_counts() -> None:
+    schedule = without_jitter()
+    for at in (30.0, 10.0, 20.0):
+        schedule.add("s", change(A), at)
+    assert schedule.next_at("s") == 10.0
+    assert schedule.take("s", 9.9, MANY) == ()
+    assert keys_of(schedule.take("s", 10.0, MANY)) == [A]
+    schedule.done(A, 10.0, Success())
+    assert schedule.take("s", 99.0, MANY) == ()
+
+
+def test_a_hint_now_beats_a_delayed_one() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 100.0)
+    schedule.add("s", resync(A), 1.0)
+    [visit] = schedule.take("s", 1.0, MANY)
+    assert visit.rank is Rank.CHANGE
+
+
+def test_better_ranks_go_first_and_equal_ones_in_their_order() -> None:
+    schedule = without_jitter()
+    keys = [Key("shop", str(number)) for number in range(6)]
+    for key, hint in zip(keys, [resync, dependency, change, change, dependency, resync], strict=True):
+        schedule.add("s", hint(key), 1.0)
+    assert keys_of(schedule.take("s", 1.0, 4)) == [keys[2], keys[3], keys[1], keys[4]]
+    assert keys_of(schedule.take("s", 1.0, 4)) == [keys[0], keys[5]]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_a_resync_is_visited_however_many_changes_come(limit: int) -> None:
+    schedule = without_jitter()
+    schedule.add("s", resync(A), 0.0)
+    now, taken, after_patience = 0.0, 0, 0
+    while True:
+        for _ in range(limit):
+            schedule.add("s", change(Key("busy", str(taken))), now)
+            taken += 1
+        keys = keys_of(schedule.take("s", now, limit))
+        if A in keys:
+            break
+        after_patience += len(keys) if now > PATIENCE else 0
+        assert after_patience < PLACES_PER_TURN
+        now += 1.0
+    assert now > PATIENCE
+
+
+def test_changes_keep_their_places_while_ten_thousand_others_have_waited_too_long() -> None:
+    schedule = without_jitter()
+    for number in range(10_000):
+        schedule.add("s", dependency(Key("old", str(number))), 0.0)
+    schedule.add("s", change(A), 60.0)
+    assert A in keys_of(schedule.take("s", 60.0, 2))
+
+
+def test_failures_back_off_from_two_seconds_doubling_to_five_minutes() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 0.0)
+    delays, now = [], 0.0
+    for _ in range(10):
+        due = fail(schedule, A, now)
+        delays.append(due - now)
+        now = due
+    assert delays == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
+
+
+def test_jitter_shortens_a_back_off_by_up_to_half() -> None:
+    schedule = Schedule(random.Random(1).random)
+    keys = [Key("shop", str(number)) for number in range(500)]
+    for key in keys:
+        schedule.add("s", change(key), 0.0)
+    for visit in schedule.take("s", 0.0, MANY):
+        schedule.done(visit.key, 0.0, Retry())
+    assert schedule.take("s", FIRST_BACKOFF / 2 - 0.001, MANY) == ()
+    halfway = len(schedule.take("s", FIRST_BACKOFF * 0.75, MANY))
+    assert 200 < halfway < 300
+    assert halfway + len(schedule.take("s", FIRST_BACKOFF, MANY)) == 500
+
+
+def test_success_makes_the_next_failure_the_first() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 0.0)
+    now = fail(schedule, A, 0.0, times=5)
+    [visit] = schedule.take("s", now, MANY)
+    assert visit.failures == 5
+    schedule.done(A, now, Success())
+    schedule.add("s", change(A), now)
+    assert fail(schedule, A, now) == now + FIRST_BACKOFF
+
+
+@pytest.mark.parametrize("hint", [change(A), dependency(A)])
+def test_a_change_ends_a_back_off_at_once_and_the_count_of_failures_stays(hint: Hint) -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 0.0)
+    fail(schedule, A, 0.0, times=3)
+    schedule.add("s", hint, 7.0)
+    assert schedule.next_at("s") == 7.0
+    [visit] = schedule.take("s", 7.0, MANY)
+    assert (visit.rank, visit.failures) == (hint.rank, 3)
+    schedule.done(A, 7.0, Retry())
+    assert schedule.next_at("s") == 7.0 + 16.0
+    assert schedule.take("s", 22.9, MANY) == ()
+
+
+def test_a_resync_does_not_end_a_back_off() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 0.0)
+    schedule.take("s", 0.0, MANY)
+    schedule.add("s", resync(A), 0.5)
+    schedule.done(A, 1.0, Retry())
+    schedule.add("s", resync(A), 1.5)
+    assert schedule.next_at("s") == 1.0 + FIRST_BACKOFF
+    assert keys_of(schedule.take("s", 3.0, MANY)) == [A]
+    schedule.done(A, 3.0, Success())
+    assert schedule.next_at("s") is None
+
+
+def test_a_change_during_a_visit_that_fails_is_looked_at_without_back_off() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 0.0)
+    schedule.take("s", 0.0, MANY)
+    schedule.add("s", change(A), 0.5)
+    schedule.done(A, 1.0, Retry())
+    [visit] = schedule.take("s", 1.0, MANY)
+    assert (visit.rank, visit.failures) == (Rank.CHANGE, 1)
+
+
+def test_after_comes_again_in_its_time_and_counts_as_neither_failure_nor_success() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A, "notify"), 0.0)
+    now = fail(schedule, A, 0.0, times=2)
+    schedule.take("s", now, MANY)
+    schedule.done(A, now, After(0.5))
+    assert schedule.take("s", now + 0.4, MANY) == ()
+    [visit] = schedule.take("s", now + 0.5, MANY)
+    assert visit.failures == 2
+
+
+def test_after_nothing_is_ready_at_once_with_the_rank_of_its_visit() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A, "notify"), 0.0)
+    schedule.take("s", 0.0, MANY)
+    assert schedule.done(A, 1.0, After(0.0)) == "s"
+    assert schedule.take("s", 1.0, MANY) == (Visit(A, "notify", Rank.CHANGE, 0.0, 0),)
+
+
+def test_lanes_do_not_see_each_other() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    schedule.add("t", change(B), 2.0)
+    assert keys_of(schedule.take("t", 2.0, MANY)) == [B]
+    assert schedule.next_at("t") is None
+    assert schedule.next_at("s") == 1.0
+    assert schedule.take("unknown", 2.0, MANY) == ()
+    assert schedule.next_at("unknown") is None
+
+
+def test_a_key_moves_to_the_lane_that_it_was_last_added_to() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    schedule.add("s", change(B), 50.0)
+    schedule.take("t", 1.0, MANY)
+    assert schedule.figures("s", 1.0).depth == 1
+    schedule.add("t", resync(A), 2.0)
+    schedule.add("t", resync(B), 60.0)
+    assert schedule.take("s", 99.0, MANY) == ()
+    assert schedule.next_at("s") is None
+    assert keys_of(schedule.take("t", 2.0, MANY)) == [A]
+    assert schedule.next_at("t") == 50.0
+
+
+def test_a_key_that_is_visited_in_one_lane_is_not_visited_in_another() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    schedule.take("s", 1.0, MANY)
+    schedule.add("t", change(A), 2.0)
+    assert schedule.take("t", 2.0, MANY) == ()
+    assert schedule.done(A, 3.0, Success()) == "t"
+    assert schedule.take("s", 3.0, MANY) == ()
+    assert keys_of(schedule.take("t", 3.0, MANY)) == [A]
+
+
+def test_what_failed_in_another_lane_is_forgotten() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 0.0)
+    fail(schedule, A, 0.0, times=4)
+    schedule.add("t", change(A), 5.0)
+    [visit] = schedule.take("t", 5.0, MANY)
+    assert visit.failures == 0
+
+
+def test_a_forgotten_key_is_visited_only_when_it_is_hinted_anew() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    schedule.add("s", change(B), 9.0)
+    for key in (A, B, C):
+        schedule.forget(key)
+    assert schedule.take("s", 9.0, MANY) == ()
+    schedule.add("s", change(A), 9.0)
+    assert keys_of(schedule.take("s", 9.0, MANY)) == [A]
+
+
+@pytest.mark.parametrize("result", [Success(), Retry(), After(1.0)])
+def test_a_visit_to_a_forgotten_key_ends_without_another(result: Result) -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    schedule.take("s", 1.0, MANY)
+    schedule.add("s", change(A), 1.5)
+    schedule.forget(A)
+    assert schedule.done(A, 2.0, result) is None
+    assert schedule.next_at("s") is None
+
+
+def test_a_key_forgotten_during_a_visit_and_hinted_anew_is_visited_after_it() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    schedule.take("s", 1.0, MANY)
+    schedule.forget(A)
+    schedule.add("s", change(A), 1.5)
+    assert schedule.take("s", 1.5, MANY) == ()
+    assert schedule.done(A, 2.0, Success()) == "s"
+    assert keys_of(schedule.take("s", 2.0, MANY)) == [A]
+
+
+def test_a_removed_lane_takes_its_keys_along() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    schedule.take("s", 1.0, MANY)
+    schedule.add("s", change(B), 1.0)
+    schedule.add("t", change(C), 1.0)
+    schedule.remove_lane("s")
+    assert schedule.done(A, 2.0, Retry()) is None
+    assert schedule.take("s", 99.0, MANY) == ()
+    assert keys_of(schedule.take("t", 2.0, MANY)) == [C]
+
+
+def test_figures_say_how_many_wait_and_for_how_long() -> None:
+    schedule = without_jitter()
+    assert schedule.figures("s", 1.0) == Figures(0, 0.0)
+    schedule.add("s", resync(A), 1.0)
+    schedule.add("s", change(B), 4.0)
+    schedule.add("s", change(C), 90.0)
+    assert schedule.figures("s", 5.0) == Figures(2, 4.0)
+    schedule.take("s", 5.0, 1)
+    assert schedule.figures("s", 6.0) == Figures(1, 5.0)
+    schedule.take("s", 6.0, 1)
+    assert schedule.figures("s", 6.0) == Figures(0, 0.0)
+
+
+def test_keys_at_rest_cost_nothing() -> None:
+    schedule = without_jitter()
+    for number in range(10_000):
+        schedule.add("s", change(Key("shop", str(number))), 0.0)
+    while visits := schedule.take("s", 0.0, 100):
+        for visit in visits:
+            schedule.done(visit.key, 0.0, Success())
+    assert schedule._entries == {}
+    assert schedule._lanes["s"].delayed == []
+
+
+def test_a_key_that_fails_and_is_hinted_for_ever_leaves_nothing_behind() -> None:
+    schedule = without_jitter()
+    for round_ in range(10_000):
+        schedule.add("s", change(A), round_ / 100)
+        schedule.take("s", round_ / 100, MANY)
+        schedule.done(A, round_ / 100, Retry())
+    assert len(schedule._lanes["s"].delayed) < 100
+
+
+@dataclass
+class Expected:
+    """What the plainest model says of one key."""
+
+    lane: str = ""
+    due: float | None = None  # None: it does not wait
+    rank: Rank = Rank.RESYNC
+    visited: bool = False
+    failures: int = 0
+    backing_off: bool = False
+
+
+@dataclass
+class Model:
+    keys: dict[Key, Expected] = field(default_factory=dict)
+
+    def add(self, lane: str, hint: Hint, at: float) -> None:
+        key = self.keys.setdefault(hint.key, Expected(lane))
+        if key.lane != lane:
+            key.lane, key.failures, key.backing_off = lane, 0, False
+        self._wait(key, hint.rank, at)
+
+    def done(self, name: Key, now: float, result: Result, rank: Rank, delay: float) -> None:
+        key = self.keys[name]
+        key.visited = False
+        match result:
+            case _ if not key.lane:
+                key.due = None
+            case Success():
+                key.failures = 0
+            case Retry():
+                key.failures += 1
+                if key.due is not None and key.rank is Rank.RESYNC:
+                    key.due = None
+                self._wait(key, Rank.DEPENDENCY, now + delay)
+                key.backing_off = key.due == now + delay
+            case After(seconds):
+                self._wait(key, rank, now + seconds)
+
+    def due(self, lane: str, now: float) -> set[Key]:
+        return {
+            name
+            for name, key in self.keys.items()
+            if key.lane == lane and not key.visited and key.due is not None and key.due <= now
+        }
+
+    def _wait(self, key: Expected, rank: Rank, at: float) -> None:
+        if key.due is None:
+            key.due, key.rank = at, rank
+        elif not (key.backing_off and rank is Rank.RESYNC):
+            if at < key.due:
+                key.due, key.backing_off = at, False
+            key.rank = min(key.rank, rank)
+
+
+_KEYS = st.sampled_from([Key("shop", str(number)) for number in range(5)])
+_LANES = st.sampled_from(["s", "t"])
+_RANKS = st.sampled_from(Rank)
+_DELAYS = st.sampled_from([0.0, 0.0, 0.0, 0.5, 3.0, 400.0])
+
+
+class Interleavings(RuleBasedStateMachine):
+    """put, take, done and time in any order: the schedule does what the model says, and loses nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = without_jitter()
+        self.model = Model()
+        self.visits: dict[Key, Visit] = {}
+        self.now = 100.0
+
+    @rule(key=_KEYS, lane=_LANES, rank=_RANKS, delay=_DELAYS)
+    def put(self, key: Key, lane: str, rank: Rank, delay: float) -> None:
+        hint = Hint(key, "test", rank)
+        self.model.add(lane, hint, self.now + delay)
+        self.schedule.add(lane, hint, self.now + delay)
+
+    @rule(lane=_LANES, limit=st.integers(1, 4))
+    def take(self, lane: str, limit: int) -> None:
+        due = self.model.due(lane, self.now)
+        visits = self.schedule.take(lane, self.now, limit)
+        assert len(visits) == min(limit, len(due))
+        impatient = any(self.now - self._due(name) > PATIENCE for name in due)
+        for visit in visits:
+            assert visit.key in due, "not due, of another lane, or visited already"
+            expected = self.model.keys[visit.key]
+            assert (visit.rank, visit.failures) == (expected.rank, expected.failures)
+            assert 0.0 <= visit.waited <= self.now - self._due(visit.key)
+            best = min(self.model.keys[name].rank for name in due)
+            assert visit.rank is best or impatient
+            due.remove(visit.key)
+            expected.due, expected.visited, expected.backing_off = None, True, False
+            self.visits[visit.key] = visit
+
+    @precondition(lambda self: self.visits)
+    @rule(data=st.data(), result=st.sampled_from([Success(), Success(), Retry(), After(0.0), After(2.5)]))
+    def done(self, data: st.DataObject, result: Result) -> None:
+        visit = self.visits.pop(data.draw(st.sampled_from(sorted(self.visits))))
+        failures = self.model.keys[visit.key].failures
+        delay = min(FIRST_BACKOFF * 2.0**failures, LONGEST_BACKOFF)
+        self.model.done(visit.key, self.now, result, visit.rank, delay)
+        lane = self.schedule.done(visit.key, self.now, result)
+        key = self.model.keys[visit.key]
+        assert lane == (key.lane if key.due is not None else None)
+
+    @rule(key=_KEYS)
+    def forget(self, key: Key) -> None:
+        self.schedule.forget(key)
+        if key in self.model.keys:
+            known = self.model.keys[key]
+            self.model.keys[key] = Expected(lane="", visited=known.visited)
+
+    @rule(lane=_LANES)
+    def remove_lane(self, lane: str) -> None:
+        self.schedule.remove_lane(lane)
+        for key, known in self.model.keys.items():
+            if known.lane == lane:
+                self.model.keys[key] = Expected(lane="", visited=known.visited)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 6.0, 500.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(lane=_LANES)
+    def look_at_figures(self, lane: str) -> None:
+        depth, oldest = self.schedule.figures(lane, self.now)
+        assert depth == len(self.model.due(lane, self.now))
+        assert oldest >= 0.0
+
+    @invariant()
+    def next_at_is_when_the_first_is_due(self) -> None:
+        for lane in ("s", "t"):
+            waiting = [
+                key.due
+                for key in self.model.keys.values()
+                if key.lane == lane and key.due is not None and not key.visited
+            ]
+            at = self.schedule.next_at(lane)
+            if not waiting:
+                assert at is None
+            elif min(waiting) > self.now:
+                assert at == min(waiting)
+            else:
+                assert at is not None
+                assert at <= self.now
+
+    @invariant()
+    def only_keys_that_wait_or_are_visited_are_held(self) -> None:
+        held = {name for name, key in self.model.keys.items() if key.visited or key.due is not None}
+        assert set(self.schedule._entries) == held
+
+    def teardown(self) -> None:
+        """In the end every hint has had its visit."""
+        for name in list(self.visits):
+            self.schedule.done(name, self.now, Success())
+            self.model.done(name, self.now, Success(), Rank.CHANGE, 0.0)
+        for lane in ("s", "t"):
+            waiting = {name for name, key in self.model.keys.items() if key.lane == lane and key.due is not None}
+            assert set(keys_of(self.schedule.take(lane, self.now + 1_000.0, MANY))) == waiting
+
+    def _due(self, name: Key) -> float:
+        due = self.model.keys[name].due
+        assert due is not None
+        return due
+
+
+TestInterleavings = Interleavings.TestCase
+TestInterleavings.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
