@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import asyncpg
 from pgrole_controller.local.apiserver import ApiError, ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process
 from pgrole_controller.postgres.connection import Connection
 
@@ -67,12 +68,38 @@ class Kube:
     async def delete(self, name: str) -> None:
         await self.server.request("DELETE", self.path(name))
 
+    async def list(self) -> list[Json]:
+        items: list[Json] = (await self.server.request("GET", self.path()))["items"]
+        return items
+
+    async def apply_all(self, specs: Mapping[str, Json]) -> None:
+        """Applies many objects (name: spec), some at once."""
+        await _some_at_once([partial(self.apply, name, **spec) for name, spec in specs.items()])
+
+    async def delete_each(self, names: Iterable[str]) -> None:
+        await _some_at_once([partial(self.delete, name) for name in names])
+
+    async def wait_all(self, true: Callable[[Json], bool], what: str, seconds: float = PATIENCE) -> list[Json]:
+        """Every object of the namespace as soon as `true` holds for each."""
+        left: list[Json] = []
+        with anyio.move_on_after(seconds):
+            while True:
+                objects = await self.list()
+                left = [obj for obj in objects if not true(obj)]
+                if not left:
+                    return objects
+                await anyio.sleep(0.1)
+        raise AssertionError(f"{what} did not come true for {len(left)} within {seconds} s, as {json.dumps(left[:1])}")
+
+    async def wait_all_ready(self, seconds: float = PATIENCE) -> list[Json]:
+        return await self.wait_all(is_ready, "Ready=True", seconds)
+
     async def delete_all(self) -> None:
         """Every object of the namespace, without waiting and without dropping a role."""
         for obj in (await self.server.request("GET", self.path()))["items"]:
-            name = obj["metadata"]["name"]
-            await self.patch(name, {"spec": {"deletionPolicy": "Retain"}})
-            await self.delete(name)
+            if obj["spec"]["deletionPolicy"] == "Drop":
+                await self.patch(obj["metadata"]["name"], {"spec": {"deletionPolicy": "Retain"}})
+        await self.server.request("DELETE", self.path())
 
     async def events(self, reason: str) -> list[Json]:
         answer = await self.server.request("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events")
@@ -105,15 +132,7 @@ class Kube:
 
     async def wait_ready(self, name: str, seconds: float = PATIENCE) -> Json:
         """As `kubectl wait --for=condition=Ready`, and for the present generation."""
-        return await self.wait_for(
-            name,
-            lambda obj: (
-                condition(obj, "Ready").get("status") == "True"
-                and obj["status"]["observedGeneration"] == obj["metadata"]["generation"]
-            ),
-            "Ready=True",
-            seconds,
-        )
+        return await self.wait_for(name, is_ready, "Ready=True", seconds)
 
     async def wait_reason(self, name: str, reason: str, seconds: float = PATIENCE) -> Json:
         return await self.wait_for(
@@ -132,6 +151,32 @@ def condition(obj: Json, kind: str) -> Json:
     """A condition of an object; empty when it has none of that type."""
     conditions: list[Json] = obj.get("status", {}).get("conditions", [])
     return next((item for item in conditions if item["type"] == kind), {})
+
+
+def is_ready(obj: Json) -> bool:
+    """Ready, and for the present generation."""
+    return (
+        condition(obj, "Ready").get("status") == "True"
+        and obj["status"]["observedGeneration"] == obj["metadata"]["generation"]
+    )
+
+
+def says(obj: Json, reason: str, *words: str) -> bool:
+    """Whether Ready has this reason, with all of these words in its message."""
+    ready = condition(obj, "Ready")
+    return ready.get("reason") == reason and all(word in ready["message"] for word in words)
+
+
+async def _some_at_once(calls: Iterable[Callable[[], Awaitable[object]]], width: int = 8) -> None:
+    limit = anyio.CapacityLimiter(width)
+
+    async def run(call: Callable[[], Awaitable[object]]) -> None:
+        async with limit:
+            await call()
+
+    async with anyio.create_task_group() as tasks:
+        for call in calls:
+            tasks.start_soon(run, call)
 
 
 class Database:
@@ -238,3 +283,22 @@ async def running(controller: Controller) -> AsyncIterator[Controller]:
         code = await controller.stop()
     assert code in (0, None), controller.process.failure(f"ended with {code}")
     assert "Traceback" not in controller.log, controller.log
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one test has alone and may break: a namespace, a PostgreSQL, and how to start a controller for both."""
+
+    kube: Kube
+    postgres: PostgresServer
+    folder: Path
+
+    def controller(self, dsn: str | None = None, *arguments: str) -> Controller:
+        """A controller that looks at the namespace alone; it is not started. One after another share a log file."""
+        dsn = dsn or self.postgres.dsn()
+        return Controller(
+            self.kube.server.kubeconfig, dsn, self.folder, "--namespace", self.kube.namespace, *arguments
+        )
+
+    def database(self) -> AbstractAsyncContextManager[Database]:
+        return open_database(self.postgres.dsn())

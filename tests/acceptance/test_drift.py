@@ -1,0 +1,213 @@
+"""A role changed behind the controller's back is set back, and the object tells of it."""
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from pgrole_controller.core.role import POWERS
+from tests.acceptance.world import Controller, Database, Json, Kube, condition
+
+Row = Mapping[str, Any]
+
+DECLARED: dict[str, Any] = {
+    "login": True,
+    "connectionLimit": 7,
+    "validUntil": "2031-01-01T00:00:00Z",
+    "comment": "as declared",
+}
+
+
+@pytest.fixture
+def role_name() -> str:
+    return f"role_{secrets.token_hex(4)}"
+
+
+def drifts(count: int) -> Callable[[Json], bool]:
+    return lambda obj: obj.get("status", {}).get("driftCount", 0) >= count
+
+
+async def declare(kube: Kube, role_name: str, **spec: Any) -> Json:
+    await kube.apply("app", name=role_name, **{**DECLARED, **spec})
+    return await kube.wait_ready("app")
+
+
+#: What somebody does to the role, which column shows that it is set back, and which field is named.
+DRIFTS = [
+    ("ALTER ROLE {} NOLOGIN", "rolcanlogin", "login"),
+    ("ALTER ROLE {} SUPERUSER", "rolsuper", "superuser"),
+    ("ALTER ROLE {} CREATEDB", "rolcreatedb", "createdb"),
+    ("ALTER ROLE {} CREATEROLE", "rolcreaterole", "createrole"),
+    ("ALTER ROLE {} NOINHERIT", "rolinherit", "inherit"),
+    ("ALTER ROLE {} REPLICATION", "rolreplication", "replication"),
+    ("ALTER ROLE {} BYPASSRLS", "rolbypassrls", "bypassrls"),
+    ("ALTER ROLE {} CONNECTION LIMIT 99", "rolconnlimit", "connectionLimit"),
+    ("ALTER ROLE {} VALID UNTIL 'infinity'", "rolvaliduntil", "validUntil"),
+    ("ALTER ROLE {} VALID UNTIL '-infinity'", "rolvaliduntil", "validUntil"),
+    ("COMMENT ON ROLE {} IS 'tampered'", "comment", "comment"),
+    ("COMMENT ON ROLE {} IS NULL", "comment", "comment"),
+]
+
+
+def test_every_attribute_that_gives_power_has_a_drift() -> None:
+    assert set(POWERS) <= {field for _, _, field in DRIFTS}
+
+
+@pytest.mark.parametrize(("statement", "column", "field"), DRIFTS)
+async def test_a_changed_attribute_is_set_back_and_told(
+    kube: Kube, database: Database, role_name: str, statement: str, column: str, field: str
+) -> None:
+    await declare(kube, role_name)
+    before = await database.role(role_name)
+    assert before is not None
+    await database.execute(statement.format(role_name))
+    await database.wait_role(role_name, lambda row: row[column] == before[column], f"{column} set back")
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["driftCount"] == 1
+    assert obj["status"]["lastDrift"]["fields"] == [field]
+    assert obj["status"]["lastDrift"]["corrected"] is True
+    assert condition(obj, "Ready")["status"] == "True"
+    event = await kube.wait_event("DriftCorrected")
+    assert field in event["note"]
+
+
+async def test_a_dropped_role_is_created_again_as_declared(kube: Kube, database: Database, role_name: str) -> None:
+    before = await declare(kube, role_name)
+    await database.execute(f"DROP ROLE {role_name}")
+    role = await database.wait_role(role_name, lambda row: row["comment"] == "as declared", "the role made again")
+    assert role["rolconnlimit"] == 7
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["lastDrift"]["fields"][0] == "role"
+    assert obj["status"]["role"]["oid"] == role["oid"] != before["status"]["role"]["oid"]
+
+
+async def test_a_renamed_role_is_renamed_back(kube: Kube, database: Database, role_name: str) -> None:
+    before = await declare(kube, role_name)
+    await database.execute(f"ALTER ROLE {role_name} RENAME TO {role_name}_stolen")
+    await database.wait_role(role_name, lambda _row: True, "the name back")
+    assert await database.role(f"{role_name}_stolen") is None
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["lastDrift"]["fields"] == ["name"]
+    assert obj["status"]["role"]["oid"] == before["status"]["role"]["oid"]
+
+
+async def test_a_renamed_role_whose_name_is_taken_is_refused_and_nothing_changed(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await declare(kube, role_name)
+    stolen = f"{role_name}_stolen"
+    await database.execute(f"BEGIN; ALTER ROLE {role_name} RENAME TO {stolen}; CREATE ROLE {role_name}; COMMIT")
+    obj = await kube.wait_reason("app", "NameTaken")
+    assert stolen in condition(obj, "Ready")["message"]
+    usurper = await database.role(role_name)
+    assert usurper is not None
+    assert not usurper["rolcanlogin"]
+    await database.execute(f"DROP ROLE {role_name}")
+    await kube.wait_ready("app")
+    assert await database.role(stolen) is None
+
+
+async def test_a_role_dropped_and_made_again_is_taken_under_its_new_oid(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await declare(kube, role_name)
+    await database.execute(f"BEGIN; DROP ROLE {role_name}; CREATE ROLE {role_name} CREATEDB; COMMIT")
+    role = await database.wait_role(role_name, lambda row: row["rolcanlogin"] and not row["rolcreatedb"], "set back")
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["role"]["oid"] == role["oid"]
+
+
+async def test_a_role_dropped_and_made_again_as_superuser_is_refused_until_that_is_taken_away(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await declare(kube, role_name)
+    await database.execute(f"BEGIN; DROP ROLE {role_name}; CREATE ROLE {role_name} SUPERUSER; COMMIT")
+    obj = await kube.wait_reason("app", "NotAllowed")
+    assert "superuser" in condition(obj, "Ready")["message"]
+    role = await database.role(role_name)
+    assert role is not None
+    assert role["rolsuper"]
+    await database.execute(f"ALTER ROLE {role_name} NOSUPERUSER")
+    await kube.wait_ready("app")
+
+
+async def test_drifts_are_counted_one_by_one(kube: Kube, database: Database, role_name: str) -> None:
+    await declare(kube, role_name)
+    for count in (1, 2, 3):
+        await database.execute(f"ALTER ROLE {role_name} CREATEDB CREATEROLE")
+        obj = await kube.wait_for("app", drifts(count), f"driftCount {count}")
+        assert obj["status"]["driftCount"] == count
+        assert obj["status"]["lastDrift"]["fields"] == ["createdb", "createrole"]
+
+
+async def test_a_change_that_is_rolled_back_or_undone_is_no_drift(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await declare(kube, role_name)
+    await database.execute(f"BEGIN; ALTER ROLE {role_name} SUPERUSER; ROLLBACK")
+    await database.execute(f"BEGIN; ALTER ROLE {role_name} SUPERUSER; ALTER ROLE {role_name} NOSUPERUSER; COMMIT")
+    # The next drift is noticed after those two could have been.
+    await database.execute(f"ALTER ROLE {role_name} CREATEDB")
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["driftCount"] == 1
+    assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
+
+
+class TestReport:
+    async def test_nothing_is_changed_and_the_object_says_what_differs(
+        self, kube: Kube, database: Database, role_name: str
+    ) -> None:
+        await declare(kube, role_name, drift={"policy": "Report"})
+        await database.execute(f"ALTER ROLE {role_name} CREATEDB CONNECTION LIMIT 99")
+        obj = await kube.wait_reason("app", "DriftReported")
+        assert condition(obj, "DriftDetected")["status"] == "True"
+        assert "createdb, connectionLimit" in condition(obj, "DriftDetected")["message"]
+        assert condition(obj, "Ready")["status"] == "False"
+        assert obj["status"]["lastDrift"]["corrected"] is False
+        assert sorted(obj["status"]["lastDrift"]["fields"]) == ["connectionLimit", "createdb"]
+        assert obj["status"]["driftCount"] == 0
+        role = await database.role(role_name)
+        assert role is not None
+        assert (role["rolcreatedb"], role["rolconnlimit"]) == (True, 99)
+
+    async def test_it_ends_when_the_drift_is_undone(self, kube: Kube, database: Database, role_name: str) -> None:
+        await declare(kube, role_name, drift={"policy": "Report"})
+        await database.execute(f"ALTER ROLE {role_name} CREATEDB")
+        await kube.wait_reason("app", "DriftReported")
+        await database.execute(f"ALTER ROLE {role_name} NOCREATEDB")
+        obj = await kube.wait_ready("app")
+        assert condition(obj, "DriftDetected") == {}
+
+    async def test_a_changed_spec_is_still_applied(self, kube: Kube, database: Database, role_name: str) -> None:
+        await declare(kube, role_name, drift={"policy": "Report"})
+        await kube.patch("app", {"spec": {"connectionLimit": 8}})
+        await kube.wait_ready("app")
+        role = await database.role(role_name)
+        assert role is not None
+        assert role["rolconnlimit"] == 8
+
+    async def test_correct_sets_back_what_was_reported(self, kube: Kube, database: Database, role_name: str) -> None:
+        await declare(kube, role_name, drift={"policy": "Report"})
+        await database.execute(f"ALTER ROLE {role_name} CREATEDB")
+        await kube.wait_reason("app", "DriftReported")
+        await kube.patch("app", {"spec": {"drift": {"policy": "Correct"}}})
+        await database.wait_role(role_name, lambda row: not row["rolcreatedb"], "set back")
+        await kube.wait_ready("app")
+
+
+async def test_every_one_of_many_roles_that_drift_at_once_is_set_back(
+    kube: Kube, database: Database, controller: Controller, role_name: str
+) -> None:
+    names = [f"{role_name}_{number}" for number in range(150)]
+    for number, name in enumerate(names):
+        await kube.apply(f"app-{number}", name=name)
+    for number in range(len(names)):
+        await kube.wait_ready(f"app-{number}")
+    await database.execute(";".join(f"ALTER ROLE {name} LOGIN CREATEDB" for name in names))
+    await database.wait_value(
+        f"SELECT count(*) FROM pg_roles WHERE rolname LIKE '{role_name}%' AND (rolcanlogin OR rolcreatedb)", 0
+    )
+    await database.wait_value(
+        f"SELECT count(*) FROM pgrole.claim WHERE role_name LIKE '{role_name}%' AND drift_count = 1", len(names)
+    )
