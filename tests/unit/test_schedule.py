@@ -224,6 +224,16 @@ def test_a_resync_does_not_end_a_back_off() -> None:
     assert schedule.next_at("s") is None
 
 
+def test_a_resync_counts_while_what_waits_is_due_before_the_end_of_the_back_off() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 0.0)
+    schedule.take("s", 0.0, MANY)
+    schedule.add("s", change(A), 2.0)
+    schedule.done(A, 1.0, Retry())
+    schedule.add("s", resync(A), 1.5)
+    assert schedule.next_at("s") == 1.5
+
+
 def test_a_change_during_a_visit_that_fails_is_looked_at_without_back_off() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
