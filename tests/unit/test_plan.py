@@ -6,7 +6,7 @@ import pytest
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.diff import Create, Drop, Rename, SetAttribute
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.plan import Ask, Deed, Needs, Plan, Server, Sight, decide, decide_absent
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import Found, Role, digest
@@ -268,11 +268,3 @@ class TestTheEnd:
     def test_a_name_claimed_by_an_earlier_object_of_the_same_key_is_released(self) -> None:
         plan = look(ask(), Sight(named=FOUND, claim=claim(), former=(("old_app", "uid-0"),)))
         assert plan.releases == (("old_app", "uid-0"),)
-
-
-def test_refusals_are_not_retried_and_waits_are() -> None:
-    from pgrole_controller.core.outcome import Ending, of_error
-
-    assert of_error(Refused(Reason.CONFLICT, "")).ending is Ending.STALLED
-    assert of_error(Waiting(Reason.DROP_BLOCKED, "")).ending is Ending.WORKING
-    assert of_error(Refused(Reason.SUSPENDED, "")).ending is Ending.PAUSED

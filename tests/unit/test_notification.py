@@ -1,0 +1,52 @@
+"""postgres/notification: a payload can come from anybody, and is only ever a hint."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgrole_controller.postgres.notification import EVERYTHING, greeting, is_greeting, read_names
+
+
+def test_a_payload_names_the_role_and_what_it_was_called_before() -> None:
+    assert read_names('{"op":"insert","oid":1,"name":"app"}') == ("app",)
+    assert read_names('{"op":"update","oid":1,"name":"new","was":"old"}') == ("new", "old")
+    assert read_names('{"op":"many"}') is EVERYTHING
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "",
+        "no json",
+        "null",
+        "7",
+        '"app"',
+        "[]",
+        '["app"]',
+        "{}",
+        '{"name":7}',
+        '{"name":["app"]}',
+        "[" * 7_999,
+        "{" * 7_999,
+        '{"name":' * 900,
+        "\ud800",
+        "NaN",
+        '{"op":["many"]}',
+    ],
+)
+def test_what_is_not_understood_names_nothing(payload: str) -> None:
+    assert read_names(payload) == ()
+
+
+@given(st.text(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_no_payload_is_an_error(payload: str) -> None:
+    names = read_names(payload)
+    assert names is EVERYTHING or all(isinstance(name, str) for name in names)
+
+
+def test_only_the_very_token_greets() -> None:
+    assert is_greeting(greeting("a"), "a")
+    assert not is_greeting(greeting("a"), "b")
+    assert read_names(greeting("a")) == ()

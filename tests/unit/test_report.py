@@ -1,0 +1,114 @@
+"""core/report and core/outcome: how a look ended, as the object says it."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.outcome import PROGRESSING, RECONCILED, Ending, Outcome, of_error, of_read_back
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.report import Standing, build_status
+
+NOW = datetime(2026, 5, 6, 7, 8, 9, 999_999, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
+OWNER = Owner("cluster", "shop", "ns", "app", "uid")
+CLAIM = Claim(
+    "app", 20_000, 7, OWNER, applied="sha256:x", drift_count=2, last_drift_at=NOW, last_drift_fields=("login",)
+)
+
+
+def said(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
+
+
+def build(
+    outcome: Outcome, previous: dict[str, Any] | None = None, *, now: datetime = NOW, **standing: Any
+) -> dict[str, Any]:
+    return build_status(previous or {}, outcome, Standing("default", **standing), 3, now)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (RECONCILED, {"Ready": ("True", "Reconciled")}),
+        (PROGRESSING, {"Ready": ("False", "Progressing"), "Reconciling": ("True", "Progressing")}),
+        (
+            of_error(Refused(Reason.CONFLICT, "x")),
+            {"Ready": ("False", "Conflict"), "Stalled": ("True", "Conflict")},
+        ),
+        (
+            of_error(Waiting(Reason.DROP_BLOCKED, "x")),
+            {"Ready": ("False", "DropBlocked"), "Reconciling": ("True", "DropBlocked")},
+        ),
+        (of_error(Refused(Reason.SUSPENDED, "x")), {"Ready": ("False", "Suspended")}),
+        (
+            of_read_back(Plan("app", drift=("login",))),
+            {"Ready": ("False", "DriftReported"), "DriftDetected": ("True", "DriftReported")},
+        ),
+    ],
+)
+def test_conditions_beside_ready_stand_only_while_they_are_true(
+    outcome: Outcome, expected: dict[str, tuple[str, str]]
+) -> None:
+    assert said(build(outcome)) == expected
+
+
+def test_the_transition_time_changes_only_with_the_status() -> None:
+    first = build(RECONCILED)
+    same = build(RECONCILED, first, now=LATER)
+    assert same == first
+    other = build(of_error(Transient(Reason.SERVER_NOT_READY, "away")), same, now=LATER)
+    again = build(of_error(Transient(Reason.SERVER_NOT_READY, "still away")), other, now=LATER + timedelta(hours=1))
+    assert other["conditions"][0]["lastTransitionTime"] == "2026-05-06T08:08:09Z"
+    assert again["conditions"][0]["lastTransitionTime"] == "2026-05-06T08:08:09Z"
+    assert again["conditions"][0]["message"] == "still away"
+
+
+def test_what_is_known_of_the_role_comes_from_the_claim() -> None:
+    status = build(RECONCILED, claim=CLAIM)
+    assert status["role"] == {"name": "app", "oid": 20_000, "applied": "sha256:x"}
+    assert status["server"] == {"name": "default", "systemIdentifier": "7"}
+    assert status["driftCount"] == 2
+    assert status["lastDrift"] == {"time": "2026-05-06T07:08:09Z", "fields": ["login"], "corrected": True}
+
+
+def test_without_a_look_at_the_database_what_status_said_of_the_role_stays() -> None:
+    before = build(RECONCILED, claim=CLAIM)
+    after = build(of_error(Transient(Reason.SERVER_NOT_READY, "away")), before)
+    for name in ("role", "server", "driftCount", "lastDrift"):
+        assert after[name] == before[name]
+
+
+def test_a_claim_written_anew_does_not_take_back_counted_drifts() -> None:
+    before = build(RECONCILED, claim=CLAIM)
+    assert build(RECONCILED, before, claim=replace(CLAIM, drift_count=0))["driftCount"] == 2
+
+
+def test_reported_drift_keeps_the_time_at_which_it_was_first_seen() -> None:
+    outcome = of_read_back(Plan("app", drift=("createdb",)))
+    first = build(outcome, claim=CLAIM, reported=("createdb",))
+    assert first["lastDrift"] == {"time": "2026-05-06T07:08:09Z", "fields": ["createdb"], "corrected": False}
+    assert build(outcome, first, now=LATER, claim=CLAIM, reported=("createdb",))["lastDrift"] == first["lastDrift"]
+    wider = build(outcome, first, now=LATER, claim=CLAIM, reported=("createdb", "login"))
+    assert wider["lastDrift"]["time"] == "2026-05-06T08:08:09Z"
+
+
+def test_a_long_message_is_cut() -> None:
+    status = build(of_error(Refused(Reason.INVALID_SPEC, "x" * 10_000)))
+    assert len(status["conditions"][0]["message"]) == 2048
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (Refused(Reason.CONFLICT, ""), Ending.STALLED),
+        (Waiting(Reason.DROP_BLOCKED, ""), Ending.WORKING),
+        (Transient(Reason.DATABASE_ERROR, ""), Ending.WORKING),
+        (Refused(Reason.SUSPENDED, ""), Ending.PAUSED),
+    ],
+)
+def test_what_is_refused_is_not_retried_and_what_waits_is(error: PgRoleError, ending: Ending) -> None:
+    assert of_error(error).ending is ending

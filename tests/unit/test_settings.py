@@ -1,0 +1,75 @@
+"""settings: a wrong value is refused with the name of the setting, and never shown when it is secret."""
+
+import pytest
+
+from pgrole_controller.settings import RUN, WrongSetting, policy_of, read_settings, verifies_by_default
+
+
+def read(environment: dict[str, str] | None = None, **flags: str) -> dict[str, object]:
+    return read_settings(RUN, {name.replace("_", "-"): value for name, value in flags.items()}, environment or {})
+
+
+def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
+    assert read()["log-level"] == "info"
+    assert read({"PGROLE_LOG_LEVEL": "error"})["log-level"] == "error"
+    assert read({"PGROLE_LOG_LEVEL": "error"}, log_level="debug")["log-level"] == "debug"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PGROLE_DSN", "host=somewhere"),
+        ("PGROLE_ALLOW", "createrole,flying"),
+        ("PGROLE_INSTALL", "perhaps"),
+        ("PGROLE_RESYNC_INTERVAL", "often"),
+        ("PGROLE_RESYNC_INTERVAL", "10"),
+        ("PGROLE_RESYNC_INTERVAL", "5ms"),
+        ("PGROLE_HEALTH_PORT", "70000"),
+        ("PGROLE_HEALTH_PORT", "http"),
+        ("PGROLE_LOG_LEVEL", "loud"),
+        ("PGROLE_LOG_FORMAT", "xml"),
+        ("PGROLE_KUBECONFIG", "/nowhere/at/all"),
+        ("PGROLE_CLUSTER_ID", ""),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(variable: str, value: str) -> None:
+    with pytest.raises(WrongSetting, match=variable):
+        read({variable: value})
+
+
+def test_a_flag_is_refused_as_a_flag() -> None:
+    with pytest.raises(WrongSetting, match="--health-port"):
+        read(health_port="none")
+
+
+def test_a_secret_is_not_in_the_message() -> None:
+    with pytest.raises(WrongSetting) as caught:
+        read({"PGROLE_DSN": "mysql://admin:hunter2@host/db"})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("1500ms", 1.5)]
+)
+def test_durations_are_written_as_in_go(text: str, seconds: float) -> None:
+    assert read(resync_interval=text)["resync-interval"] == seconds
+
+
+def test_what_is_allowed_comes_beside_createdb() -> None:
+    policy = policy_of(read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"}))
+    assert policy.attributes == {"createdb", "createrole", "bypassrls"}
+    assert policy.protected == ("rds_*", "cloudsql*")
+
+
+@pytest.mark.parametrize(
+    ("dsn", "verifies"),
+    [
+        ("postgresql://u:p@db.example.com/postgres", True),
+        ("postgresql://u:p@db.example.com/postgres?sslmode=disable", False),
+        ("postgresql://u:p@127.0.0.1:5432/postgres", False),
+        ("postgresql://u:p@localhost/postgres", False),
+        ("postgresql:///postgres?host=/run/postgresql", False),
+    ],
+)
+def test_a_dsn_that_leaves_the_machine_and_says_nothing_of_tls_is_verified(dsn: str, verifies: bool) -> None:
+    assert verifies_by_default(dsn) is verifies

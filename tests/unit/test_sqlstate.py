@@ -1,0 +1,43 @@
+"""core/sqlstate: what PostgreSQL's errors mean here."""
+
+import pytest
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.sqlstate import classify
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "reason"),
+    [
+        ("40001", Transient, Reason.PROGRESSING),
+        ("40P01", Transient, Reason.PROGRESSING),
+        ("XX000", Transient, Reason.PROGRESSING),
+        ("23505", Transient, Reason.PROGRESSING),
+        ("PGR01", Transient, Reason.PROGRESSING),
+        ("42710", Transient, Reason.PROGRESSING),
+        ("08006", Transient, Reason.SERVER_NOT_READY),
+        ("57P01", Transient, Reason.SERVER_NOT_READY),
+        ("57P03", Transient, Reason.SERVER_NOT_READY),
+        ("53300", Transient, Reason.SERVER_NOT_READY),
+        ("25006", Transient, Reason.SERVER_NOT_READY),
+        ("28P01", Transient, Reason.SERVER_NOT_READY),
+        ("3D000", Transient, Reason.SERVER_NOT_READY),
+        ("57014", Transient, Reason.DATABASE_ERROR),
+        ("55P03", Transient, Reason.DATABASE_ERROR),
+        ("42501", Transient, Reason.DATABASE_ERROR),
+        ("XX001", Transient, Reason.DATABASE_ERROR),
+        ("2BP01", Waiting, Reason.DROP_BLOCKED),
+        ("22023", Refused, Reason.INVALID_SPEC),
+        ("42939", Refused, Reason.INVALID_SPEC),
+    ],
+)
+def test_each_class_of_error_has_its_meaning(code: str, kind: type[PgRoleError], reason: Reason) -> None:
+    error = classify(code, "the words of the server")
+    assert type(error) is kind
+    assert error.reason is reason
+    assert "the words of the server" in error.message
+
+
+@pytest.mark.parametrize("code", [None, "", "99999"])
+def test_what_is_not_known_is_retried(code: str | None) -> None:
+    assert isinstance(classify(code, "x"), Transient)
