@@ -1,0 +1,76 @@
+"""What the tests of sql/install share: an ear for notifications, and what role_state ought to hold."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import asyncpg
+
+from pgrole_controller.postgres.connection import Connection
+
+CHANNEL = "pgrole"
+DEADLINE = 60.0
+
+#: Rows of role_state that a full pass would write otherwise, and the other way round.
+MISMATCHES = """
+WITH there AS (
+    SELECT d.oid, d.name, d.digest FROM pgrole.digest(ARRAY(SELECT oid FROM pg_catalog.pg_roles)) AS d
+)
+SELECT s.name AS kept, t.name AS there
+FROM pgrole.role_state AS s FULL JOIN there AS t USING (oid)
+WHERE (s.name, s.digest) IS DISTINCT FROM (t.name, t.digest)
+"""
+
+
+class Ear:
+    """Hears what is announced on one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._heard: list[dict[str, Any]] = []
+        self._changed = anyio.Event()
+        self._marks = 0
+
+    def receive(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        self._heard.append(json.loads(str(payload)))
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def first(self, **wanted: object) -> dict[str, Any]:
+        """Waits for a message with these items, forgets all up to it, and returns it."""
+        with anyio.fail_after(DEADLINE):
+            while True:
+                for place, message in enumerate(self._heard):
+                    if wanted.items() <= message.items():
+                        del self._heard[: place + 1]
+                        return message
+                await self._changed.wait()
+
+    async def so_far(self) -> list[dict[str, Any]]:
+        """All that was committed before this call and not heard yet, and forgets it."""
+        self._marks += 1
+        await self._connection.execute("SELECT pg_notify($1, $2)", CHANNEL, json.dumps({"mark": self._marks}))
+        with anyio.fail_after(DEADLINE):
+            while not any(message.get("mark") == self._marks for message in self._heard):
+                await self._changed.wait()
+        heard = [message for message in self._heard if "mark" not in message]
+        self._heard.clear()
+        return heard
+
+
+@asynccontextmanager
+async def listening(dsn: str) -> AsyncIterator[Ear]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        ear = Ear(connection)
+        await connection.add_listener(CHANNEL, ear.receive)
+        yield ear
+        await connection.remove_listener(CHANNEL, ear.receive)
+    finally:
+        await connection.close()
+
+
+async def role_oid(connection: Connection, name: str) -> int:
+    return int(await connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name))

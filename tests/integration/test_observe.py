@@ -1,0 +1,350 @@
+"""sql/install: `observe()` notices every change of a role, tells it, and writes nothing when there is none."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.install import Installation, install
+from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid
+
+CHANGES = {
+    "login": "ALTER ROLE subject LOGIN",
+    "superuser": "ALTER ROLE subject SUPERUSER",
+    "createdb": "ALTER ROLE subject CREATEDB",
+    "createrole": "ALTER ROLE subject CREATEROLE",
+    "noinherit": "ALTER ROLE subject NOINHERIT",
+    "replication": "ALTER ROLE subject REPLICATION",
+    "bypassrls": "ALTER ROLE subject BYPASSRLS",
+    "connection limit": "ALTER ROLE subject CONNECTION LIMIT 5",
+    "valid until": "ALTER ROLE subject VALID UNTIL '2031-01-01'",
+    "password": "ALTER ROLE subject PASSWORD 'secret'",
+    "membership": "GRANT pg_monitor TO subject",
+    "admin option": "GRANT pg_read_all_data TO subject WITH ADMIN OPTION",
+    "inherit option": "GRANT pg_monitor TO subject WITH INHERIT TRUE",
+    "set option": "GRANT pg_monitor TO subject WITH SET FALSE",
+    "revoked membership": "REVOKE pg_monitor FROM subject",
+    "parameter": "ALTER ROLE subject SET work_mem = '8MB'",
+    "another value": "ALTER ROLE subject SET work_mem = '9MB'",
+    "reset parameter": "ALTER ROLE subject RESET work_mem",
+    "parameter in a database": "ALTER ROLE subject IN DATABASE postgres SET work_mem = '8MB'",
+    "reset in a database": "ALTER ROLE subject IN DATABASE postgres RESET ALL",
+    "comment": "COMMENT ON ROLE subject IS 'first'",
+    "another comment": "COMMENT ON ROLE subject IS 'second'",
+    "no comment": "COMMENT ON ROLE subject IS NULL",
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server() -> AsyncIterator[PostgresServer]:
+    async with postgres() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def home(server: PostgresServer) -> AsyncIterator[Connection]:
+    """A superuser in the home database, where schema pgrole is new and everything has been seen."""
+    connection = await asyncpg.connect(server.dsn())
+    try:
+        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+        await install(connection)
+        await connection.execute("SELECT pgrole.observe()")
+        yield connection
+        await connection.execute("DROP ROLE IF EXISTS subject, renamed, other")
+    finally:
+        await connection.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def ear(server: PostgresServer, home: Connection) -> AsyncIterator[Ear]:
+    async with listening(server.dsn()) as made:
+        yield made
+
+
+async def observe(connection: Connection) -> str:
+    return str(await connection.fetchval("SELECT pgrole.observe()"))
+
+
+async def test_every_kind_of_change_of_a_role_is_told_once_with_its_name_and_oid(home: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject")
+    oid = await role_oid(home, "subject")
+    await observe(home)
+    assert await ear.so_far() == [{"op": "insert", "oid": oid, "name": "subject"}]
+    for what, statement in CHANGES.items():
+        await home.execute(statement)
+        await observe(home)
+        assert await ear.so_far() == [{"op": "update", "oid": oid, "name": "subject"}], what
+        assert await home.fetch(MISMATCHES) == [], what
+    await home.execute("ALTER ROLE subject RENAME TO renamed")
+    await observe(home)
+    assert await ear.so_far() == [{"op": "update", "oid": oid, "name": "renamed", "was": "subject"}]
+    await home.execute("DROP ROLE renamed")
+    await observe(home)
+    assert await ear.so_far() == [{"op": "delete", "oid": oid, "name": "renamed"}]
+    assert await home.fetch(MISMATCHES) == []
+
+
+async def test_a_role_dropped_and_made_again_between_two_looks_is_told_as_both(home: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject")
+    before = await role_oid(home, "subject")
+    await observe(home)
+    await home.execute("DROP ROLE subject; CREATE ROLE subject")
+    after = await role_oid(home, "subject")
+    await ear.so_far()
+    await observe(home)
+    told = await ear.so_far()
+    assert {(message["op"], message["oid"]) for message in told} == {("delete", before), ("insert", after)}
+
+
+async def test_one_membership_revoked_and_another_granted_between_two_looks_are_both_told(
+    home: Connection, ear: Ear
+) -> None:
+    await home.execute("CREATE ROLE subject; CREATE ROLE other; GRANT pg_monitor TO subject")
+    await observe(home)
+    await ear.so_far()
+    await home.execute("REVOKE pg_monitor FROM subject; GRANT pg_monitor TO other")
+    await observe(home)
+    assert {message["name"] for message in await ear.so_far()} == {"subject", "other"}
+
+
+async def test_nothing_is_written_and_nothing_told_when_nothing_changed(home: Connection, ear: Ear) -> None:
+    await home.execute("SELECT pg_current_xact_id()")
+    async with home.transaction():
+        seen = await observe(home)
+        assert await home.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
+        assert seen == await home.fetchval("SELECT pg_current_snapshot()::text")
+    assert await ear.so_far() == []
+
+
+async def test_a_change_and_its_undoing_between_two_looks_tell_nothing(home: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject")
+    await observe(home)
+    await ear.so_far()
+    await home.execute("ALTER ROLE subject CREATEDB")
+    await home.execute("ALTER ROLE subject NOCREATEDB")
+    await observe(home)
+    assert await ear.so_far() == []
+
+
+async def test_valid_until_infinity_is_the_same_as_none(home: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject")
+    await observe(home)
+    await ear.so_far()
+    await home.execute("ALTER ROLE subject VALID UNTIL 'infinity'")
+    await observe(home)
+    assert await ear.so_far() == []
+
+
+async def test_vacuum_full_of_the_catalogs_tells_nothing(home: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject; GRANT pg_monitor TO subject; COMMENT ON ROLE subject IS 'c'")
+    await observe(home)
+    await ear.so_far()
+    for catalog in ("pg_authid", "pg_auth_members", "pg_db_role_setting", "pg_shdescription"):
+        await home.execute(f"VACUUM (FULL, FREEZE) {catalog}")
+    await observe(home)
+    assert await ear.so_far() == []
+    await home.execute("ALTER ROLE subject CREATEDB")
+    await observe(home)
+    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+
+
+async def test_more_than_a_hundred_roles_in_one_look_are_told_as_many(home: Connection, ear: Ear) -> None:
+    for count, told in ((100, 100), (101, 1)):
+        await home.execute(f"DO $$ BEGIN FOR i IN 1..{count} LOOP EXECUTE 'CREATE ROLE many_' || i; END LOOP; END $$")
+        await observe(home)
+        heard = await ear.so_far()
+        assert len(heard) == told
+        assert (heard == [{"op": "many"}]) is (told == 1)
+        await home.execute(f"DO $$ BEGIN FOR i IN 1..{count} LOOP EXECUTE 'DROP ROLE many_' || i; END LOOP; END $$")
+        await observe(home)
+        assert len(await ear.so_far()) == told
+    assert await home.fetch(MISMATCHES) == []
+
+
+async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
+    server: PostgresServer, home: Connection, ear: Ear
+) -> None:
+    await home.execute("CREATE ROLE subject; CREATE ROLE other")
+    early = await asyncpg.connect(server.dsn())
+    try:
+        for _ in range(3):
+            late = early.transaction()
+            await late.start()
+            await early.execute("SELECT pg_current_xact_id()")
+            await home.execute("ALTER ROLE other CREATEDB")
+            await observe(home)
+            await early.execute("ALTER ROLE subject CREATEDB")
+            await observe(home)
+            await ear.so_far()
+            await late.commit()
+            await observe(home)
+            assert [message["name"] for message in await ear.so_far()] == ["subject"]
+            await home.execute("ALTER ROLE other NOCREATEDB; ALTER ROLE subject NOCREATEDB")
+            await observe(home)
+    finally:
+        await early.close()
+
+
+async def test_what_a_transaction_changes_after_its_own_look_is_not_missed(home: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject")
+    await observe(home)
+    await ear.so_far()
+    async with home.transaction():
+        await home.execute("ALTER ROLE subject CREATEDB")
+        await observe(home)
+        await home.execute("ALTER ROLE subject CREATEROLE")
+    await observe(home)
+    assert await home.fetch(MISMATCHES) == []
+    assert [message["name"] for message in await ear.so_far()] == ["subject", "subject"]
+
+
+async def test_a_look_that_is_rolled_back_is_as_if_it_had_not_been(home: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject")
+    look = home.transaction()
+    await look.start()
+    await observe(home)
+    await look.rollback()
+    assert await ear.so_far() == []
+    await observe(home)
+    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+
+
+async def test_two_looks_at_once_tell_a_change_once(server: PostgresServer, home: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject")
+    other = await asyncpg.connect(server.dsn())
+    try:
+        async with anyio.create_task_group() as tasks, home.transaction():
+            await observe(home)
+            tasks.start_soon(observe, other)
+            with anyio.fail_after(DEADLINE):
+                while not await home.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
+                    await anyio.lowlevel.checkpoint()
+        assert [message["name"] for message in await ear.so_far()] == ["subject"]
+        assert await home.fetch(MISMATCHES) == []
+    finally:
+        await other.close()
+
+
+async def test_the_snapshot_returned_is_the_next_one_unless_another_commits(
+    server: PostgresServer, home: Connection
+) -> None:
+    now = "SELECT pg_current_snapshot()::text"
+    await home.execute("CREATE ROLE subject")
+    assert await observe(home) == await home.fetchval(now)
+    async with asyncpg.create_pool(server.dsn(), min_size=1) as pool, pool.acquire() as open_one:
+        async with open_one.transaction():
+            await open_one.execute("SELECT pg_current_xact_id()")
+            await home.execute("ALTER ROLE subject CREATEDB")
+            assert await observe(home) == await home.fetchval(now)
+            await home.execute("ALTER ROLE subject NOCREATEDB")
+            seen = await observe(home)
+            assert seen == await home.fetchval(now)
+        assert seen != await home.fetchval(now)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "DELETE FROM pgrole.role_state",
+        "UPDATE pgrole.role_state SET digest = '', name = 'x'",
+        "DELETE FROM pgrole.seen",
+        "UPDATE pgrole.seen SET version = '3', role = 7 WHERE role = 10",
+        "TRUNCATE pgrole.fingerprint",
+    ],
+)
+async def test_a_look_at_everything_heals_what_was_tampered_with(home: Connection, harm: str) -> None:
+    await home.execute("CREATE ROLE subject")
+    await observe(home)
+    await home.execute(harm)
+    await home.execute("SELECT pgrole.observe(true)")
+    assert await home.fetch(MISMATCHES) == []
+    await home.execute("DROP ROLE subject")
+    await observe(home)
+    assert await home.fetch(MISMATCHES) == []
+
+
+async def test_what_was_seen_on_another_server_counts_for_nothing(home: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject")
+    await observe(home)
+    await ear.so_far()
+    await home.execute("UPDATE pgrole.fingerprint SET system_identifier = 1")
+    await home.execute("UPDATE pgrole.role_state SET digest = '' WHERE name = 'subject'")
+    await ear.so_far()
+    await observe(home)
+    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+
+
+async def test_installed_again_it_keeps_everything(home: Connection, ear: Ear) -> None:
+    await home.execute(
+        "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, "
+        "object_uid) VALUES ('subject', 1, 2, 'c', 'n', 'nu', 'o', 'ou')"
+    )
+    tables = ("installation", "claim", "role_state", "seen", "fingerprint")
+    before = {table: set(await home.fetch(f"SELECT ctid, * FROM pgrole.{table}")) for table in tables}
+    async with home.transaction():
+        await home.execute(queries.install())
+    after = {table: set(await home.fetch(f"SELECT ctid, * FROM pgrole.{table}")) for table in tables}
+    assert after == before
+    assert await install(home) is Installation.PRESENT
+    assert await ear.so_far() == []
+
+
+async def test_an_ordinary_role_has_no_right_on_any_of_it(home: Connection) -> None:
+    await home.execute("CREATE ROLE other")
+    async with home.transaction():
+        await home.execute("SET LOCAL ROLE other")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await home.execute("SELECT pgrole.observe()")
+    # not even with the right to look into the schema
+    await home.execute("GRANT USAGE ON SCHEMA pgrole TO other")
+    allowed = await home.fetch("""
+        SELECT p.oid::regprocedure::text
+        FROM pg_proc AS p
+        WHERE p.pronamespace = 'pgrole'::regnamespace AND has_function_privilege('other', p.oid, 'EXECUTE')
+        UNION ALL
+        SELECT c.oid::regclass::text
+        FROM pg_class AS c
+        WHERE c.relnamespace = 'pgrole'::regnamespace AND c.relkind IN ('r', 'v')
+          AND has_table_privilege('other', c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+    """)
+    assert allowed == []
+    await home.execute("REVOKE USAGE ON SCHEMA pgrole FROM other")
+
+
+async def test_a_schema_that_an_ordinary_role_made_first_is_refused(home: Connection) -> None:
+    await home.execute("DROP SCHEMA pgrole CASCADE; CREATE ROLE other; CREATE SCHEMA pgrole AUTHORIZATION other")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="belongs to"):
+        await home.execute(queries.install())
+    await home.execute("DROP SCHEMA pgrole")
+
+
+async def test_an_owner_that_is_no_superuser_needs_only_oid_and_xmin(server: PostgresServer, home: Connection) -> None:
+    await home.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
+    await home.execute("CREATE DATABASE stewards OWNER steward")
+    admin = await asyncpg.connect(server.dsn(database="stewards"))
+    await admin.execute("GRANT SELECT (oid, xmin) ON pg_authid TO steward")
+    await admin.close()
+    steward = await asyncpg.connect(server.dsn("steward", "stewards", "p"))
+    try:
+        await install(steward)
+        await observe(steward)
+        async with listening(server.dsn("steward", "stewards", "p")) as ear:
+            await home.execute("CREATE ROLE subject; ALTER ROLE subject SET work_mem = '8MB'")
+            await observe(steward)
+            await home.execute("ALTER ROLE subject BYPASSRLS")
+            await observe(steward)
+            await home.execute("ALTER ROLE subject PASSWORD 'unseen'")
+            await observe(steward)
+            await home.execute("DROP ROLE subject")
+            await observe(steward)
+            assert [message["op"] for message in await ear.so_far()] == ["insert", "update", "delete"]
+        assert await steward.fetch(MISMATCHES) == []
+    finally:
+        await steward.close()
+        await home.execute("DROP DATABASE stewards WITH (FORCE)")
+        await home.execute("DROP ROLE steward")

@@ -1,0 +1,274 @@
+"""sql/install: the procedure `watch` notices by itself, within a tick and a look, and not on its own account."""
+
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.install import install
+from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid
+
+# What concurrent role DDL fails with, as it may.
+MAY_FAIL = (
+    asyncpg.InternalServerError,  # tuple concurrently updated
+    asyncpg.UniqueViolationError,
+    asyncpg.DuplicateObjectError,
+    asyncpg.UndefinedObjectError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.InvalidGrantOperationError,
+    asyncpg.DependentObjectsStillExistError,
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server() -> AsyncIterator[PostgresServer]:
+    async with postgres(settings={"autovacuum": "off"}) as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def home(server: PostgresServer) -> AsyncIterator[Connection]:
+    """A superuser in the home database, where schema pgrole is new and everything has been seen."""
+    connection = await asyncpg.connect(server.dsn())
+    try:
+        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+        await install(connection)
+        await connection.execute("SELECT pgrole.observe()")
+        yield connection
+        await connection.execute("DROP ROLE IF EXISTS subject, other")
+    finally:
+        await connection.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def ear(server: PostgresServer, home: Connection) -> AsyncIterator[Ear]:
+    async with listening(server.dsn()) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def eye(server: PostgresServer, home: Connection) -> AsyncIterator[Connection]:
+    """The connection that runs `watch`."""
+    connection = await asyncpg.connect(server.dsn())
+    yield connection
+    connection.terminate()
+
+
+async def while_watching(eye: Connection, work: Callable[[], Awaitable[None]]) -> None:
+    """Runs `watch` again and again for as long as `work` takes."""
+
+    async def watch() -> None:
+        while True:
+            await eye.execute("CALL pgrole.watch()")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        await work()
+        tasks.cancel_scope.cancel()
+
+
+async def looks(eye: Connection) -> int:
+    """How often this connection, with track_functions, has called observe()."""
+    await eye.execute("SELECT pg_stat_force_next_flush()")
+    await eye.execute("SELECT 1")
+    return int(await eye.fetchval("SELECT coalesce(pg_stat_get_function_calls('pgrole.observe'::regproc), 0)"))
+
+
+async def test_it_returns_after_as_long_as_it_was_told_to_last(eye: Connection) -> None:
+    start = time.monotonic()
+    await eye.execute("CALL pgrole.watch(lasting => '300 ms')", timeout=DEADLINE)
+    assert time.monotonic() - start >= 0.3
+
+
+async def test_it_returns_in_time_also_while_another_transaction_holds_up_the_looks(
+    server: PostgresServer, home: Connection, eye: Connection
+) -> None:
+    async with home.transaction():
+        await home.execute("CREATE ROLE subject")
+        await home.execute("SELECT pgrole.observe()")
+        await eye.execute("SET lock_timeout = '100 ms'")
+        await eye.execute("CALL pgrole.watch(lasting => '300 ms')", timeout=DEADLINE)
+
+
+async def test_each_change_is_told_without_anybody_asking(home: Connection, eye: Connection, ear: Ear) -> None:
+    async def change() -> None:
+        await home.execute("CREATE ROLE subject")
+        oid = await role_oid(home, "subject")
+        assert await ear.first(name="subject") == {"op": "insert", "oid": oid, "name": "subject"}
+        for limit in range(20):
+            await home.execute(f"ALTER ROLE subject CONNECTION LIMIT {limit}")
+            assert (await ear.first(name="subject"))["op"] == "update"
+        await home.execute("DROP ROLE subject")
+        assert (await ear.first(name="subject"))["op"] == "delete"
+
+    await while_watching(eye, change)
+
+
+async def test_what_changed_before_it_was_called_is_told_at_once(home: Connection, eye: Connection, ear: Ear) -> None:
+    await home.execute("CREATE ROLE subject")
+    await eye.execute("CALL pgrole.watch(tick => '200 ms', lasting => '1 ms')")
+    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+
+
+async def test_its_own_commits_provoke_no_look(server: PostgresServer, home: Connection, ear: Ear) -> None:
+    changes = 5
+    eye = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
+    try:
+        before = await looks(eye)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(eye.execute, "CALL pgrole.watch(lasting => '2 s')")
+            await home.execute("CREATE ROLE subject")
+            await ear.first(name="subject")
+            for limit in range(changes - 1):
+                await home.execute(f"ALTER ROLE subject CONNECTION LIMIT {limit}")
+                await ear.first(name="subject")
+        # one at the start, one for each change; each again, if own commits counted
+        assert changes <= await looks(eye) - before <= changes + 1
+    finally:
+        await eye.close()
+
+
+async def test_commits_of_no_concern_tell_nothing_and_cost_few_looks(
+    server: PostgresServer, home: Connection, ear: Ear
+) -> None:
+    eye = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
+    try:
+        before, commits = await looks(eye), 0
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(eye.execute, "CALL pgrole.watch(lasting => '1 s')")
+            end = time.monotonic() + 1
+            while time.monotonic() < end:
+                await home.execute("SELECT pg_current_xact_id()")
+                commits += 1
+        # no more than one in each tick of 10 ms
+        assert 1 <= await looks(eye) - before <= min(commits, 101)
+        assert await ear.so_far() == []
+    finally:
+        await eye.close()
+
+
+async def test_a_hostile_search_path_reaches_nothing_and_is_put_back(home: Connection, eye: Connection) -> None:
+    await home.execute("""
+        CREATE SCHEMA trap;
+        CREATE FUNCTION trap.pg_sleep(float8) RETURNS void LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
+        CREATE FUNCTION trap.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
+        CREATE FUNCTION trap.same(text, text) RETURNS bool LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
+        CREATE OPERATOR trap.= (FUNCTION = trap.same, LEFTARG = text, RIGHTARG = text)
+    """)
+    try:
+        await eye.execute("SET search_path = trap, pg_catalog")
+        await eye.execute("CALL pgrole.watch(lasting => '50 ms')")
+        assert await eye.fetchval("SHOW search_path") == "trap, pg_catalog"
+    finally:
+        await home.execute("DROP SCHEMA trap CASCADE")
+
+
+async def storm(server: PostgresServer, seed: int, transactions: int) -> None:
+    """Random role DDL on a few roles: in transactions of several statements, some begun early, some rolled back."""
+    dice = random.Random(seed)
+    connection = await asyncpg.connect(server.dsn())
+
+    def statement() -> str:
+        one, two = (f"storm_{dice.randrange(12)}" for _ in range(2))
+        return dice.choice((
+            f"CREATE ROLE {one}",
+            f"CREATE ROLE {one} IN ROLE pg_monitor",
+            f"DROP ROLE {one}",
+            f"ALTER ROLE {one} CONNECTION LIMIT {dice.randrange(50)}",
+            f"ALTER ROLE {one} CREATEDB",
+            f"ALTER ROLE {one} NOCREATEDB",
+            f"ALTER ROLE {one} RENAME TO {two}",
+            f"GRANT {one} TO {two}",
+            f"REVOKE {one} FROM {two}",
+            f"GRANT pg_monitor TO {one}",
+            f"REVOKE pg_monitor FROM {one}",
+            f"ALTER ROLE {one} SET work_mem = '{dice.randrange(1, 90)}MB'",
+            f"ALTER ROLE {one} RESET ALL",
+            f"COMMENT ON ROLE {one} IS '{dice.randrange(90)}'",
+            f"COMMENT ON ROLE {one} IS NULL",
+        ))  # fmt: skip
+
+    try:
+        await connection.execute("SET lock_timeout = '2s'")
+        for _ in range(transactions):
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
+                if dice.random() < 0.4:
+                    await connection.execute("SELECT pg_current_xact_id()")
+                    await anyio.sleep(dice.random() * 0.02)  # others take their ids and commit meanwhile
+                for _ in range(dice.randrange(1, 5)):
+                    nested = connection.transaction()
+                    await nested.start()
+                    try:
+                        await connection.execute(statement())
+                    except (*MAY_FAIL, asyncpg.LockNotAvailableError):
+                        await nested.rollback()
+                    else:
+                        await (nested.rollback() if dice.random() < 0.1 else nested.commit())
+                    if dice.random() < 0.05:
+                        await connection.execute("SELECT pgrole.observe()")
+            except (*MAY_FAIL, asyncpg.LockNotAvailableError):
+                await transaction.rollback()
+            else:
+                await (transaction.rollback() if dice.random() < 0.15 else transaction.commit())
+    finally:
+        await connection.close()
+
+
+async def observe_over_and_over(server: PostgresServer) -> None:
+    connection = await asyncpg.connect(server.dsn())
+    try:
+        while True:
+            await connection.execute("SELECT pgrole.observe()")
+            await anyio.sleep(0.003)
+    finally:
+        connection.terminate()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_after_a_storm_of_role_ddl_all_is_seen_and_every_changed_role_was_told(
+    server: PostgresServer, home: Connection, eye: Connection, ear: Ear, seed: int
+) -> None:
+    state = "SELECT oid, name, digest FROM pgrole.role_state"
+    before = {row["oid"]: (row["name"], row["digest"]) for row in await home.fetch(state)}
+
+    async def rage() -> None:
+        async with anyio.create_task_group() as raging:
+            for observer in range(2):
+                raging.start_soon(observe_over_and_over, server, name=f"observer {observer}")
+            async with anyio.create_task_group() as storms:
+                for number in range(5):
+                    storms.start_soon(storm, server, 100 * seed + number, 60)
+            raging.cancel_scope.cancel()
+
+    await while_watching(eye, rage)
+    # without anything being looked at again that was seen before
+    await home.execute("SELECT pgrole.observe()")
+    assert await home.fetch(MISMATCHES) == []
+
+    told = await ear.so_far()
+    after = {row["oid"]: (row["name"], row["digest"]) for row in await home.fetch(state)}
+    changed = {oid for oid in before.keys() | after.keys() if before.get(oid) != after.get(oid)}
+    assert changed <= {message["oid"] for message in told}
+    # who listens to all that is told knows at each moment which roles there are
+    believed = {oid: name for oid, (name, _) in before.items()}
+    for message in told:
+        if message["op"] == "delete":
+            assert believed.pop(message["oid"]) == message["name"]
+        else:
+            assert (message["oid"] in believed) is (message["op"] == "update")
+            assert believed.get(message["oid"], message["name"]) == message.get("was", message["name"])
+            believed[message["oid"]] = message["name"]
+    assert believed == {oid: name for oid, (name, _) in after.items()}
+
+    await home.execute("SELECT pgrole.observe(true)")
+    assert await ear.so_far() == []
+    for name in [name for name, _ in after.values() if name.startswith("storm_")]:
+        await home.execute(f"DROP ROLE {name}")
