@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 import anyio
 
-from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.hint import Hint, Rank
+from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.schedule import After, Visit
 from pgrole_controller.postgres.connection import Endpoint
@@ -119,48 +120,66 @@ class Lane:
             log.warning("schema pgrole was installed", extra={"server": self.server.name})
         self.connected, self.trouble, self._delay = True, None, 0.0
         self.hint_all("connected", Rank.DEPENDENCY)
-        await self._hint_orphans(session)
+        await self._release_orphans(session)
         while visits := await self._queue.take(self.server.name, BATCH):
             await self._visit(session, visits)
 
-    async def _hint_orphans(self, session: Session) -> None:
-        """Objects that went while nobody looked still hold claims."""
-        for key, uids in (await session.look_for_claims()).items():
-            if not self._objects.covers(key):
-                continue
-            stored = self._objects.store.get(key)
-            if stored is None or uids != {stored.uid} or self._objects.server_name(key) != self.server.name:
-                self._queue.put(self.server.name, Hint(key, "claim without object", Rank.DEPENDENCY))
+    async def _release_orphans(self, session: Session) -> None:
+        """Objects that went while nobody looked still hold claims. One that was made again is left to its visit."""
+        claims = await session.look_for_claims()
+        orphans = [(name, uid) for key, name, uid in claims if self._is_orphan(key)]
+        if not orphans:
+            return
+        log.info("claims of objects that went are released", extra={"server": self.server.name, "claims": len(orphans)})
+        for failure in await session.carry_out([Plan(role_name="", releases=tuple(orphans))]):
+            if failure is not None:
+                raise failure
+        for name, _ in orphans:
+            self._hint_sharing(name)
+
+    def _is_orphan(self, key: Key) -> bool:
+        return self._objects.covers(key) and self._objects.server_name(key) != self.server.name
 
     async def _visit(self, session: Session, visits: Sequence[Visit]) -> None:
-        keys = [visit.key for visit in visits]
-        log.debug("visit", extra={"server": self.server.name, "keys": len(keys), "reason": visits[0].reason})
+        log.debug("visit", extra={"server": self.server.name, "keys": len(visits), "reason": visits[0].reason})
+        under_way = {visit.key for visit in visits}
         try:
-            findings = await reconcile(keys, self._objects, session, self.server.policy)
-        except PgRoleError:
-            for key in keys:
+            for finding in await reconcile(
+                list(under_way), self.server.name, self._objects, session, self.server.policy
+            ):
+                self._reporter.report(finding)
+                under_way.discard(finding.key)
+                for name in finding.released:
+                    self._hint_sharing(name, finding.key)
+        finally:
+            # Also when it is cancelled: a visit that never ends would be the last one to its key.
+            for key in under_way:
                 self._queue.done(key, After(0.0))
-            raise
-        for finding in findings:
-            self._reporter.report(finding)
-            self._hint_sharing(finding)
 
-    def _hint_sharing(self, finding: Finding) -> None:
+    def _hint_sharing(self, role_name: str, but: Key | None = None) -> None:
         """What nobody claims any more is of interest to the others that name it."""
-        for name in finding.released:
-            for key in self._objects.sharing(self.server.name, name) - {finding.key}:
-                self._queue.put(self.server.name, Hint(key, "claim released", Rank.DEPENDENCY))
+        for key in self._objects.sharing(self.server.name, role_name) - {but}:
+            self._queue.put(self.server.name, Hint(key, "claim released", Rank.DEPENDENCY))
 
 
 async def decline(lane: str, queue: Queue, objects: Objects, reporter: Reporter, error: PgRoleError) -> None:
     """Visits the keys of a lane without a server: says why nothing can be done, until cancelled or closed."""
-    while visits := await queue.take(lane, BATCH):
-        for visit in visits:
-            request = await objects.read(visit.key, Policy())
-            ask = request.ask
-            if request.finalizer is False or (ask and ask.terminating and not ask.drop):
-                reporter.report(Finding(request, done_with=True))  # its way out does not need the server
-            elif request.stored is None:
-                reporter.report(Finding(request))
-            else:
-                reporter.report(refuse(request, request.error or error))
+    while visits := await queue.take(lane, 1):
+        (visit,) = visits
+        found = False
+        try:
+            request = await objects.read(visit.key, None, Policy())
+            reporter.report(_declined(request, error))
+            found = True
+        finally:
+            if not found:
+                queue.done(visit.key, After(0.0))
+
+
+def _declined(request: Request, error: PgRoleError) -> Finding:
+    ask = request.ask
+    if request.finalizer is False or (ask and ask.terminating and not ask.drop):
+        return Finding(request, done_with=True)  # its way out does not need the server
+    if request.stored is None:
+        return Finding(request)
+    return refuse(request, request.error or error)

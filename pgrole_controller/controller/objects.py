@@ -70,12 +70,17 @@ class Objects:
         self._client = client
         self._namespace_uids: dict[str, str] = {}
 
-    async def read(self, key: Key, policy: Policy) -> Request:
-        """What the object asks for now. Never raises: what is wrong with it is in the request."""
+    async def read(self, key: Key, server_name: str | None, policy: Policy) -> Request:
+        """What the object asks of this server (None: whichever it names) now; one that names another is not there.
+
+        Never raises: what is wrong with it is in the request.
+        """
         stored = self.store.get(key)
         if stored is None:
             return Request(key, None)
         obj = stored.object()
+        if server_name not in (None, server_of(obj)):
+            return Request(key, None)
         try:
             pgrole = _parse(obj)
             owner = Owner(self.cluster, key.namespace, await self._namespace_uid(key.namespace), key.name, stored.uid)

@@ -38,9 +38,11 @@ class Finding:
         return self.request.key
 
 
-async def reconcile(keys: Sequence[Key], objects: Objects, session: Session, policy: Policy) -> list[Finding]:
+async def reconcile(
+    keys: Sequence[Key], server_name: str, objects: Objects, session: Session, policy: Policy
+) -> list[Finding]:
     """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding."""
-    requests = [await objects.read(key, policy) for key in keys]
+    requests = [await objects.read(key, server_name, policy) for key in keys]
     findings = [refuse(request, request.error) for request in requests if request.error]
     findings += [Finding(request) for request in requests if request.finalizer is not None]
     asked = [request for request in requests if request.error is None and request.finalizer is None]

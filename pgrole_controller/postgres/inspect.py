@@ -77,14 +77,11 @@ async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[in
     return needs
 
 
-async def look_for_claims(connection: Connection, cluster: str) -> dict[Key, set[str]]:
-    """Which objects of this cluster hold claims: the uids by key."""
+async def look_for_claims(connection: Connection, cluster: str) -> list[tuple[Key, str, str]]:
+    """The claims of this cluster that are not released: key of the object, name of the role, uid of the object."""
     with speaking():
         rows = await connection.fetch(queries.inspect("claims"), cluster)
-    claims: dict[Key, set[str]] = {}
-    for row in rows:
-        claims.setdefault(Key(row["namespace"], row["object"]), set()).add(row["object_uid"])
-    return claims
+    return [(Key(row["namespace"], row["object"]), row["role_name"], row["object_uid"]) for row in rows]
 
 
 def _sight(row: asyncpg.Record) -> Sight:

@@ -49,7 +49,7 @@ class Session:
     async def look_for_needs(self, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
         return await inspect.look_for_needs(self._connection, oids)
 
-    async def look_for_claims(self) -> dict[Key, set[str]]:
+    async def look_for_claims(self) -> list[tuple[Key, str, str]]:
         return await inspect.look_for_claims(self._connection, self.cluster)
 
     async def carry_out(self, plans: Sequence[Plan]) -> list[PgRoleError | None]:

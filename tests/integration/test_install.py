@@ -1,0 +1,152 @@
+"""postgres/install: schema pgrole is made where it may be, kept, and never trusted when it is somebody else's."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.install import Installation, install
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def connection(database: str) -> AsyncIterator[Connection]:
+    async with connect(Endpoint(database), "test") as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tenant(connection: Connection) -> AsyncIterator[str]:
+    """An ordinary role that may create in this database."""
+    name = "install_tenant"
+    database = await connection.fetchval("SELECT current_database()")
+    await connection.execute(f'CREATE ROLE {name}; GRANT CREATE ON DATABASE "{database}" TO {name}')
+    yield name
+    await connection.execute(f"RESET ROLE; DROP OWNED BY {name} CASCADE; DROP ROLE {name}")
+
+
+async def test_it_is_made_once_and_then_left_as_it_is(connection: Connection) -> None:
+    assert await install(connection) is Installation.MADE
+    before = await connection.fetch("SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'pgrole'::regnamespace")
+    assert await install(connection) is Installation.PRESENT
+    after = await connection.fetch("SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'pgrole'::regnamespace")
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    "loss", ["DROP FUNCTION pgrole.take_turn()", "DROP TABLE pgrole.installation", "DROP PROCEDURE pgrole.watch"]
+)
+async def test_a_part_that_went_missing_is_made_again_and_claims_are_kept(connection: Connection, loss: str) -> None:
+    await install(connection)
+    await connection.execute(
+        "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object,"
+        " object_uid) VALUES ('kept', 1, 2, 'c', 'n', 'nu', 'o', 'ou')"
+    )
+    await connection.execute(loss)
+    assert await install(connection) is Installation.CHANGED
+    assert await install(connection) is Installation.PRESENT
+    assert await connection.fetchval("SELECT count(*) FROM pgrole.claim") == 1
+
+
+async def test_an_older_version_is_brought_to_this_one(connection: Connection) -> None:
+    await install(connection)
+    await connection.execute("UPDATE pgrole.installation SET version = 0")
+    assert await install(connection) is Installation.CHANGED
+
+
+async def test_the_version_after_this_one_is_left_as_it_is_and_a_later_one_refused(connection: Connection) -> None:
+    await install(connection)
+    await connection.execute("UPDATE pgrole.installation SET version = 2")
+    assert await install(connection) is Installation.PRESENT
+    await connection.execute("UPDATE pgrole.installation SET version = 3")
+    with pytest.raises(Refused, match="upgrade"):
+        await install(connection)
+
+
+async def test_where_it_may_not_be_installed_the_message_says_how_an_administrator_can(connection: Connection) -> None:
+    with pytest.raises(Refused, match="pgrole-controller sql") as caught:
+        await install(connection, allowed=False)
+    assert caught.value.reason is Reason.SERVER_NOT_READY
+    assert await connection.fetchval("SELECT to_regnamespace('pgrole')") is None
+
+
+async def test_a_schema_that_a_tenant_made_first_is_refused_and_nothing_of_it_is_called(
+    connection: Connection, tenant: str
+) -> None:
+    await connection.execute(f"SET ROLE {tenant}")
+    await connection.execute(
+        "CREATE SCHEMA pgrole; CREATE TABLE pgrole.trace (who text);"
+        "CREATE TABLE pgrole.installation (singleton bool, version int, parts int);"
+        "CREATE FUNCTION pgrole.trap() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN INSERT INTO pgrole.trace VALUES (current_user); RETURN NEW; END $$;"
+        "CREATE TRIGGER trap BEFORE INSERT ON pgrole.installation FOR EACH ROW EXECUTE FUNCTION pgrole.trap()"
+    )
+    await connection.execute("RESET ROLE")
+    with pytest.raises(Refused, match=tenant):
+        await install(connection)
+    assert await connection.fetchval("SELECT count(*) FROM pgrole.trace") == 0
+    assert await connection.fetchval("SELECT to_regprocedure('pgrole.observe(boolean)')") is None
+
+
+@pytest.mark.parametrize(
+    "intrusion",
+    [
+        "ALTER FUNCTION pgrole.observe(boolean) OWNER TO {}",
+        "ALTER TABLE pgrole.claim OWNER TO {}",
+        "GRANT CREATE ON SCHEMA pgrole TO {}",
+        "ALTER SCHEMA pgrole OWNER TO {}",
+        "CREATE TYPE pgrole.odd AS (a int); ALTER TYPE pgrole.odd OWNER TO {}",
+    ],
+)
+async def test_any_part_that_a_tenant_has_a_hand_in_makes_it_refused(
+    connection: Connection, tenant: str, intrusion: str
+) -> None:
+    await install(connection)
+    await connection.execute(intrusion.format(tenant))
+    with pytest.raises(Refused, match=tenant):
+        await install(connection)
+
+
+async def test_two_that_install_at_once_both_end_well(database: str) -> None:
+    endpoint = Endpoint(database)
+    found: list[Installation] = []
+
+    async def one() -> None:
+        async with connect(endpoint, "test") as own:
+            found.append(await install(own))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(one)
+    assert len(found) == 3
+
+
+async def test_a_session_keeps_its_settings_whatever_its_role_and_database_have(
+    database: str, connection: Connection
+) -> None:
+    name = await connection.fetchval("SELECT current_database()")
+    for setting in (
+        "search_path = 'public'",
+        "statement_timeout = '1ms'",
+        "default_transaction_isolation = 'serializable'",
+    ):
+        await connection.execute(f'ALTER DATABASE "{name}" SET {setting}')
+    async with connect(Endpoint(database), "test") as other:
+        assert await other.fetchval("SHOW search_path") == "pg_catalog, pg_temp"
+        assert await other.fetchval("SHOW transaction_isolation") == "read committed"
+        await other.execute("SELECT pg_sleep(0.01)")
+
+
+async def test_a_dsn_is_in_no_representation_of_an_endpoint() -> None:
+    assert "secret" not in repr(Endpoint("postgresql://user:secret@host/db"))
+
+
+async def test_a_wrong_password_is_an_error_that_does_not_show_it(database: str) -> None:
+    head, tail = database.rsplit("@", 1)
+    dsn = f"{head.rsplit(':', 1)[0]}:wr0ng-secret@{tail}"
+    with pytest.raises(Transient, match="credentials") as caught:
+        async with connect(Endpoint(dsn), "test"):
+            pass
+    assert "wr0ng-secret" not in str(caught.value)
