@@ -40,9 +40,9 @@ CHANGES = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server() -> AsyncIterator[PostgresServer]:
-    async with postgres() as own:
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[16, 18])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer]:
+    async with postgres(version=request.param) as own:
         yield own
 
 
