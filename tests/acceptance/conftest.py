@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -9,7 +10,7 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer, postgres
-from tests.acceptance.world import Controller, Database, Kube, open_database, running
+from tests.acceptance.world import Controller, Database, Kube, Stage, open_database, running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -42,6 +43,24 @@ async def kube(api_server: ApiServer, controller: Controller) -> AsyncIterator[K
     made = await make_kube(api_server)
     yield made
     await made.delete_all()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def stage(api_server: ApiServer, own_postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Stage]:
+    """For a test that breaks things: everything but the API server is its own."""
+    kube = await make_kube(api_server)
+    yield Stage(kube, own_postgres, tmp_path)
+    await remove(kube)
+
+
+async def remove(kube: Kube) -> None:
+    """Every object, when no controller looks any more: finalizers are taken off."""
+    for obj in await kube.objects():
+        name = obj["metadata"]["name"]
+        if obj["metadata"].get("finalizers"):
+            await kube.patch(name, {"metadata": {"finalizers": None}})
+        if await kube.get(name) is not None:
+            await kube.delete(name)
 
 
 async def make_kube(api_server: ApiServer) -> Kube:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Kube:
     async def delete(self, name: str) -> None:
         await self.server.request("DELETE", self.path(name))
 
-    async def list(self) -> list[Json]:
+    async def objects(self) -> list[Json]:
         items: list[Json] = (await self.server.request("GET", self.path()))["items"]
         return items
 
@@ -84,7 +85,7 @@ class Kube:
         left: list[Json] = []
         with anyio.move_on_after(seconds):
             while True:
-                objects = await self.list()
+                objects = await self.objects()
                 left = [obj for obj in objects if not true(obj)]
                 if not left:
                     return objects
@@ -258,8 +259,12 @@ class Controller:
 
     async def wait_log(self, text: str, seconds: float = PATIENCE) -> None:
         """Until the log holds `text`."""
+        await self.wait_count(text, 1, seconds)
+
+    async def wait_count(self, text: str, times: int, seconds: float = PATIENCE) -> None:
+        """Until the log holds `text` so many times."""
         with anyio.move_on_after(seconds):
-            while text not in self.log:
+            while self.log.count(text) < times:
                 if not self.process.running:
                     raise self.process.failure("ended")
                 await anyio.sleep(0.02)
@@ -294,11 +299,10 @@ class Stage:
     folder: Path
 
     def controller(self, dsn: str | None = None, *arguments: str) -> Controller:
-        """A controller that looks at the namespace alone; it is not started. One after another share a log file."""
+        """A controller that looks at the namespace alone, with a log of its own; it is not started."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
         dsn = dsn or self.postgres.dsn()
-        return Controller(
-            self.kube.server.kubeconfig, dsn, self.folder, "--namespace", self.kube.namespace, *arguments
-        )
+        return Controller(self.kube.server.kubeconfig, dsn, folder, "--namespace", self.kube.namespace, *arguments)
 
     def database(self) -> AbstractAsyncContextManager[Database]:
         return open_database(self.postgres.dsn())

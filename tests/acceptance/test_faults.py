@@ -1,0 +1,259 @@
+"""PostgreSQL and the API server stop, crash, freeze and lose connections: nothing is lost, and status says so."""
+
+import asyncpg
+import pytest
+
+from pgrole_controller.local.apiserver import api_server as run_api_server
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.manifests import apply_crds
+from tests.acceptance.conftest import make_kube
+from tests.acceptance.world import Stage, condition, is_ready, running, says
+
+OUTAGES = ["stopped", "crashed"]
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+async def test_nothing_is_lost_while_postgresql_is_away_and_conditions_say_so(stage: Stage, outage: str) -> None:
+    kube, server = stage.kube, stage.postgres
+    async with running(stage.controller()):
+        await kube.apply_all({name: {} for name in ("stays", "altered", "goes", "is-dropped", "drifts")})
+        await kube.apply("is-dropped", deletionPolicy="Drop")
+        await kube.wait_all_ready()
+        async with stage.database() as database:
+            await database.execute("ALTER ROLE drifts CREATEROLE; CHECKPOINT")
+        await (server.stop() if outage == "stopped" else server.kill())
+        await kube.wait_reason("stays", "ServerNotReady")
+        await kube.apply("created", login=True)
+        await kube.apply("altered", login=True)
+        await kube.delete("goes")
+        await kube.delete("is-dropped")
+        await kube.wait_gone("goes")
+        for name in ("created", "altered", "is-dropped"):
+            obj = await kube.wait_reason(name, "ServerNotReady")
+            assert condition(obj, "Ready")["status"] == "False"
+            assert condition(obj, "Reconciling")["status"] == "True"
+        await server.start()
+        await kube.wait_gone("is-dropped", 10)
+        await kube.wait_all_ready(10)
+        async with stage.database() as database:
+            assert await database.role("is-dropped") is None
+            for name in ("created", "altered"):
+                await database.wait_role(name, lambda row: row["rolcanlogin"], "LOGIN")
+            await database.wait_role("drifts", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+            assert await database.role("goes") is not None
+            claim = "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = 'goes'"
+            await database.wait_value(claim, True)
+            await database.execute("ALTER ROLE stays CREATEROLE")
+            await database.wait_role("stays", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+
+
+async def test_nothing_is_lost_while_postgresql_is_frozen(stage: Stage) -> None:
+    kube = stage.kube
+    async with running(stage.controller()) as controller:
+        await kube.apply_all({"altered": {}, "goes": {"deletionPolicy": "Drop"}})
+        await kube.wait_all_ready()
+        stage.postgres.pause()
+        await kube.apply("created")
+        await kube.apply("altered", login=True)
+        await kube.delete("goes")
+        await controller.wait_log("reason=object")
+        stage.postgres.resume()
+        await kube.wait_gone("goes")
+        await kube.wait_all_ready()
+        async with stage.database() as database:
+            assert await database.role("goes") is None
+            await database.wait_role("altered", lambda row: row["rolcanlogin"], "LOGIN")
+            await database.execute("ALTER ROLE created CREATEROLE")
+            await database.wait_role("created", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+
+
+async def test_a_server_that_is_away_at_the_start_is_waited_for(stage: Stage) -> None:
+    await stage.postgres.stop()
+    controller = stage.controller()
+    await controller.start()
+    try:
+        await stage.kube.apply("early")
+        obj = await stage.kube.wait_reason("early", "ServerNotReady")
+        assert 'server "default"' in condition(obj, "Ready")["message"]
+        await stage.postgres.start()
+        await stage.kube.wait_ready("early", 10)
+    finally:
+        assert await controller.stop() == 0
+    assert "Traceback" not in controller.log
+
+
+@pytest.mark.parametrize("purpose", ["work", "listen", "watch"])
+async def test_a_drift_in_the_moment_that_a_connection_is_terminated_is_repaired(stage: Stage, purpose: str) -> None:
+    async with running(stage.controller()) as controller, stage.database() as database:
+        await stage.kube.apply("hit")
+        await stage.kube.wait_ready("hit")
+        for _ in range(3):
+            ended = controller.log.count("session with PostgreSQL ended")
+            hit = await database.fetchval(
+                "WITH drift AS (SELECT pid FROM pg_stat_activity WHERE application_name = $1) "
+                "SELECT count(pg_terminate_backend(pid)) FROM drift",
+                f"pgrole-controller {purpose}",
+            )
+            await database.execute("ALTER ROLE hit CREATEROLE")
+            assert hit == 1
+            await database.wait_role("hit", lambda row: not row["rolcreaterole"], "NOCREATEROLE", 10)
+            await controller.wait_count("session with PostgreSQL ended", ended + 1)
+            await controller.wait_count("session with PostgreSQL begins", ended + 2)
+        obj = await stage.kube.wait_for("hit", lambda obj: obj["status"].get("driftCount") == 3, "three drifts")
+        assert is_ready(obj)
+        # A connection that is lost and mended at once is not worth a word on every object.
+        assert await stage.kube.events("ServerNotReady") == []
+
+
+async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change_right_after(
+    stage: Stage, binaries: Binaries
+) -> None:
+    async with run_api_server(binaries=binaries) as server:
+        await apply_crds(server)
+        kube = await make_kube(server)
+        own = Stage(kube, stage.postgres, stage.folder)
+        async with running(own.controller()) as controller, own.database() as database:
+            await kube.apply_all({"drifts": {}, "altered": {}, "goes": {"deletionPolicy": "Drop"}, "twice": {}})
+            before = {obj["metadata"]["name"]: obj["metadata"]["uid"] for obj in await kube.wait_all_ready()}
+            await server.kill()
+            await database.execute("ALTER ROLE drifts SUPERUSER")
+            await database.wait_role("drifts", lambda row: not row["rolsuper"], "NOSUPERUSER", 5)
+            await database.execute("DROP ROLE altered")
+            await database.wait_role("altered", bool, "there", 5)
+            await server.start()
+            await kube.apply("altered", login=True)
+            await kube.apply("created")
+            await kube.delete("goes")
+            await kube.delete("twice")
+            await kube.apply("twice", login=True)
+            await kube.wait_gone("goes")
+            objects = {obj["metadata"]["name"]: obj for obj in await kube.wait_all_ready()}
+            assert set(objects) == {"drifts", "altered", "created", "twice"}
+            for name in ("drifts", "altered"):
+                await kube.wait_for(name, lambda obj: obj["status"].get("driftCount") == 1, "one drift counted")
+            assert objects["twice"]["metadata"]["uid"] != before["twice"]
+            for name in ("altered", "twice"):
+                await database.wait_role(name, lambda row: row["rolcanlogin"], "LOGIN")
+            assert await database.role("goes") is None
+            claim = await database.claim("twice")
+            assert claim is not None
+            assert claim["object_uid"] == objects["twice"]["metadata"]["uid"]
+            assert "object=" in controller.log
+
+
+async def test_wrong_credentials_are_said_on_the_object_and_never_shown(stage: Stage) -> None:
+    wrong = "hunter2-not-this-one"
+    dsn = stage.postgres.dsn(password=wrong)
+    controller = stage.controller(dsn)
+    await controller.start()
+    try:
+        await stage.kube.apply("locked-out")
+        obj = await stage.kube.wait_for("locked-out", lambda obj: says(obj, "ServerNotReady", "credentials"), "said")
+        await stage.kube.wait_event("ServerNotReady")
+        told = [str(await stage.kube.events(reason)) for reason in ("ServerNotReady",)]
+    finally:
+        assert await controller.stop() == 0
+    for text in (controller.log, str(obj), *told):
+        assert wrong not in text
+    assert "Traceback" not in controller.log
+
+
+async def test_a_missing_home_database_is_said_and_waited_for(stage: Stage) -> None:
+    controller = stage.controller(stage.postgres.dsn(database="not_yet"))
+    await controller.start()
+    try:
+        await stage.kube.apply("homeless")
+        obj = await stage.kube.wait_for("homeless", lambda obj: says(obj, "ServerNotReady", "not_yet"), "said")
+        async with stage.database() as database:
+            await database.execute("CREATE DATABASE not_yet")
+            await stage.kube.wait_ready("homeless")
+            assert await database.role("homeless") is not None
+    finally:
+        assert await controller.stop() == 0
+    for text in (controller.log, str(obj)):
+        assert stage.postgres.password not in text
+
+
+async def test_schema_pgrole_dropped_while_running_comes_back_with_every_claim(stage: Stage) -> None:
+    async with running(stage.controller()) as controller, stage.database() as database:
+        await stage.kube.apply_all({"one": {"login": True}, "two": {"createdb": True}})
+        await stage.kube.wait_all_ready()
+        await database.execute("DROP SCHEMA pgrole CASCADE")
+        await controller.wait_count("schema pgrole was installed", 2)
+        for name in ("one", "two"):
+            await stage.kube.wait_for(name, lambda obj: says(obj, "Reconciled", "claim", "written anew"), "said")
+            claim = await database.claim(name)
+            role = await database.role(name)
+            assert claim is not None
+            assert role is not None
+            assert claim["role_oid"] == role["oid"]
+            assert claim["released_at"] is None
+        await stage.kube.wait_event("ClaimRestored")
+        await database.execute("ALTER ROLE one CREATEROLE")
+        await database.wait_role("one", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+        await stage.kube.wait_for("one", lambda obj: obj["status"].get("driftCount") == 1, "one drift counted")
+
+
+async def test_schema_pgrole_dropped_while_stopped_and_a_drift_made_meanwhile_is_repaired_and_counted(
+    stage: Stage,
+) -> None:
+    async with stage.database() as database:
+        async with running(stage.controller()):
+            await stage.kube.apply_all({"one": {}, "two": {}})
+            await stage.kube.wait_all_ready()
+        await database.execute("DROP SCHEMA pgrole CASCADE; ALTER ROLE one CREATEROLE")
+        async with running(stage.controller()):
+            await database.wait_role("one", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+            obj = await stage.kube.wait_for("one", lambda obj: obj["status"].get("driftCount") == 1, "counted")
+            assert obj["status"]["lastDrift"]["fields"] == ["createrole"]
+            assert obj["status"]["lastDrift"]["corrected"]
+            await database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 2)
+            await stage.kube.wait_all_ready()
+
+
+async def test_a_schema_pgrole_that_an_ordinary_role_made_is_refused_and_nothing_of_it_is_called(stage: Stage) -> None:
+    async with stage.database() as database:
+        await database.execute(
+            "CREATE ROLE mallory LOGIN PASSWORD 'm'; GRANT CREATE ON DATABASE postgres TO mallory;"
+            "CREATE TABLE public.trace (who text); GRANT INSERT ON public.trace TO PUBLIC"
+        )
+        mallory = await asyncpg.connect(stage.postgres.dsn("mallory", password="m"))
+        try:
+            await mallory.execute(_TRAP)
+        finally:
+            await mallory.close()
+        controller = stage.controller()
+        await controller.start()
+        try:
+            await stage.kube.apply("victim")
+            await stage.kube.wait_for(
+                "victim", lambda obj: says(obj, "ServerNotReady", "schema pgrole", "mallory"), "said"
+            )
+            assert await database.fetchval("SELECT count(*) FROM public.trace") == 0
+            assert await database.role("victim") is None
+            assert not await database.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'")
+            await database.execute("DROP SCHEMA pgrole CASCADE")
+            await stage.kube.wait_ready("victim")
+            assert await database.fetchval("SELECT count(*) FROM public.trace") == 0
+        finally:
+            assert await controller.stop() == 0
+        assert "Traceback" not in controller.log
+
+
+_TRAP = """
+CREATE SCHEMA pgrole;
+CREATE TABLE pgrole.installation (singleton boolean PRIMARY KEY, version integer NOT NULL, parts integer NOT NULL);
+INSERT INTO pgrole.installation VALUES (true, 1, 7);
+CREATE FUNCTION pgrole.leave_trace() RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.trace VALUES (current_user);
+    EXECUTE 'ALTER ROLE mallory SUPERUSER';
+    RETURN '';
+END $$;
+CREATE FUNCTION pgrole.observe(everything boolean DEFAULT false) RETURNS text LANGUAGE sql
+AS 'SELECT pgrole.leave_trace()';
+CREATE FUNCTION pgrole.take_turn() RETURNS void LANGUAGE sql AS 'SELECT pgrole.leave_trace()::void';
+CREATE PROCEDURE pgrole.watch(tick interval, lasting interval) LANGUAGE sql AS 'SELECT pgrole.leave_trace()';
+CREATE VIEW pgrole.claim AS SELECT pgrole.leave_trace() AS role_name;
+GRANT ALL ON SCHEMA pgrole TO PUBLIC;
+"""
