@@ -1,0 +1,114 @@
+"""`python -m bench`: measures the whole controller on this machine, and prints the table of the README."""
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+
+from bench.idle import measure_idle, resident_mebibytes
+from bench.objects import load
+from bench.repair import measure_floor, measure_repairs
+from bench.restart import drift_meanwhile, measure_restart
+from bench.stand import Stand, stand
+from bench.table import Figures, render
+from pgrole_controller.local.display import Display
+
+PARTS = ("quiet", "busy", "idle")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    sizes: tuple[int, ...]
+    drifts: int
+    idle_seconds: float
+    parts: frozenset[str]
+
+
+async def measure(options: Options) -> str:
+    """The report, in Markdown."""
+    display = Display(sys.stderr)
+    began = time.monotonic()
+    async with stand(display) as made:
+        await made.start_controller()
+        await anyio.sleep(1)
+        empty = resident_mebibytes(made)
+        figures: list[Figures] = []
+        present = 0
+        for size in options.sizes:
+            start = time.monotonic()
+            figures.append(await _measure_size(made, options, present, size, empty))
+            present = size
+            display.done(f"{size:,} roles", start)
+        head = await _head(made, empty, time.monotonic() - began)
+    return f"{head}\n\n{render(figures)}"
+
+
+async def _measure_size(made: Stand, options: Options, present: int, size: int, empty: float) -> Figures:
+    loading = await load(made, present, size)
+    memory_loaded = resident_mebibytes(made) - empty
+    await made.controller.stop()
+    floor = await measure_floor(made)
+    restart = await measure_restart(made, await drift_meanwhile(made, size))
+    idle = await measure_idle(made, options.idle_seconds) if "idle" in options.parts else None
+    memory_restarted = resident_mebibytes(made) - empty
+    quiet = await measure_repairs(made, size, options.drifts, busy=False) if "quiet" in options.parts else None
+    busy = await measure_repairs(made, size, options.drifts, busy=True) if "busy" in options.parts else None
+    return Figures(size, loading, memory_loaded, restart, memory_restarted, floor, idle, quiet, busy)
+
+
+async def _head(made: Stand, empty: float, seconds: float) -> str:
+    async with made.connect() as connection:
+        version = await connection.fetchval("SHOW server_version")
+    command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
+    return (
+        f"`{command}` on {datetime.now(UTC):%Y-%m-%d}, {seconds / 60:.0f} min: {os.cpu_count()} cores {_processor()}, "
+        f"PostgreSQL {version}, Kubernetes {made.api.version.removeprefix('v')}, Python {platform.python_version()}; "
+        f"the controller without objects holds {empty:.1f} MiB."
+    )
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else platform.processor()
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(sorted({int(part) for part in text.split(",")}))
+    if sizes[0] < 1:
+        raise ValueError
+    return sizes
+
+
+def _parts(text: str) -> frozenset[str]:
+    parts = frozenset(part for part in text.split(",") if part)
+    if not parts <= frozenset(PARTS):
+        raise ValueError
+    return parts
+
+
+def _options(arguments: Sequence[str]) -> Options:
+    parser = argparse.ArgumentParser("python -m bench", description="Measures the controller on this machine.")
+    parser.add_argument("--sizes", type=_sizes, default="10,1000,10000", help="how many roles are declared")
+    parser.add_argument("--drifts", type=int, default=200, help="how many drifts at each size, quiet and busy")
+    parser.add_argument("--idle-seconds", type=float, default=30.0, help="how long idling is looked at")
+    parser.add_argument("--parts", type=_parts, default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    given = parser.parse_args(arguments)
+    return Options(given.sizes, given.drifts, given.idle_seconds, given.parts)
+
+
+def main() -> None:
+    print(anyio.run(measure, _options(sys.argv[1:])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What it costs while nothing happens: CPU and memory of the processes, read from /proc."""
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from bench.observe import cpu_seconds
+from bench.stand import Stand
+from pgrole_controller.local.process import descendants
+
+_SETTLE_SECONDS = 3.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """CPU in percent of one core: of the backend that runs `watch`, of all of PostgreSQL with it, of the controller."""
+
+    watch: float
+    database: float
+    controller: float
+
+
+async def measure_idle(stand: Stand, seconds: float) -> Idle:
+    """What vacuum owes to the load before is paid first."""
+    async with stand.connect() as connection:
+        await connection.execute("VACUUM ANALYZE")
+        watch = await connection.fetchval(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgrole-controller watch'"
+        )
+    await anyio.sleep(_SETTLE_SECONDS)
+    start, before = time.monotonic(), _used(stand, watch)
+    await anyio.sleep(seconds)
+    elapsed, after = time.monotonic() - start, _used(stand, watch)
+    return Idle(*(100 * (end - begin) / elapsed for begin, end in zip(before, after, strict=True)))
+
+
+def resident_mebibytes(stand: Stand) -> float:
+    """What the controller holds in memory."""
+    status = Path(f"/proc/{stand.controller.pid}/status").read_text(encoding="ascii")
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    if found is None:
+        raise stand.controller.failure("has no memory: it ended")
+    return int(found[1]) / 1024
+
+
+def _used(stand: Stand, watch: int) -> tuple[float, float, float]:
+    """CPU seconds so far of the watch backend, of PostgreSQL and of the controller."""
+    main = stand.server.process.pid
+    database = _ended_children(main) + sum(cpu_seconds(pid) for pid in (main, *descendants(main)))
+    return cpu_seconds(watch), database, cpu_seconds(stand.controller.pid)
+
+
+def _ended_children(pid: int) -> float:
+    """CPU seconds of the children that a process has collected."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / _TICKS

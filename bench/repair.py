@@ -1,0 +1,160 @@
+"""From the commit of a drift to the commit that repairs it, and the floor: what nobody could do without.
+
+All moments are of one clock, CLOCK_REALTIME of this machine, in seconds. A drift begins when its COMMIT has returned
+to the client; it is noticed when a second client hears the NOTIFY; it is repaired when PostgreSQL says that the
+transaction committed which wrote the role's row (track_commit_timestamp). So nobody polls while the controller works.
+"""
+
+import math
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import anyio
+
+from bench.observe import Quantiles
+from bench.stand import Connection, Stand, role_name
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.notification import CHANNEL, read_names
+
+#: Unrelated commits a second when the server is busy.
+BUSY_RATE = 200.0
+
+_REPAIR_SECONDS = 30.0
+_FLOOR_ROUNDS = 200
+_FLOOR_CHANNEL = "bench_floor"
+_FLOOR_ROLE = "bench_floor"
+
+_REPAIRED_AT = """
+SELECT extract(epoch FROM pg_xact_commit_timestamp(a.xmin))::float8
+FROM pg_authid AS a WHERE a.rolname = $1 AND NOT a.rolcreatedb
+"""
+_READ = "SELECT r.*, shobj_description(r.oid, 'pg_authid') FROM pg_roles AS r WHERE r.rolname = $1"
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Medians in milliseconds through a bare connection. `look` is the controller's own query, not of the floor."""
+
+    notify: float
+    read: float
+    alter: float
+    look: float
+
+    @property
+    def total(self) -> float:
+        return self.notify + self.read + self.alter
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    """Of many drifts: commit to repair, and its two parts, before and after the NOTIFY."""
+
+    whole: Quantiles
+    detection: Quantiles
+    reaction: Quantiles
+
+
+class _Ear:
+    """Notes when a role was first heard of."""
+
+    def __init__(self) -> None:
+        self._expected = ""
+        self._heard = anyio.Event()
+        self._at = math.nan
+
+    def expect(self, name: str) -> None:
+        self._expected, self._heard = name, anyio.Event()
+
+    def receive(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        now = time.time()
+        if not self._heard.is_set() and self._expected in (read_names(str(payload)) or ()):
+            self._at = now
+            self._heard.set()
+
+    async def wait(self) -> float:
+        await self._heard.wait()
+        return self._at
+
+
+async def measure_floor(stand: Stand) -> Floor:
+    """NOTIFY to another connection and heard there; one role read; one ALTER ROLE committed. The controller rests."""
+    took: list[tuple[float, ...]] = []
+    heard = anyio.Event()
+    async with stand.connect() as hand, stand.connect() as ear:
+        await ear.add_listener(_FLOOR_CHANNEL, lambda *_: heard.set())
+        await hand.execute(f"DROP ROLE IF EXISTS {_FLOOR_ROLE}; CREATE ROLE {_FLOOR_ROLE}")
+        for turn in range(_FLOOR_ROUNDS):
+            heard = anyio.Event()
+            moments = [time.perf_counter()]
+            await hand.execute(f"NOTIFY {_FLOOR_CHANNEL}, '{turn}'")
+            await heard.wait()
+            moments.append(time.perf_counter())
+            await hand.fetch(_READ, _FLOOR_ROLE)
+            moments.append(time.perf_counter())
+            await hand.execute(f"ALTER ROLE {_FLOOR_ROLE} {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
+            moments.append(time.perf_counter())
+            await hand.fetch(queries.inspect("roles"), [_FLOOR_ROLE], ["bench"], ["bench-floor"], "bench")
+            moments.append(time.perf_counter())
+            took.append(tuple(end - start for start, end in pairwise(moments)))
+        await hand.execute(f"DROP ROLE {_FLOOR_ROLE}")
+    return Floor(*(Quantiles.of(each).p50 for each in zip(*took, strict=True)))
+
+
+async def measure_repairs(stand: Stand, roles: int, drifts: int, *, busy: bool) -> Repairs:
+    """`drifts` drifts of roles at random, one at a time, at any phase of the watch's tick."""
+    whole, detection, reaction = [], [], []
+    ear = _Ear()
+    async with stand.connect() as hand, stand.connect() as listening, _commits(stand, BUSY_RATE if busy else 0.0):
+        await listening.add_listener(CHANNEL, ear.receive)
+        for turn in range(drifts):
+            await anyio.sleep(_rest(roles) + random.uniform(0, 0.03))
+            began, heard, repaired = await _drift(hand, ear, role_name(random.randrange(roles)))
+            whole.append(repaired - began)
+            detection.append(heard - began)
+            reaction.append(repaired - heard)
+            stand.display.advance(f"{turn + 1} of {drifts} drifts")
+    return Repairs(Quantiles.of(whole), Quantiles.of(detection), Quantiles.of(reaction))
+
+
+def _rest(roles: int) -> float:
+    """Longer than the watch looks away after a look, which grows with the roles: one drift shall not delay the next."""
+    return 0.1 + 1e-5 * roles
+
+
+async def _drift(hand: Connection, ear: _Ear, name: str) -> tuple[float, float, float]:
+    """When it was committed, heard of and repaired."""
+    ear.expect(name)
+    await hand.execute(f"ALTER ROLE {name} CREATEDB")
+    began = time.time()
+    with anyio.fail_after(_REPAIR_SECONDS):
+        heard = await ear.wait()
+        while True:
+            await anyio.sleep(0.005)
+            repaired = await hand.fetchval(_REPAIRED_AT, name)
+            if repaired is not None:
+                return began, heard, repaired
+
+
+@asynccontextmanager
+async def _commits(stand: Stand, rate: float) -> AsyncIterator[None]:
+    """While this lasts somebody commits what is of no concern, `rate` times a second."""
+    if rate == 0:
+        yield
+        return
+    async with stand.connect() as connection, anyio.create_task_group() as tasks:
+        await connection.execute("CREATE TABLE IF NOT EXISTS bench_noise (number int)")
+        tasks.start_soon(_commit, connection, rate)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def _commit(connection: Connection, rate: float) -> None:
+    due = time.monotonic()
+    while True:
+        await connection.execute("INSERT INTO bench_noise VALUES (1)")
+        due += 1 / rate
+        await anyio.sleep(max(0.0, due - time.monotonic()))

@@ -1,0 +1,46 @@
+"""How soon a controller that starts has looked at everything that there was before it."""
+
+import random
+import time
+from dataclasses import dataclass
+
+import anyio
+
+from bench.stand import Stand, role_name
+
+_MOST_DRIFTS = 100
+_SECONDS = 300.0
+
+_REPAIRED_AT = """
+SELECT extract(epoch FROM max(pg_xact_commit_timestamp(a.xmin)))::float8
+FROM pg_authid AS a WHERE a.rolname = ANY ($1) HAVING NOT bool_or(a.rolcreatedb)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """From the start of the process to the repair of the last of `drifts` drifts that had happened before."""
+
+    drifts: int
+    seconds: float
+
+
+async def drift_meanwhile(stand: Stand, roles: int) -> list[str]:
+    """Changes roles at random, spread over all of them, while there is no controller. Their names."""
+    names = [role_name(number) for number in random.sample(range(roles), min(roles, _MOST_DRIFTS))]
+    async with stand.connect() as connection:
+        await connection.execute("; ".join(f"ALTER ROLE {name} CREATEDB" for name in names))
+    return names
+
+
+async def measure_restart(stand: Stand, names: list[str]) -> Restart:
+    """Starts the controller, and waits until these roles are as declared again."""
+    async with stand.connect() as connection:
+        start = time.time()
+        await stand.start_controller()
+        with anyio.fail_after(_SECONDS):
+            while True:
+                repaired_at = await connection.fetchval(_REPAIRED_AT, names)
+                if repaired_at is not None:
+                    return Restart(len(names), repaired_at - start)
+                await anyio.sleep(0.02)

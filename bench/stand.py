@@ -1,0 +1,94 @@
+"""What is measured: a real API server, a real PostgreSQL, and the controller as its own process."""
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import asyncpg
+
+from pgrole_controller.local.apiserver import ApiServer, api_server
+from pgrole_controller.local.binaries import find
+from pgrole_controller.local.display import Display
+from pgrole_controller.local.manifests import apply_crds, create_namespace
+from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.process import Process, bound_to_us
+
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[Any]
+else:
+    Connection = asyncpg.Connection
+
+NAMESPACE = "bench"
+
+_START_SECONDS = 60.0
+
+#: The server itself says when it committed: nobody has to ask it again and again while it is measured.
+_SETTINGS = {"track_commit_timestamp": "on"}
+
+
+def role_name(number: int) -> str:
+    """The role of the object `bench-NUMBER`."""
+    return f"bench_{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    api: ApiServer
+    server: PostgresServer
+    controller: Process
+    display: Display
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Connection]:
+        """A superuser's connection with asyncpg's defaults."""
+        connection = await asyncpg.connect(self.server.dsn())
+        try:
+            yield connection
+        finally:
+            with anyio.CancelScope(shield=True):
+                await connection.close(timeout=5)
+
+    async def start_controller(self) -> None:
+        """Start it, and wait until it works. Raises LocalError with the end of its log."""
+        log = self.controller.log
+        before = log.stat().st_size if log.exists() else 0
+        await self.controller.start()
+        with anyio.move_on_after(_START_SECONDS):
+            while b"session with PostgreSQL begins" not in log.read_bytes()[before:]:
+                if not self.controller.running:
+                    raise self.controller.failure("ended")
+                await anyio.sleep(0.05)
+            return
+        raise self.controller.failure(f"had no session with PostgreSQL after {_START_SECONDS:.0f} s")
+
+
+@asynccontextmanager
+async def stand(display: Display) -> AsyncIterator[Stand]:
+    """All of it, with a namespace and without objects; the controller is not started yet. Leaves nothing."""
+    binaries = await find(display)
+    with TemporaryDirectory(prefix="pgrole-bench-") as folder:
+        async with postgres(settings=_SETTINGS) as server, api_server(binaries=binaries) as api:
+            await apply_crds(api)
+            await create_namespace(api, NAMESPACE)
+            controller = _controller(api, server, Path(folder))
+            try:
+                yield Stand(api, server, controller, display)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await controller.stop()
+
+
+def _controller(api: ApiServer, server: PostgresServer, folder: Path) -> Process:
+    command: list[str | Path] = [
+        *(sys.executable, "-m", "pgrole_controller", "run", "--kubeconfig", api.kubeconfig),
+        *("--health-port", "0", "--log-format", "json"),
+    ]
+    return Process(
+        "controller", bound_to_us(command), folder / "controller.log", {**os.environ, "PGROLE_DSN": server.dsn()}
+    )

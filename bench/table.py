@@ -1,0 +1,140 @@
+"""The figures as one Markdown table, each beside its goal."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.idle import Idle
+from bench.objects import Loading
+from bench.observe import Quantiles
+from bench.repair import Floor, Repairs
+from bench.restart import Restart
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured at one number of declared roles; None: not asked for. Memory in MiB, above that with none."""
+
+    roles: int
+    loading: Loading
+    memory_loaded: float
+    restart: Restart
+    memory_restarted: float
+    floor: Floor | None = None
+    idle: Idle | None = None
+    quiet: Repairs | None = None
+    busy: Repairs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure as shown, and whether it meets its goal (None: there is none)."""
+
+    text: str
+    met: bool | None = None
+
+    def __str__(self) -> str:
+        return self.text + {None: "", True: " ✓", False: " ✗"}[self.met]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    label: str
+    goal: str
+    cell: Callable[[Figures], Cell | None]
+
+
+def render(figures: Sequence[Figures]) -> str:
+    """Rows that nothing was measured for are left out."""
+    lines = [_line(["", "goal", *(f"{one.roles:,} roles" for one in figures)]), _line(["---"] * (2 + len(figures)))]
+    for row in _ROWS:
+        cells = [row.cell(one) for one in figures]
+        if any(cells):
+            lines.append(_line([row.label, row.goal, *("" if cell is None else str(cell) for cell in cells)]))
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _quiet_goal(roles: int) -> float:
+    return 8 if roles <= 1_000 else 15
+
+
+def _busy_goal(roles: int) -> float:
+    return 20 if roles <= 10 else 25 if roles <= 1_000 else 60
+
+
+def _quantiles(of: Quantiles, goal: float | None = None) -> Cell:
+    return Cell(f"{of.p50:.1f} / {of.p90:.1f} / {of.p99:.1f}", None if goal is None else of.p50 <= goal)
+
+
+def _whole(repairs: Repairs | None, goal: float) -> Cell | None:
+    return None if repairs is None else _quantiles(repairs.whole, goal)
+
+
+def _detection(repairs: Repairs | None) -> Cell | None:
+    return None if repairs is None else _quantiles(repairs.detection)
+
+
+def _reaction(repairs: Repairs | None) -> Cell | None:
+    return None if repairs is None else _quantiles(repairs.reaction)
+
+
+def _multiple(repairs: Repairs | None, floor: Floor | None) -> Cell | None:
+    if repairs is None or floor is None:
+        return None
+    times = repairs.reaction.p50 / floor.total
+    return Cell(f"{times:.1f} ×", times <= 4)
+
+
+def _floor(floor: Floor | None) -> Cell | None:
+    if floor is None:
+        return None
+    return Cell(f"{floor.total:.2f} = {floor.notify:.2f} + {floor.read:.2f} + {floor.alter:.2f}")
+
+
+def _percent(idle: Idle | None, value: Callable[[Idle], float], goal: float | None = None) -> Cell | None:
+    if idle is None:
+        return None
+    return Cell(f"{value(idle):.2f} %", None if goal is None else value(idle) <= goal)
+
+
+_ROWS = (
+    Row("floor, ms: NOTIFY + read one role + ALTER ROLE, p50", "", lambda f: _floor(f.floor)),
+    Row(
+        "**quiet: drift committed → repaired**, ms, p50 / p90 / p99",
+        "p50 ≤ 8, 8, 15",
+        lambda f: _whole(f.quiet, _quiet_goal(f.roles)),
+    ),
+    Row("of it → NOTIFY heard", "", lambda f: _detection(f.quiet)),
+    Row("of it NOTIFY heard → repaired", "", lambda f: _reaction(f.quiet)),
+    Row("NOTIFY heard → repaired, in floors, p50", "≤ 4 ×", lambda f: _multiple(f.quiet, f.floor)),
+    Row(
+        "**200 commits/s: drift committed → repaired**, ms, p50 / p90 / p99",
+        "p50 ≤ 20, 25, 60",
+        lambda f: _whole(f.busy, _busy_goal(f.roles)),
+    ),
+    Row("of it → NOTIFY heard", "", lambda f: _detection(f.busy)),
+    Row("of it NOTIFY heard → repaired", "", lambda f: _reaction(f.busy)),
+    Row("NOTIFY heard → repaired, in floors, p50", "≤ 4 ×", lambda f: _multiple(f.busy, f.floor)),
+    Row("idle: PostgreSQL, of a core", "≤ 1.5 %", lambda f: _percent(f.idle, lambda idle: idle.database, 1.5)),
+    Row("of it the backend that runs `watch`", "", lambda f: _percent(f.idle, lambda idle: idle.watch)),
+    Row("idle: controller, of a core", "≤ 1 %", lambda f: _percent(f.idle, lambda idle: idle.controller, 1.0)),
+    Row(
+        "objects applied → all Ready",
+        "",
+        lambda f: Cell(f"{f.loading.objects:,} in {f.loading.seconds:.1f} s"),
+    ),
+    Row(
+        "controller started → all looked at, drifts made meanwhile repaired",
+        "",
+        lambda f: Cell(f"{f.restart.seconds:.1f} s ({f.restart.drifts} drifts)"),
+    ),
+    Row("memory above none, after a start", "≤ 40 MiB", lambda f: _memory(f.memory_restarted)),
+    Row("memory above none, after applying", "≤ 40 MiB", lambda f: _memory(f.memory_loaded)),
+)
+
+
+def _memory(mebibytes: float) -> Cell:
+    return Cell(f"{mebibytes:.1f} MiB", mebibytes <= 40)
