@@ -238,10 +238,11 @@ BEGIN
             array_agg(n.catalog) FILTER (WHERE (f.rows, f.recent) IS DISTINCT FROM (n.rows, n.recent)),
             array_agg(n.rows) FILTER (WHERE (f.rows, f.recent) IS DISTINCT FROM (n.rows, n.recent)),
             -- rows seen on another server, or so long ago that age() is about to wrap, say nothing
-            coalesce(bool_and(
+            bool_and(coalesce(
                 f.system_identifier = c.system_identifier
-                AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - f.since::text::bigint BETWEEN 0 AND 1 << 30
-            ), false)
+                AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - f.since::text::bigint BETWEEN 0 AND 1 << 30,
+                false
+            ))
         INTO seen, moved, counted, known
         FROM pg_control_system() AS c, pgrole.fingerprint_now AS n
         LEFT JOIN pgrole.fingerprint AS f ON f.catalog = n.catalog;

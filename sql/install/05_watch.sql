@@ -12,7 +12,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     turn    CONSTANT bigint := 8102098230143320035;
-    rest    CONSTANT float8 := 40;
+    rest    CONSTANT float8 := 44;
     path    CONSTANT text := pg_catalog.current_setting('search_path');
     pause   float8;
     ends    float8;

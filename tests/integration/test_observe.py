@@ -268,11 +268,18 @@ async def test_a_look_at_everything_heals_what_was_tampered_with(home: Connectio
     assert await home.fetch(MISMATCHES) == []
 
 
-async def test_what_was_seen_on_another_server_counts_for_nothing(home: Connection, ear: Ear) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "UPDATE pgrole.fingerprint SET system_identifier = 1",
+        "UPDATE pgrole.fingerprint SET since = '99999999999'",
+        "DELETE FROM pgrole.fingerprint WHERE catalog = 'pg_authid'::regclass",
+    ],
+)
+async def test_what_was_seen_on_another_server_counts_for_nothing(home: Connection, ear: Ear, harm: str) -> None:
     await home.execute("CREATE ROLE subject")
     await observe(home)
-    await ear.so_far()
-    await home.execute("UPDATE pgrole.fingerprint SET system_identifier = 1")
+    await home.execute(harm)
     await home.execute("UPDATE pgrole.role_state SET digest = '' WHERE name = 'subject'")
     await ear.so_far()
     await observe(home)
