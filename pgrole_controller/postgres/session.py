@@ -70,7 +70,8 @@ async def attend(
     changes after that is heard. Raises PgRoleError when there is no session to be had or it has failed.
     """
     async with (
-        connect(endpoint, "work") as writer,
+        # to plan the look at a role takes several times as long as to do it
+        connect(endpoint, "work", plan_cache_mode="force_generic_plan") as writer,
         connect(endpoint, "listen") as ear,
         connect(endpoint, "watch", statement_timeout="0") as eye,
     ):
