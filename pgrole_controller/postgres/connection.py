@@ -35,6 +35,9 @@ _SETTINGS = {
     "idle_session_timeout": "0",
 }
 
+# InternalClientError: a statement that meets the server's goodbye before the end of the connection is noticed.
+_LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -70,7 +73,7 @@ async def _close(connection: Connection) -> None:
     with anyio.move_on_after(1):
         try:
             await connection.close(timeout=1)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except (*_LOST, TimeoutError, asyncpg.PostgresError):
             connection.terminate()
             return
     if not connection.is_closed():
@@ -84,7 +87,7 @@ def speaking() -> Iterator[None]:
         yield
     except asyncpg.PostgresError as error:
         raise translate(error) from error
-    except (asyncpg.InterfaceError, OSError, EOFError, TimeoutError) as error:
+    except (*_LOST, TimeoutError) as error:
         raise Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {_words(error)}") from error
 
 
