@@ -24,6 +24,9 @@ from pgrole_controller.local.display import Display
 
 PARTS = ("quiet", "busy", "idle")
 
+#: Between two rounds of the floor, in seconds, as between two drifts: all processes have slept.
+_FLOOR_PAUSE = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -56,13 +59,13 @@ async def _measure_size(made: Stand, options: Options, present: int, size: int, 
     loading = await load(made, present, size)
     memory_loaded = resident_mebibytes(made) - empty
     await made.controller.stop()
-    floor = await measure_floor(made)
+    floor, hot_floor = await measure_floor(made, _FLOOR_PAUSE), await measure_floor(made, 0)
     restart = await measure_restart(made, await drift_meanwhile(made, size))
     idle = await measure_idle(made, options.idle_seconds) if "idle" in options.parts else None
     memory_restarted = resident_mebibytes(made) - empty
     quiet = await measure_repairs(made, size, options.drifts, busy=False) if "quiet" in options.parts else None
     busy = await measure_repairs(made, size, options.drifts, busy=True) if "busy" in options.parts else None
-    return Figures(size, loading, memory_loaded, restart, memory_restarted, floor, idle, quiet, busy)
+    return Figures(size, loading, memory_loaded, restart, memory_restarted, floor, hot_floor, idle, quiet, busy)
 
 
 async def _head(made: Stand, empty: float, seconds: float) -> str:

@@ -19,7 +19,8 @@ class Figures:
     memory_loaded: float
     restart: Restart
     memory_restarted: float
-    floor: Floor | None = None
+    floor: Floor
+    hot_floor: Floor
     idle: Idle | None = None
     quiet: Repairs | None = None
     busy: Repairs | None = None
@@ -81,16 +82,14 @@ def _reaction(repairs: Repairs | None) -> Cell | None:
     return None if repairs is None else _quantiles(repairs.reaction)
 
 
-def _multiple(repairs: Repairs | None, floor: Floor | None) -> Cell | None:
-    if repairs is None or floor is None:
+def _multiple(repairs: Repairs | None, floor: Floor) -> Cell | None:
+    if repairs is None:
         return None
     times = repairs.reaction.p50 / floor.total
     return Cell(f"{times:.1f} ×", times <= 4)
 
 
-def _floor(floor: Floor | None) -> Cell | None:
-    if floor is None:
-        return None
+def _floor(floor: Floor) -> Cell:
     return Cell(f"{floor.total:.2f} = {floor.notify:.2f} + {floor.read:.2f} + {floor.alter:.2f}")
 
 
@@ -102,6 +101,7 @@ def _percent(idle: Idle | None, value: Callable[[Idle], float], goal: float | No
 
 _ROWS = (
     Row("floor, ms: NOTIFY + read one role + ALTER ROLE, p50", "", lambda f: _floor(f.floor)),
+    Row("the same again and again, without a pause", "", lambda f: _floor(f.hot_floor)),
     Row(
         "**quiet: drift committed → repaired**, ms, p50 / p90 / p99",
         "p50 ≤ 8, 8, 15",
