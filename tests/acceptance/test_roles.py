@@ -275,3 +275,21 @@ async def test_an_invalid_name_is_refused_at_admission_with_the_remedy(kube: Kub
         with pytest.raises(ApiError, match=words) as caught:
             await kube.apply("refused", name=name)
         assert caught.value.status == 422
+
+
+async def test_an_object_that_is_as_declared_is_looked_at_and_not_written(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await kube.apply("quiet", name=role_name)
+    await kube.wait_ready("quiet")
+    before = await kube.get("quiet")
+    for _ in range(20):
+        await database.execute(f'SELECT pg_notify(\'pgrole\', \'{{"op":"update","name":"{role_name}"}}\')')
+    # What is asked for after those looks is answered after them.
+    await kube.apply("later", name=f"{role_name}_later")
+    await kube.wait_ready("later")
+    after = await kube.get("quiet")
+    assert before is not None
+    assert after is not None
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    assert (await database.claim(role_name) or {})["applied"] == after["status"]["role"]["applied"]
