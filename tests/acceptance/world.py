@@ -92,6 +92,15 @@ class Kube:
                 await anyio.sleep(0.1)
         raise AssertionError(f"{what} did not come true for {len(left)} within {seconds} s, as {json.dumps(left[:1])}")
 
+    async def wait_number(self, count: int, seconds: float = PATIENCE) -> None:
+        """Until the namespace has so many objects."""
+
+        async def is_so() -> bool:
+            return len(await self.objects()) == count
+
+        if not await reached(is_so, seconds):
+            raise AssertionError(f"{count} objects expected within {seconds} s, but {len(await self.objects())}")
+
     async def wait_all_ready(self, seconds: float = PATIENCE) -> list[Json]:
         return await self.wait_all(is_ready, "Ready=True", seconds)
 

@@ -1,0 +1,261 @@
+"""A controller that is killed, stopped or started wrongly: what it leaves is whole, and the next one goes on."""
+
+import os
+import random
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import Process
+from tests.acceptance.world import PATIENCE, Database, Json, Stage, is_ready, running
+
+MANY = 200
+KILLS = 3
+
+
+def declared() -> dict[str, Json]:
+    """Every fifth is dropped with its object."""
+    return {
+        f"many-{number:03}": {
+            "login": number % 2 == 0,
+            "createdb": number % 3 == 0,
+            "connectionLimit": number,
+            "comment": f"number {number}",
+            "deletionPolicy": "Drop" if number % 5 == 0 else "Retain",
+        }
+        for number in range(MANY)
+    }
+
+
+async def kill_at_random_points(stage: Stage, question: str, goal: int) -> None:
+    """Starts controllers and kills each when `question` has come some way to `goal`, so that none gets to the end."""
+    async with stage.database() as database:
+        for round_ in range(KILLS):
+            controller = stage.controller()
+            await controller.start()
+            await controller.wait_log("session with PostgreSQL begins")
+            begin = await database.fetchval(question)
+            await wait_past(database, question, begin + random.randint(0, (goal - begin) // (KILLS - round_ + 1)))
+            await anyio.sleep(random.uniform(0, 0.02))  # not to wait for anything: the point shall be a random one
+            await controller.kill()
+            assert "Traceback" not in controller.log
+
+
+async def wait_past(database: Database, question: str, count: int) -> None:
+    async def is_past() -> bool:
+        return bool(await database.fetchval(question) >= count)
+
+    assert await reached(is_past, PATIENCE, every=0.001), f"{question}: {count} was not reached"
+
+
+async def assert_as_declared(database: Database, objects: Mapping[str, Json]) -> None:
+    """Every object has its role, each role the attributes and the claim of its object, and there are no others."""
+    specs = declared()
+    rows = await database.connection.fetch(
+        "SELECT r.rolname, r.oid, r.rolcanlogin, r.rolcreatedb, r.rolconnlimit, "
+        "shobj_description(r.oid, 'pg_authid') AS comment, c.role_oid, c.object, c.object_uid, c.released_at "
+        "FROM pg_roles AS r FULL JOIN pgrole.claim AS c ON c.role_name = r.rolname "
+        "WHERE r.oid >= 16384 OR r.oid IS NULL"
+    )
+    assert {row["rolname"] for row in rows} == set(objects)
+    for row in rows:
+        name = row["rolname"]
+        spec, obj = specs[name], objects[name]
+        assert (row["rolcanlogin"], row["rolcreatedb"]) == (spec["login"], spec["createdb"])
+        assert (row["rolconnlimit"], row["comment"]) == (spec["connectionLimit"], spec["comment"])
+        assert (row["role_oid"], row["object"], row["released_at"]) == (row["oid"], name, None)
+        assert row["object_uid"] == obj["metadata"]["uid"]
+        assert obj["status"]["role"]["oid"] == row["oid"]
+        assert obj["status"].get("driftCount", 0) == 0
+
+
+async def test_controllers_killed_at_random_points_leave_what_the_next_one_brings_to_the_same_end(
+    stage: Stage,
+) -> None:
+    kube = stage.kube
+    async with stage.database() as database:
+        # schema pgrole is there before the first is killed, so that claims can be counted
+        async with running(stage.controller()):
+            pass
+        await kube.apply_all(declared())
+        await kill_at_random_points(stage, "SELECT count(*) FROM pgrole.claim", MANY)
+        async with running(stage.controller()):
+            objects = {obj["metadata"]["name"]: obj for obj in await kube.wait_all_ready()}
+            assert len(objects) == MANY
+            await assert_as_declared(database, objects)
+        going = [name for name, spec in declared().items() if spec["deletionPolicy"] == "Drop"]
+        await kube.delete_each(going)
+        gone = f"SELECT {MANY} - count(*) FROM pgrole.claim"
+        await kill_at_random_points(stage, gone, len(going))
+        async with running(stage.controller()):
+            await kube.wait_number(MANY - len(going))
+            left = {obj["metadata"]["name"]: obj for obj in await kube.wait_all_ready()}
+            assert set(left) == set(objects) - set(going)
+            await assert_as_declared(database, left)
+
+
+@pytest.mark.parametrize("policy", ["Retain", "Drop"])
+async def test_an_object_made_again_while_nobody_looked_is_the_new_one_and_leaves_no_ghost(
+    stage: Stage, policy: str
+) -> None:
+    kube = stage.kube
+    async with stage.database() as database:
+        async with running(stage.controller()):
+            await kube.apply("phoenix", login=True, deletionPolicy=policy)
+            before = await kube.wait_ready("phoenix")
+        await kube.delete("phoenix")
+        if policy == "Drop":  # it stays until its role is dropped, which needs a controller
+            async with running(stage.controller()):
+                await kube.wait_gone("phoenix")
+        assert await kube.get("phoenix") is None
+        await kube.apply("phoenix", createdb=True, deletionPolicy=policy)
+        async with running(stage.controller()):
+            after = await kube.wait_ready("phoenix")
+            await assert_reborn(database, before, after, policy)
+            assert [obj["metadata"]["name"] for obj in await kube.objects()] == ["phoenix"]
+
+
+async def test_an_object_made_again_while_the_controller_was_frozen_is_the_new_one(stage: Stage) -> None:
+    kube = stage.kube
+    async with running(stage.controller()) as controller, stage.database() as database:
+        await kube.apply("phoenix", login=True)
+        before = await kube.wait_ready("phoenix")
+        controller.process.pause()
+        try:
+            await database.execute("ALTER ROLE phoenix CREATEROLE")
+            await kube.patch("phoenix", {"spec": {"connectionLimit": 5}})
+            await kube.delete("phoenix")
+            await kube.apply("phoenix", createdb=True)
+            await kube.apply("flash")
+            await kube.delete("flash")
+        finally:
+            controller.process.resume()
+        after = await kube.wait_ready("phoenix")
+        await assert_reborn(database, before, after, "Retain")
+        assert [obj["metadata"]["name"] for obj in await kube.objects()] == ["phoenix"]
+
+
+async def assert_reborn(database: Database, before: Json, after: Json, policy: str) -> None:
+    role = await database.role("phoenix")
+    claim = await database.claim("phoenix")
+    assert role is not None
+    assert claim is not None
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert (role["rolcanlogin"], role["rolcreatedb"]) == (False, True)
+    assert not role["rolcreaterole"]
+    assert role["rolconnlimit"] == -1
+    assert after["status"]["role"]["oid"] == role["oid"]
+    assert (role["oid"] == before["status"]["role"]["oid"]) == (policy == "Retain")
+    assert claim["object_uid"] == after["metadata"]["uid"]
+    assert claim["released_at"] is None
+    assert after["status"].get("driftCount", 0) == 0
+
+
+async def test_sigterm_during_a_convergence_ends_within_10_seconds_and_well(stage: Stage) -> None:
+    async with stage.database() as database:
+        async with running(stage.controller()):
+            pass
+        await stage.kube.apply_all(declared())
+        controller = stage.controller()
+        await controller.start()
+        await controller.wait_log("session with PostgreSQL begins")
+        await wait_past(database, "SELECT count(*) FROM pgrole.claim", 1)
+        with anyio.fail_after(10):
+            assert await controller.stop() == 0
+        assert "Traceback" not in controller.log
+        claimed = await database.fetchval("SELECT count(*) FROM pgrole.claim")
+        roles = await database.fetchval("SELECT count(*) FROM pg_roles WHERE oid >= 16384")
+        assert roles == claimed
+        ready = sum(is_ready(obj) for obj in await stage.kube.objects())
+        assert ready <= claimed
+
+
+async def test_sigterm_while_postgresql_is_frozen_ends_within_10_seconds(stage: Stage) -> None:
+    controller = stage.controller()
+    await controller.start()
+    await controller.wait_log("session with PostgreSQL begins")
+    await stage.kube.apply("hanging")
+    await stage.kube.wait_ready("hanging")
+    stage.postgres.pause()
+    try:
+        await stage.kube.apply("hanging", login=True)
+        with anyio.fail_after(10):
+            assert await controller.stop() == 0
+    finally:
+        stage.postgres.resume()
+    assert "Traceback" not in controller.log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (["--resync-interval", "soon"], {}, ["--resync-interval", "soon", "30s"]),
+        (["--health-port", "99999"], {}, ["--health-port", "99999"]),
+        ([], {"PGROLE_ALLOW": "flying"}, ["PGROLE_ALLOW", "flying", "createrole"]),
+        ([], {"PGROLE_INSTALL": "perhaps"}, ["PGROLE_INSTALL", "true or false"]),
+        ([], {"PGROLE_DSN": "mysql://root:hunter2@db"}, ["PGROLE_DSN", "postgresql://"]),
+        (["--kubeconfig", "/nowhere/config"], {}, ["--kubeconfig", "/nowhere/config"]),
+    ],
+)
+async def test_a_wrong_setting_is_refused_with_its_name(
+    tmp_path: Path, arguments: list[str], environment: dict[str, str], words: list[str]
+) -> None:
+    code, said = await run_to_its_end(tmp_path, arguments, environment)
+    assert code == 2
+    for word in words:
+        assert word in said
+    assert "hunter2" not in said
+    assert "Traceback" not in said
+
+
+async def test_a_missing_dsn_is_refused_with_its_name(tmp_path: Path) -> None:
+    code, said = await run_to_its_end(tmp_path, [], {"PGROLE_DSN": None})
+    assert code == 2
+    assert "PGROLE_DSN" in said
+
+
+async def test_without_an_api_server_named_it_fails_and_names_the_choices(tmp_path: Path) -> None:
+    code, said = await run_to_its_end(tmp_path, [], {})
+    assert code == 1
+    for word in ("--kubeconfig", "KUBECONFIG", "~/.kube/config", "service account"):
+        assert word in said
+    assert "Traceback" not in said
+
+
+async def test_a_taken_health_port_fails_and_is_named(api_server: ApiServer, stage: Stage) -> None:
+    first = stage.controller()
+    async with running(first):
+        second = stage.controller(None, "--health-port", str(first.health_port))
+        await second.start()
+        with anyio.fail_after(PATIENCE):
+            assert await second.process.wait() == 1
+        assert f"--health-port {first.health_port}" in second.log
+        assert "Traceback" not in second.log
+
+
+async def run_to_its_end(folder: Path, arguments: list[str], environment: Mapping[str, str | None]) -> tuple[int, str]:
+    """The exit code and the words of `pgrole-controller run` on a machine where nothing is configured."""
+    given = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "PGROLE_DSN": "postgresql://nobody:hunter2@127.0.0.1:9/postgres",
+        **environment,
+    }
+    process = Process(
+        "pgrole-controller",
+        [sys.executable, "-m", "pgrole_controller", "run", *arguments],
+        folder / "run.log",
+        {name: value for name, value in given.items() if value is not None},
+    )
+    await process.start()
+    try:
+        with anyio.fail_after(PATIENCE):
+            code = await process.wait()
+    finally:
+        await process.kill()
+    return code, process.log.read_text(encoding="utf-8")
