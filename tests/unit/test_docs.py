@@ -1,0 +1,178 @@
+"""What the documentation says exists, and what exists is in the documentation."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pgrole_controller.api import crd
+from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.settings import RUN, Setting
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that the headings of a page have, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", without_code(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def examples() -> list[Any]:
+    found = []
+    for page, text in pages():
+        for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL), 1):
+            found += [pytest.param(obj, id=f"{page}-{number}") for obj in yaml.safe_load_all(block)]
+    return found
+
+
+def table_row(text: str, cell: str) -> str:
+    """The row of a table whose first cell, or second where that is empty, names `cell`."""
+    rows = re.findall(rf"^\|[^|]*`{re.escape(cell)}[` ][^|]*\|.*$", text, flags=re.MULTILINE)
+    assert rows, f"no row for {cell}"
+    return str(rows[0])
+
+
+def leaves(schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """The fields of a schema as dotted paths; a list of objects is one field."""
+    for name, field in schema.get("properties", {}).items():
+        if "properties" in field:
+            yield from leaves(field, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
+
+
+def schema(part: str) -> dict[str, Any]:
+    definition = yaml.safe_load(next(iter(crd.files().values())))
+    properties: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    found: dict[str, Any] = properties[part]
+    return found
+
+
+@pytest.mark.parametrize("setting", RUN, ids=lambda setting: setting.name)
+def test_every_setting_is_documented_with_flag_variable_and_default(setting: Setting) -> None:
+    text = read("docs/running.md")
+    if setting.secret:
+        assert f"| | `{setting.variable}` |" in text
+        return
+    row = table_row(text, f"--{setting.name}")
+    assert f"`{setting.variable}`" in row
+    shown = {True: "true", 3600.0: "1h", frozenset(): "", (): "", None: ""}.get(setting.default, str(setting.default))
+    assert f"`{shown}`" in row or shown == ""
+
+
+def test_no_setting_is_documented_that_does_not_exist() -> None:
+    known = {setting.variable for setting in RUN} | {"PGROLE_CACHE_DIR"}
+    for page, text in pages():
+        assert set(re.findall(r"PGROLE_[A-Z_]+[A-Z]", text)) <= known, page
+
+
+@pytest.mark.parametrize("field", [*leaves(schema("spec"))])
+def test_every_field_of_spec_is_documented(field: str) -> None:
+    table_row(read("docs/pgrole.md").split("## status")[0], field)
+
+
+@pytest.mark.parametrize("field", [*leaves(schema("status"))])
+def test_every_field_of_status_is_documented(field: str) -> None:
+    assert f"`{field}`" in read("docs/pgrole.md").split("## status")[1]
+
+
+def test_documented_defaults_of_spec_are_those_of_the_crd() -> None:
+    text = read("docs/pgrole.md")
+    for name, field in schema("spec")["properties"].items():
+        if isinstance(field.get("default"), bool | int | str):
+            cells = table_row(text, name).split("|")
+            assert str(field["default"]).lower() in cells[2].lower(), name
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_is_documented(reason: Reason) -> None:
+    table_row(read("docs/pgrole.md"), reason.value)
+
+
+def test_every_event_is_documented() -> None:
+    events = re.findall(r'Deed\.[A-Z]+: \("([A-Za-z]+)"', read("pgrole_controller/controller/reporter.py"))
+    assert events
+    for event in events:
+        assert f"`{event}`" in read("docs/pgrole.md"), event
+
+
+@pytest.mark.parametrize("obj", examples())
+def test_every_example_is_valid_and_has_no_unknown_field(obj: Any) -> None:
+    if obj["kind"] != "PgRole":
+        return
+    PgRole.model_validate(obj)
+    known = {field.alias or name for name, field in PgRoleSpec.model_fields.items()}
+    assert set(obj["spec"]) <= known
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    for page, text in pages():
+        for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
+            if "://" in target:
+                continue
+            name, _, anchor = target.partition("#")
+            linked = (ROOT / page).parent / name if name else ROOT / page
+            assert linked.exists(), f"{page}: {target}"
+            if anchor:
+                assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{page}: {target}"
+
+
+def test_every_make_target_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE))
+    for page, text in pages():
+        for names in re.findall(r"(?:`|^)make ((?:[a-z-]+ ?)+)", text, flags=re.MULTILINE):
+            assert set(names.split()) <= targets, f"{page}: make {names}"
+
+
+def test_every_test_named_exists() -> None:
+    tests = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    for page, text in pages():
+        for name in re.findall(r"`(test_[a-z0-9_]+)`", text):
+            assert f"def {name}(" in tests, f"{page}: {name}"
+        for name in re.findall(r"`(Test[A-Za-z]+)`", text):
+            assert f"class {name}" in tests, f"{page}: {name}"
+
+
+def test_every_file_named_exists() -> None:
+    for page, text in pages():
+        for name in re.findall(r"`((?:pgrole_controller|sql|tests|crds|deploy|bench|docs)/[\w./]*)`", text):
+            assert (ROOT / name).exists(), f"{page}: {name}"
+        for room, name in re.findall(r"`(api|core|kube|postgres|controller|local)/(\w+\.py)`", text):
+            assert (ROOT / "pgrole_controller" / room / name).exists(), f"{page}: {room}/{name}"
+
+
+def test_every_part_of_what_is_installed_is_documented() -> None:
+    script = "\n".join(file.read_text(encoding="utf-8") for file in sorted((ROOT / "sql/install").glob("*.sql")))
+    parts = re.findall(
+        r"CREATE (?:OR REPLACE )?(?:TABLE|VIEW|FUNCTION|PROCEDURE)(?: IF NOT EXISTS)? pgrole\.(\w+)", script
+    )
+    assert parts
+    for part in parts:
+        assert f"`{part}`" in read("docs/running.md"), part
+
+
+def test_the_readme_keeps_a_place_for_the_measured_figures() -> None:
+    text = read("README.md")
+    assert text.index("<!-- bench -->") < text.index("<!-- /bench -->")
