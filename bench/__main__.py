@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 
-from bench.idle import measure_idle, resident_mebibytes
+from bench.idle import Memory, measure_idle, read_memory
 from bench.objects import load
 from bench.repair import measure_floor, measure_repairs
 from bench.restart import drift_meanwhile, measure_restart
@@ -43,39 +43,39 @@ async def measure(options: Options) -> str:
     async with stand(display) as made:
         await made.start_controller()
         await anyio.sleep(1)
-        empty = resident_mebibytes(made)
+        empty = read_memory(made)
         figures: list[Figures] = []
         present = 0
         for size in options.sizes:
             start = time.monotonic()
-            figures.append(await _measure_size(made, options, present, size, empty))
+            figures.append(await _measure_size(made, options, present, size))
             present = size
             display.done(f"{size:,} roles", start)
         head = await _head(made, empty, time.monotonic() - began)
-    return f"{head}\n\n{render(figures)}"
+    return f"{head}\n\n{render(figures, empty)}"
 
 
-async def _measure_size(made: Stand, options: Options, present: int, size: int, empty: float) -> Figures:
+async def _measure_size(made: Stand, options: Options, present: int, size: int) -> Figures:
     loading = await load(made, present, size)
-    memory_loaded = resident_mebibytes(made) - empty
+    memory_loaded = read_memory(made)
     await made.controller.stop()
     floor, hot_floor = await measure_floor(made, _FLOOR_PAUSE), await measure_floor(made, 0)
     restart = await measure_restart(made, await drift_meanwhile(made, size))
     idle = await measure_idle(made, options.idle_seconds) if "idle" in options.parts else None
-    memory_restarted = resident_mebibytes(made) - empty
+    memory_restarted = read_memory(made)
     quiet = await measure_repairs(made, size, options.drifts, busy=False) if "quiet" in options.parts else None
     busy = await measure_repairs(made, size, options.drifts, busy=True) if "busy" in options.parts else None
     return Figures(size, loading, memory_loaded, restart, memory_restarted, floor, hot_floor, idle, quiet, busy)
 
 
-async def _head(made: Stand, empty: float, seconds: float) -> str:
+async def _head(made: Stand, empty: Memory, seconds: float) -> str:
     async with made.connect() as connection:
         version = await connection.fetchval("SHOW server_version")
     command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
     return (
         f"`{command}` on {datetime.now(UTC):%Y-%m-%d}, {seconds / 60:.0f} min: {os.cpu_count()} cores {_processor()}, "
         f"PostgreSQL {version}, Kubernetes {made.api.version.removeprefix('v')}, Python {platform.python_version()}; "
-        f"the controller without objects holds {empty:.1f} MiB."
+        f"the controller without objects has {empty.resident:.0f} MiB resident, {empty.own:.0f} of them its own."
     )
 
 

@@ -25,6 +25,14 @@ class Idle:
     controller: float
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """In MiB. `own` is what only this process can hold: the pages of files come and go as the kernel likes."""
+
+    resident: float
+    own: float
+
+
 async def measure_idle(stand: Stand, seconds: float) -> Idle:
     """What vacuum owes to the load before is paid first."""
     async with stand.connect() as connection:
@@ -39,13 +47,12 @@ async def measure_idle(stand: Stand, seconds: float) -> Idle:
     return Idle(*(100 * (end - begin) / elapsed for begin, end in zip(before, after, strict=True)))
 
 
-def resident_mebibytes(stand: Stand) -> float:
-    """What the controller holds in memory."""
-    status = Path(f"/proc/{stand.controller.pid}/status").read_text(encoding="ascii")
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
-    if found is None:
-        raise stand.controller.failure("has no memory: it ended")
-    return int(found[1]) / 1024
+def read_memory(stand: Stand) -> Memory:
+    """Of the controller, now."""
+    path = Path(f"/proc/{stand.controller.pid}/status")
+    kibibytes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", path.read_text(encoding="ascii"), re.MULTILINE))
+    own = int(kibibytes["RssAnon"]) + int(kibibytes["VmSwap"])
+    return Memory(int(kibibytes["VmRSS"]) / 1024, own / 1024)
 
 
 def _used(stand: Stand, watch: int) -> tuple[float, float, float]:

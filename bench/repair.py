@@ -111,32 +111,34 @@ async def measure_repairs(stand: Stand, roles: int, drifts: int, *, busy: bool) 
     async with stand.connect() as hand, stand.connect() as listening, _commits(stand, BUSY_RATE if busy else 0.0):
         await listening.add_listener(CHANNEL, ear.receive)
         for turn in range(drifts):
-            await anyio.sleep(_rest(roles) + random.uniform(0, 0.03))
             began, heard, repaired = await _drift(hand, ear, role_name(random.randrange(roles)))
             whole.append(repaired - began)
             detection.append(heard - began)
             reaction.append(repaired - heard)
             stand.display.advance(f"{turn + 1} of {drifts} drifts")
+            await anyio.sleep(_rest(roles) + random.uniform(0, 0.03))
     return Repairs(Quantiles.of(whole), Quantiles.of(detection), Quantiles.of(reaction))
 
 
 def _rest(roles: int) -> float:
     """Longer than the watch looks away after a look, which grows with the roles: one drift shall not delay the next."""
-    return 0.1 + 1e-5 * roles
+    return 0.08 + 1e-5 * roles
 
 
 async def _drift(hand: Connection, ear: _Ear, name: str) -> tuple[float, float, float]:
-    """When it was committed, heard of and repaired."""
+    """When it was committed, heard of and repaired. Returns when the repair has been heard of, too."""
     ear.expect(name)
     await hand.execute(f"ALTER ROLE {name} CREATEDB")
     began = time.time()
     with anyio.fail_after(_REPAIR_SECONDS):
         heard = await ear.wait()
+        ear.expect(name)
+        await ear.wait()
         while True:
-            await anyio.sleep(0.005)
             repaired = await hand.fetchval(_REPAIRED_AT, name)
             if repaired is not None:
                 return began, heard, repaired
+            await anyio.sleep(0.005)
 
 
 @asynccontextmanager

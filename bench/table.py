@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.idle import Idle
+from bench.idle import Idle, Memory
 from bench.objects import Loading
 from bench.observe import Quantiles
 from bench.repair import Floor, Repairs
@@ -12,13 +12,13 @@ from bench.restart import Restart
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured at one number of declared roles; None: not asked for. Memory in MiB, above that with none."""
+    """What was measured at one number of declared roles; None: not asked for."""
 
     roles: int
     loading: Loading
-    memory_loaded: float
+    memory_loaded: Memory
     restart: Restart
-    memory_restarted: float
+    memory_restarted: Memory
     floor: Floor
     hot_floor: Floor
     idle: Idle | None = None
@@ -44,10 +44,10 @@ class Row:
     cell: Callable[[Figures], Cell | None]
 
 
-def render(figures: Sequence[Figures]) -> str:
-    """Rows that nothing was measured for are left out."""
+def render(figures: Sequence[Figures], empty: Memory) -> str:
+    """`empty` is the controller's memory without objects. Rows that nothing was measured for are left out."""
     lines = [_line(["", "goal", *(f"{one.roles:,} roles" for one in figures)]), _line(["---"] * (2 + len(figures)))]
-    for row in _ROWS:
+    for row in (*_ROWS, *_memory_rows(empty)):
         cells = [row.cell(one) for one in figures]
         if any(cells):
             lines.append(_line([row.label, row.goal, *("" if cell is None else str(cell) for cell in cells)]))
@@ -131,10 +131,19 @@ _ROWS = (
         "",
         lambda f: Cell(f"{f.restart.seconds:.1f} s ({f.restart.drifts} drifts)"),
     ),
-    Row("memory above none, after a start", "≤ 40 MiB", lambda f: _memory(f.memory_restarted)),
-    Row("memory above none, after applying", "≤ 40 MiB", lambda f: _memory(f.memory_loaded)),
 )
 
 
-def _memory(mebibytes: float) -> Cell:
-    return Cell(f"{mebibytes:.1f} MiB", mebibytes <= 40)
+def _memory_rows(empty: Memory) -> Sequence[Row]:
+    def above(memory: Memory) -> Cell:
+        return Cell(f"{memory.own - empty.own:.1f} MiB", memory.own - empty.own <= 40)
+
+    return (
+        Row(
+            "controller's resident memory, after applying / after a start",
+            "",
+            lambda f: Cell(f"{f.memory_loaded.resident:.0f} / {f.memory_restarted.resident:.0f} MiB"),
+        ),
+        Row("its own memory above that without objects, after applying", "≤ 40 MiB", lambda f: above(f.memory_loaded)),
+        Row("the same after a start", "≤ 40 MiB", lambda f: above(f.memory_restarted)),
+    )
