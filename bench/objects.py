@@ -64,13 +64,14 @@ async def _create(session: aiohttp.ClientSession, numbers: Iterator[int]) -> Non
 
 async def _watch_ready(session: aiohttp.ClientSession, version: str) -> AsyncGenerator[str]:
     """The name of each object when it is seen to be Ready for its present generation, again when it changes."""
-    query = {"watch": "true", "resourceVersion": version}
-    async with session.get(_PATH, params=query) as response:
-        response.raise_for_status()
-        async for line in response.content:
-            obj = json.loads(line)["object"]
-            if _is_ready(obj):
-                yield obj["metadata"]["name"]
+    while True:  # the server ends the watch of a client that it finds slow
+        async with session.get(_PATH, params={"watch": "true", "resourceVersion": version}) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                obj = json.loads(line)["object"]
+                version = obj["metadata"]["resourceVersion"]
+                if _is_ready(obj):
+                    yield obj["metadata"]["name"]
 
 
 def _is_ready(obj: dict[str, Any]) -> bool:
