@@ -17,7 +17,7 @@ import anyio
 
 from bench.observe import Quantiles
 from bench.stand import Connection, Stand, role_name
-from pgrole_controller.postgres.notification import CHANNEL, read_names
+from pgrole_controller.postgres.notification import CHANNEL, EVERYTHING, read_names
 
 #: Unrelated commits a second when the server is busy.
 BUSY_RATE = 200.0
@@ -68,8 +68,8 @@ class _Ear:
         self._expected, self._heard = name, anyio.Event()
 
     def receive(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        now = time.time()
-        if not self._heard.is_set() and self._expected in (read_names(str(payload)) or ()):
+        now, names = time.time(), read_names(str(payload))
+        if not self._heard.is_set() and (names is EVERYTHING or self._expected in names):
             self._at = now
             self._heard.set()
 
