@@ -157,6 +157,7 @@ def verifies_by_default(dsn: str) -> bool:
     """Whether a DSN says nothing of TLS although it leaves this machine: asyncpg would fall back to plain text."""
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
-    if "sslmode" in query or "host" in query:
+    if "sslmode" in query:
         return False
-    return (parts.hostname or "") not in ("", "localhost", "127.0.0.1", "::1")
+    hosts = [host for value in query.get("host", []) for host in value.split(",")] or [parts.hostname or ""]
+    return any(not host.startswith("/") and host not in ("", "localhost", "127.0.0.1", "::1") for host in hosts)

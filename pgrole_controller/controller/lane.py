@@ -7,6 +7,7 @@ Guarantees: a server that hangs or refuses delays only this lane; nothing is vis
 """
 
 import logging
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ BATCH = 100
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 15.0
 
+#: A session that ended sooner, in seconds, counts as a failure to connect.
+HEALTHY_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -55,6 +59,8 @@ class Lane:
         self._queue = queue
         self._reporter = reporter
         self._delay = 0.0
+        self._since = -math.inf  # of the session, on the loop's clock
+        self._failures = 0  # in a row
 
     async def run(self) -> None:
         """Until the queue is closed."""
@@ -79,19 +85,20 @@ class Lane:
     def _fail(self, error: PgRoleError) -> None:
         message = "session with PostgreSQL ended" if self.connected else "no session with PostgreSQL"
         log.warning(message, extra={"server": self.server.name, "error": error.message})
-        if self.connected:
-            self.connected = False
-            self._delay = 0.0
-        else:
-            # Said on every object, but only once connecting has failed: a dropped connection alone is mended at once.
-            if self.trouble is None or self.trouble.message != error.message:
-                self.hint_all("server not ready", Rank.DEPENDENCY)
+        if self.connected and anyio.current_time() - self._since >= HEALTHY_SECONDS:
+            self._failures = 0
+        self.connected = False
+        self._failures += 1
+        self._delay = min(FIRST_DELAY * 2.0 ** min(self._failures - 1, 16), LONGEST_DELAY)
+        # Said on every object, but only when it stays so: a connection that was dropped is mostly there again at once.
+        if self._failures > 1 and (self.trouble is None or self.trouble.message != error.message):
             self.trouble = error
-            self._delay = min(max(self._delay * 2, FIRST_DELAY), LONGEST_DELAY)
+            self.hint_all("server not ready", Rank.DEPENDENCY)
 
     async def _pause(self, error: PgRoleError) -> None:
         """Waits for the next attempt, and meanwhile says on the objects that there is no server."""
-        if self._delay == 0.0:
+        if self.trouble is None:
+            await anyio.sleep(self._delay)
             return
         said = Transient(Reason.SERVER_NOT_READY, f'server "{self.server.name}": {error.message}')
         with anyio.move_on_after(self._delay * random.uniform(0.8, 1.2)):  # noqa: S311 -- spreads attempts, no secret
@@ -118,7 +125,7 @@ class Lane:
         )
         if session.installation is not Installation.PRESENT:
             log.warning("schema pgrole was installed", extra={"server": self.server.name})
-        self.connected, self.trouble, self._delay = True, None, 0.0
+        self.connected, self.trouble, self._since = True, None, anyio.current_time()
         self.hint_all("connected", Rank.DEPENDENCY)
         await self._release_orphans(session)
         while visits := await self._queue.take(self.server.name, BATCH):

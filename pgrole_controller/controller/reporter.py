@@ -33,6 +33,10 @@ WRITERS = 12
 UNREACHABLE_AGAIN = 3.0
 CONFLICT_AGAIN = 0.5
 
+#: After a change of ours, in seconds: longer than `observe` needs to look again. A drift that puts back, before that,
+#: what `observe` saw last is no change to it, and nothing tells of it.
+CONFIRM_AGAIN = 2.0
+
 _EVENTS = {
     Deed.CREATED: ("RoleCreated", "Create", "the role was created"),
     Deed.ADOPTED: ("RoleAdopted", "Adopt", "the role that existed already was taken over"),
@@ -99,6 +103,8 @@ class Reporter:
         if finding.outcome is None:
             return Retry()
         await self._set_status(finding, finding.outcome, stored)
+        if finding.deed is not Deed.NOTHING:
+            return After(CONFIRM_AGAIN)
         return Retry() if finding.outcome.ending is Ending.WORKING else Success()
 
     async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
@@ -125,7 +131,7 @@ class Reporter:
             return
         reason, action, note = _EVENTS[finding.deed]
         fields = ", ".join(finding.fields)
-        told = f"{note}: {fields}" if fields and finding.deed is not Deed.CREATED else note
+        told = f"{note}: {fields}" if fields and finding.deed not in (Deed.CREATED, Deed.DROPPED) else note
         log.info("role brought in", extra={"object": str(finding.key), "deed": finding.deed.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=told, action=action)
 
@@ -135,7 +141,7 @@ class Reporter:
             (said["type"], said["reason"], said["message"]) == ("Ready", outcome.reason.value, outcome.message)
             for said in before
         )
-        if same or outcome.ready or outcome.reason is Reason.PROGRESSING:
+        if same or outcome.ready or outcome.reason in (Reason.PROGRESSING, Reason.SUSPENDED):
             return
         log.info("object is not ready", extra={"object": str(stored.key), "reason": outcome.reason.value})
         self._recorder.record(

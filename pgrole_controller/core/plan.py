@@ -213,10 +213,14 @@ def _check_adoption(ask: Ask, named: Found, changes: tuple[Change, ...], policy:
 
 
 def _target(claim: Claim, sight: Sight, server: Server, policy: Policy) -> Found | None:
-    """The role that the claim is about; None when there is none. The table of "whose role is it" in the design."""
+    """The role that the claim is about; None when there is none. The table of "whose role is it" in the design.
+
+    A role that is not known by a claim in the database is looked at as for adoption: status, too, is only written text.
+    """
     named, claimed = sight.named, sight.claimed
     same_server = claim.system_identifier == server.system_identifier
-    if named and same_server and named.oid == claim.role_oid and not claim.released:
+    known = sight.claim is not None and same_server and not claim.released
+    if named and known and named.oid == claim.role_oid:
         return named
     if claimed and same_server and (named is None or named.oid != claim.role_oid):
         if named is None:

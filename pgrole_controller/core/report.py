@@ -1,7 +1,7 @@
 """The status of an object: what is written there, from how a look ended and what was seen."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,6 +70,9 @@ def _conditions(
     if outcome.reason is Reason.DRIFT_REPORTED:
         states["DriftDetected"] = True
     before = {condition["type"]: condition for condition in previous}
+    ready = before.get("Ready")
+    if outcome.ready and ready and (ready["status"], ready.get("observedGeneration")) == ("True", generation):
+        outcome = replace(outcome, message=ready["message"])  # what was said of how it came about stays
     return [_condition(before.get(kind), kind, true, outcome, generation, now) for kind, true in states.items()]
 
 

@@ -1,6 +1,6 @@
 """Events about objects: said beside the work, never in its way.
 
-Guarantees: `record` neither blocks nor raises; the same (object, reason) within six minutes is one Event with a
+Guarantees: `record` neither blocks nor raises; the same (object, reason, note) within six minutes is one Event with a
 series; a failure is logged and dropped after a second attempt.
 """
 
@@ -46,8 +46,8 @@ class _Occurrence:
     count: int = 1
 
     @property
-    def series(self) -> tuple[str, str]:
-        return str(self.regarding.get("uid")), self.reason
+    def series(self) -> tuple[str, str, str]:
+        return str(self.regarding.get("uid")), self.reason, self.note
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Recorder:
         self._clock = clock
         self._now = now
         self._send, self._receive = anyio.create_memory_object_stream[_Occurrence](waiting_limit)
-        self._series: OrderedDict[tuple[str, str], _Series] = OrderedDict()
+        self._series: OrderedDict[tuple[str, str, str], _Series] = OrderedDict()
 
     def record(
         self,

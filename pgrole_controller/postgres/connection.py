@@ -93,7 +93,7 @@ def speaking() -> Iterator[None]:
 
 def translate(error: asyncpg.PostgresError) -> PgRoleError:
     """The error to say on an object. Only the primary message: detail and context may quote a statement."""
-    return classify(getattr(error, "sqlstate", None), str(error.args[0] if error.args else error))
+    return classify(getattr(error, "sqlstate", None), str(getattr(error, "message", None) or type(error).__name__))
 
 
 def _words(error: Exception) -> str:

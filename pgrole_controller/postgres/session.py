@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 #: How often `watch` compares snapshots: the delay of detection and the cost of idling.
-TICK = "10 ms"
+TICK = "8 ms"
 #: How long one call of `watch` lasts, so that its caller knows that it is alive.
 WATCH_SECONDS = 30
 _WATCH_DEADLINE = WATCH_SECONDS + 15.0
@@ -81,6 +81,8 @@ async def attend(
                 raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")
         installation = await install(writer, allowed=may_install)
         await _listen(ear, eye, heard)
+        with speaking():  # now, since what may not be read must fail the attempt and not the session
+            await eye.execute("SELECT pgrole.observe()")
         session = Session(identity, installation, cluster, writer)
         try:
             async with anyio.create_task_group() as tasks:

@@ -96,8 +96,10 @@ BEGIN
 END
 $$;
 
--- Brings the rows of these roles up to date, and touches only those that differ.
-CREATE OR REPLACE FUNCTION pgrole.record(roles oid[]) RETURNS void
+-- Brings the rows of these roles up to date, and announces those that differ and those that were `touched`: one that was
+-- changed, set back and changed to the same again between two looks has the digest that it had, and somebody who set it
+-- back meanwhile must hear of it.
+CREATE OR REPLACE FUNCTION pgrole.record(roles oid[], touched oid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -113,7 +115,8 @@ BEGIN
     SELECT t.oid, t.name, t.digest
     FROM there AS t
     LEFT JOIN pgrole.role_state AS k ON k.oid = t.oid
-    WHERE (k.name, k.digest) IS DISTINCT FROM (t.name, t.digest)
+    LEFT JOIN (SELECT DISTINCT u.oid FROM unnest(touched) AS u (oid)) AS u ON u.oid = t.oid
+    WHERE u.oid IS NOT NULL OR (k.name, k.digest) IS DISTINCT FROM (t.name, t.digest)
     ON CONFLICT (oid) DO UPDATE SET name = excluded.name, digest = excluded.digest;
 END
 $$;

@@ -262,11 +262,13 @@ BEGIN
     END IF;
     looked := pgrole.compare(moved, counted, seen, own);
     IF everything OR NOT known THEN
-        PERFORM pgrole.record(ARRAY(SELECT r.oid FROM pg_roles AS r UNION SELECT s.oid FROM pgrole.role_state AS s));
+        PERFORM pgrole.record(
+            ARRAY(SELECT r.oid FROM pg_roles AS r UNION SELECT s.oid FROM pgrole.role_state AS s), looked.roles
+        );
         -- the plans of the looks to come were made when it was empty
         ANALYZE pgrole.seen;
     ELSIF cardinality(looked.roles) > 0 THEN
-        PERFORM pgrole.record(looked.roles);
+        PERFORM pgrole.record(looked.roles, looked.roles);
     END IF;
     IF seen = '' OR own IS NOT NULL THEN
         RETURN looked.seen_at::text;

@@ -154,6 +154,17 @@ async def test_a_change_that_is_rolled_back_or_undone_is_no_drift(
     assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
 
 
+async def test_the_same_drift_again_and_again_without_a_pause_is_always_set_back(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    """Each comes as soon as the last was set back: before the watch has seen that it was."""
+    await declare(kube, role_name)
+    for _ in range(200):
+        await database.execute(f"ALTER ROLE {role_name} CREATEDB")
+        await database.wait_role(role_name, lambda row: not row["rolcreatedb"], "set back")
+    await kube.wait_for("app", drifts(200), "driftCount 200")
+
+
 class TestReport:
     async def test_nothing_is_changed_and_the_object_says_what_differs(
         self, kube: Kube, database: Database, role_name: str

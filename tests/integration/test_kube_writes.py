@@ -203,18 +203,20 @@ async def test_the_same_again_within_six_minutes_is_counted_in_one_event(client:
     recorder = Recorder(client, clock=lambda: clock[0])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
-        recorder.record(stored, "DriftCorrected", "first", action="Correct")
+        recorder.record(stored, "DriftCorrected", "login", action="Correct")
         await count(client, namespace, [None])
-        recorder.record(stored, "DriftCorrected", "second", action="Correct")
+        recorder.record(stored, "DriftCorrected", "login", action="Correct")
         await count(client, namespace, [2])
         for _ in range(3):
-            recorder.record(stored, "DriftCorrected", "more", action="Correct")
+            recorder.record(stored, "DriftCorrected", "login", action="Correct")
         recorder.record(stored, "RoleDropped", "another reason", action="Drop")
         await count(client, namespace, [5, None])
+        recorder.record(stored, "DriftCorrected", "login, createdb", action="Correct")
+        await count(client, namespace, [5, None, None])
         clock[0] = 361.0
-        recorder.record(stored, "DriftCorrected", "much later", action="Correct")
+        recorder.record(stored, "DriftCorrected", "login", action="Correct")
         recorder.close()
-    await count(client, namespace, [5, None, None])
+    await count(client, namespace, [5, None, None, None])
 
 
 async def count(client: Client, namespace: str, counts: list[int | None]) -> None:

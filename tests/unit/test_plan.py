@@ -165,6 +165,13 @@ class TestOwnership:
         assert plan.deed is Deed.RECLAIMED
         assert plan.owner == ME
 
+    def test_status_does_not_prove_ownership_of_what_the_object_could_not_have_asked_for(self) -> None:
+        proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
+        for terminating in (False, True):
+            asked = ask(proof=proof, terminating=terminating, drop=terminating)
+            error = refusal(asked, Sight(named=Found(OID, replace(WANTED, superuser=True))))
+            assert error.reason is (Reason.DROP_BLOCKED if terminating else Reason.NOT_ALLOWED)
+
     @pytest.mark.parametrize("wrong", [{"role_oid": 1}, {"system_identifier": 8}, {"role_name": "x"}])
     def test_status_of_another_role_or_server_proves_nothing(self, wrong: dict[str, object]) -> None:
         proof = replace(Proof("app", OID, SERVER.system_identifier, ""), **wrong)  # type: ignore[arg-type]

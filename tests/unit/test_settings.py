@@ -69,6 +69,8 @@ def test_what_is_allowed_comes_beside_createdb() -> None:
         ("postgresql://u:p@127.0.0.1:5432/postgres", False),
         ("postgresql://u:p@localhost/postgres", False),
         ("postgresql:///postgres?host=/run/postgresql", False),
+        ("postgresql:///postgres?host=db.example.com", True),
+        ("postgresql://u:p@/postgres?host=127.0.0.1,db.example.com", True),
     ],
 )
 def test_a_dsn_that_leaves_the_machine_and_says_nothing_of_tls_is_verified(dsn: str, verifies: bool) -> None:
