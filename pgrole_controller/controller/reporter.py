@@ -123,8 +123,15 @@ class Reporter:
         status = build_status(previous, outcome, standing, obj["metadata"]["generation"], datetime.now(UTC))
         if unchanged(previous, status):
             return
-        self._store.put(await apply_status(self._client, PGROLES, stored, status))
-        self._record_outcome(outcome, previous.get("conditions") or [], stored)
+        before = previous.get("conditions") or []
+        try:
+            self._store.put(await apply_status(self._client, PGROLES, stored, status))
+        except ApiError as error:
+            # A definition that came later may refuse the object itself, and no status with it: only an Event can say it.
+            if error.status in (422, 500):
+                self._record_outcome(outcome, before, stored)
+            raise
+        self._record_outcome(outcome, before, stored)
 
     def _record_deed(self, finding: Finding, stored: Stored) -> None:
         if finding.deed not in _EVENTS:

@@ -115,15 +115,17 @@ class Kube:
         answer = await self.server.request("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events")
         return [event for event in answer["items"] if event["reason"] == reason]
 
-    async def wait_event(self, reason: str, seconds: float = PATIENCE) -> Json:
-        """The first Event with this reason."""
+    async def wait_event(self, reason: str, seconds: float = PATIENCE, *, about: str | None = None) -> Json:
+        """The first Event with this reason, about any object or the one of this name."""
+        found: list[Json] = []
 
         async def is_there() -> bool:
-            return bool(await self.events(reason))
+            found[:] = [event for event in await self.events(reason) if about in (None, event["regarding"]["name"])]
+            return bool(found)
 
         if not await reached(is_there, seconds):
             raise AssertionError(f"no Event {reason} within {seconds} s")
-        return (await self.events(reason))[0]
+        return found[0]
 
     async def table(self, name: str) -> Json:
         """What `kubectl get` prints: columnDefinitions and rows."""
