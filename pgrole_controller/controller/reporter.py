@@ -127,7 +127,7 @@ class Reporter:
         try:
             self._store.put(await apply_status(self._client, PGROLES, stored, status))
         except ApiError as error:
-            # A definition that came later may refuse the object itself, and no status with it: only an Event can say it.
+            # A definition that came later may refuse the object itself and every status with it: an Event can say it.
             if error.status in (422, 500):
                 self._record_outcome(outcome, before, stored)
             raise
