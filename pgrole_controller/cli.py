@@ -4,7 +4,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,21 @@ def _run(options: argparse.Namespace) -> int:
     try:
         anyio.run(run, _plan(values))
     except* CannotStart as group:
-        for error in group.exceptions:
+        for error in _leaves(group):
             print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
         code = FAILED
     except* Exception:
         log.exception("ended by an error")
         code = FAILED
     return code
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is imported late, like what uses it

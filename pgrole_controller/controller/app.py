@@ -50,13 +50,43 @@ class Plan:
 
 
 async def run(plan: Plan) -> None:
-    """Runs until SIGTERM or SIGINT. Raises CannotStart, and whatever ends a task that should not end."""
-    try:
-        async with Client.connect(plan.kubeconfig, context=plan.context, strict_tls=plan.strict_tls) as client:
-            cluster = plan.cluster or await _read_cluster_id(client)
-            await _Controller(plan, client, cluster).run()
-    except KubeError as error:
-        raise CannotStart(str(error)) from error
+    """Runs until SIGTERM or SIGINT. Raises a group of CannotStart, or of whatever ended a task that should not end."""
+    asked, health = anyio.Event(), Health()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_await_signal, asked)
+        if plan.health_port is not None:
+            tasks.start_soon(health.serve, plan.health_host, plan.health_port)
+        try:
+            async with Client.connect(plan.kubeconfig, context=plan.context, strict_tls=plan.strict_tls) as client:
+                cluster = plan.cluster or await _read_cluster_id_until(asked, client)
+                if cluster is not None:
+                    await _Controller(plan, client, cluster, health).run(asked)
+        except KubeError as error:
+            raise CannotStart(str(error)) from error
+        tasks.cancel_scope.cancel()
+
+
+async def _await_signal(asked: anyio.Event) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("asked to stop", extra={"signal": number.name})
+            asked.set()
+
+
+async def _read_cluster_id_until(asked: anyio.Event, client: Client) -> str | None:
+    """None when it is asked to stop before the API server has answered."""
+    cluster: str | None = None
+
+    async def read() -> None:
+        nonlocal cluster
+        cluster = await _read_cluster_id(client)
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        await asked.wait()
+        tasks.cancel_scope.cancel()
+    return cluster
 
 
 async def _read_cluster_id(client: Client) -> str:
@@ -79,7 +109,7 @@ async def _read_cluster_id(client: Client) -> str:
 
 
 class _Controller:
-    def __init__(self, plan: Plan, client: Client, cluster: str) -> None:
+    def __init__(self, plan: Plan, client: Client, cluster: str, health: Health) -> None:
         self._plan = plan
         self._client = client
         self._queue = Queue()
@@ -88,15 +118,14 @@ class _Controller:
         self._recorder = Recorder(client)
         self._reporter = Reporter(client, self._store, self._queue, self._recorder)
         self._lane = Lane(plan.server, self._objects, self._queue, self._reporter)
-        self._health = Health(self._store, [self._lane])
+        self._health = health
+        health.watch(self._store, [self._lane])
         self._source = PgRoleSource(self._objects, self._queue, frozenset({plan.server.name}))
 
-    async def run(self) -> None:
+    async def run(self, asked: anyio.Event) -> None:
         """The tasks end in the order of the way of the data: the lane, the sources, what writes, then the rest."""
         async with anyio.create_task_group() as rest:
             rest.start_soon(self._recorder.run)
-            if self._plan.health_port is not None:
-                rest.start_soon(self._health.serve, self._plan.health_host, self._plan.health_port)
             async with anyio.create_task_group() as writers:
                 writers.start_soon(self._reporter.run)
                 async with anyio.create_task_group() as sources:
@@ -105,7 +134,7 @@ class _Controller:
                     sources.start_soon(self._decline_unknown)
                     async with anyio.create_task_group() as lanes:
                         lanes.start_soon(self._lane.run)
-                        await self._await_signal()
+                        await asked.wait()
                         self._start_no_visit(lanes)
                     sources.cancel_scope.cancel()
                 self._reporter.close()
@@ -126,12 +155,6 @@ class _Controller:
             f'spec.serverRef.name: there is no such server; this controller knows "{DEFAULT_SERVER}" (PGROLE_DSN)',
         )
         await decline(NO_SERVER, self._queue, self._objects, self._reporter, error)
-
-    async def _await_signal(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for number in signals:
-                log.info("asked to stop", extra={"signal": number.name})
-                return
 
     def _start_no_visit(self, lanes: TaskGroup) -> None:
         """The visit that is under way may end until the deadline."""

@@ -18,10 +18,14 @@ log = logging.getLogger(__name__)
 
 
 class Health:
-    def __init__(self, store: Store, lanes: Sequence[Lane]) -> None:
-        self._store = store
-        self._lanes = lanes
+    def __init__(self) -> None:
         self.stopping = False
+        self._store: Store | None = None
+        self._lanes: Sequence[Lane] = ()
+
+    def watch(self, store: Store, lanes: Sequence[Lane]) -> None:
+        """Readiness is theirs from now on; before, nothing is ready."""
+        self._store, self._lanes = store, lanes
 
     async def serve(self, host: str, port: int) -> None:
         """Until cancelled. Raises CannotStart when the port is taken."""
@@ -50,6 +54,7 @@ class Health:
             for lane in self._lanes
         }
         known = all(lane.connected or lane.trouble for lane in self._lanes)
-        ready = self._store.synced.is_set() and known and not self.stopping
-        body = {"ready": ready, "synced": self._store.synced.is_set(), "servers": servers}
+        synced = self._store is not None and self._store.synced.is_set()
+        ready = synced and known and not self.stopping
+        body = {"ready": ready, "synced": synced, "servers": servers}
         return web.Response(text=json.dumps(body) + "\n", status=200 if ready else 503, content_type="application/json")
