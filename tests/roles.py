@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 from hypothesis import strategies as st
 
 from pgrole_controller.core.ddl import NAME_BYTES
+from pgrole_controller.core.membership import Membership
+from pgrole_controller.core.parameters import Parameters, canonical, join
 from pgrole_controller.core.role import Role, to_microseconds
 
 _HOSTILE = st.sampled_from(
@@ -27,6 +29,29 @@ def names() -> st.SearchStrategy[str]:
     )
 
 
+GROUPS = ("group one", 'group "two"', "group'three")
+_PARAMETERS = {
+    "statement_timeout": st.sampled_from(["0", "30s", "5min"]),
+    "search_path": st.lists(names(), max_size=3).map(join),
+    "application_name": texts(),
+    "app.tenant": texts(),
+    "work_mem": st.sampled_from(["64MB", "1GB"]),
+}
+
+
+def memberships() -> st.SearchStrategy[tuple[Membership, ...]]:
+    """Memberships in any of GROUPS, with any options."""
+    flag = st.booleans()
+    one = st.builds(Membership, st.sampled_from(GROUPS), flag, flag, flag)
+    return st.lists(one, unique_by=lambda membership: membership.role).map(
+        lambda some: tuple(sorted(some, key=lambda membership: membership.role))
+    )
+
+
+def parameters() -> st.SearchStrategy[Parameters]:
+    return st.fixed_dictionaries({}, optional=_PARAMETERS).map(canonical)
+
+
 def roles(name: st.SearchStrategy[str] | None = None) -> st.SearchStrategy[Role]:
     flag = st.booleans()
     moments = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001 -- bounds are naive
@@ -43,4 +68,7 @@ def roles(name: st.SearchStrategy[str] | None = None) -> st.SearchStrategy[Role]
         connection_limit=st.integers(-1, 2**31 - 1),
         valid_until=st.none() | moments.map(to_microseconds),
         comment=st.none() | texts().filter(bool),
+        member_of=memberships(),
+        parameters=parameters(),
+        database_parameters=parameters().map(lambda some: (("postgres", some),) if some else ()),
     )

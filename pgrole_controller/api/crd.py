@@ -101,6 +101,8 @@ def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) ->
                 result[keyword] = {name: _structural(field, definitions) for name, field in value.items()}
             case "items":
                 result[keyword] = _structural(value, definitions)
+            case "additionalProperties" if isinstance(value, dict):  # of a map; a flag says nothing in Kubernetes
+                result[keyword] = value
             case _ if keyword not in _DROPPED:
                 result[keyword] = value
     return result

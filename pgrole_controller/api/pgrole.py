@@ -5,8 +5,9 @@ with `model_dump(by_alias=True, exclude_none=True, mode="json")`. What CEL refus
 the same words.
 """
 
+import re
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
@@ -36,6 +37,25 @@ _NAME_FIXED = "spec.name is immutable, also when it is absent: create another Pg
 _SERVER_FIXED = "spec.serverRef is immutable: create another PgRole to have the role on another server"
 _COMMENT_NUL = "spec.comment must not contain NUL (U+0000), which PostgreSQL cannot hold: remove it"
 _COMMENT_SIZE = f"spec.comment must have at most {_COMMENT_LENGTH} characters: shorten it"
+_GROUP_SIZE = "spec.memberOf: role must have 1 to 63 bytes (UTF-8), as every name in PostgreSQL"
+_GROUP_NUL = "spec.memberOf: role must not contain NUL (U+0000): remove it"
+_PARAMETER_NAMES = (
+    "the names of parameters are letters, digits, _ and $, with dots in custom ones, and have at most 63 characters"
+)
+_PARAMETER_VALUES = "the values of parameters have at most 1024 characters and no NUL (U+0000)"
+_VALUE_LENGTH = 1024
+_PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*([.][A-Za-z_][A-Za-z0-9_$]*)*")
+_PARAMETERS_SCHEMA: dict[str, Any] = {
+    "additionalProperties": {"type": "string", "maxLength": _VALUE_LENGTH},
+    "maxProperties": 64,
+    **rules(
+        rule(
+            f"self.all(name, size(name) <= {_NAME_BYTES} && name.matches('^{_PARAMETER_NAME.pattern}$'))",
+            _PARAMETER_NAMES,
+        ),
+        rule(r"self.all(name, !self[name].contains('\u0000'))", _PARAMETER_VALUES),
+    ),
+}
 _VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time of the years 1 to 9999, with a time zone"
 
 
@@ -67,6 +87,41 @@ def _check_moment(moment: datetime) -> datetime:
     return moment
 
 
+def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
+    for name, value in parameters.items():
+        if not _PARAMETER_NAME.fullmatch(name) or len(name) > _NAME_BYTES:
+            raise PydanticCustomError("parameter", _PARAMETER_NAMES)
+        if "\x00" in value or len(value) > _VALUE_LENGTH:
+            raise PydanticCustomError("parameter", _PARAMETER_VALUES)
+    return parameters
+
+
+def _check_group(name: str) -> str:
+    if not 1 <= len(name.encode()) <= _NAME_BYTES:
+        raise PydanticCustomError("group", _GROUP_SIZE)
+    if "\x00" in name:
+        raise PydanticCustomError("group", _GROUP_NUL)
+    return name
+
+
+GroupName = Annotated[str, AfterValidator(_check_group)]
+DatabaseName = Annotated[str, Field(min_length=1, max_length=_NAME_BYTES)]
+Parameters = Annotated[dict[str, str], AfterValidator(_check_parameters)]
+IgnoredField = Literal[
+    "login",
+    "superuser",
+    "createdb",
+    "createrole",
+    "inherit",
+    "replication",
+    "bypassrls",
+    "connectionLimit",
+    "validUntil",
+    "comment",
+    "memberOf",
+    "parameters",
+    "databaseParameters",
+]
 RoleName = Annotated[str, AfterValidator(_check_name)]
 Comment = Annotated[str, AfterValidator(_check_comment)]
 Moment = Annotated[AwareDatetime, AfterValidator(_check_moment)]
@@ -84,12 +139,53 @@ class ServerRef(Model):
     )
 
 
+class Membership(Model):
+    """A role that this one is a member of, with the options of GRANT."""
+
+    role: GroupName = Field(
+        description="Name of the role in PostgreSQL. It need not be there yet.",
+        json_schema_extra={
+            "minLength": 1,
+            "maxLength": _NAME_BYTES,
+            **rules(
+                rule(f"size(bytes(self)) <= {_NAME_BYTES}", _GROUP_SIZE), rule(r"!self.contains('\u0000')", _GROUP_NUL)
+            ),
+        },
+    )
+    admin: StrictBool = Field(default=False, description="May it grant the membership to others (WITH ADMIN OPTION)?")
+    inherit: StrictBool = Field(
+        default=True,
+        description="Has it the privileges of that role without SET ROLE? Before PostgreSQL 16 only true.",
+    )
+    set_: StrictBool = Field(
+        default=True, alias="set", description="May it SET ROLE to that role? Before PostgreSQL 16 only true."
+    )
+
+
+class DatabaseParameters(Model):
+    """Settings of the role in one database."""
+
+    database: DatabaseName = Field(
+        description="Name of the database. It need not be there yet.",
+        json_schema_extra={"minLength": 1, "maxLength": _NAME_BYTES},
+    )
+    parameters: Parameters = Field(
+        description="As ALTER ROLE … IN DATABASE … SET. Exact: every other setting there is reset.",
+        json_schema_extra=_PARAMETERS_SCHEMA,
+    )
+
+
 class Drift(Model):
     """What is done about drift: a change of the role inside the database that was not declared here."""
 
     policy: Literal["Correct", "Report"] = Field(
         default="Correct",
         description="Correct sets the role back at once. Report changes nothing and says what differs.",
+    )
+    ignore: list[IgnoredField] = Field(
+        default_factory=list,
+        description="Fields of spec that are left to others once the role is there: no drift, and not changed.",
+        json_schema_extra={"maxItems": 32, "x-kubernetes-list-type": "set"},
     )
 
 
@@ -152,7 +248,34 @@ class PgRoleSpec(Model):
             **rules(rule(r"!self.contains('\u0000')", _COMMENT_NUL)),
         },
     )
-    drift: Drift = Field(default=Drift(), description="What is done when the role is changed inside the database.")
+    member_of: list[Membership] = Field(
+        default_factory=list,
+        description="The roles that it is a member of. Exact: a membership that is not listed is revoked.",
+        json_schema_extra={
+            "maxItems": 64,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["role"],
+        },
+    )
+    parameters: Parameters = Field(
+        default_factory=dict,
+        description="Settings of the role's sessions, as ALTER ROLE … SET. Exact: every other setting is reset.",
+        json_schema_extra=_PARAMETERS_SCHEMA,
+    )
+    database_parameters: list[DatabaseParameters] = Field(
+        default_factory=list,
+        description="Settings of the role's sessions in single databases, as ALTER ROLE … IN DATABASE … SET. Exact.",
+        json_schema_extra={
+            "maxItems": 32,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["database"],
+        },
+    )
+    drift: Drift = Field(
+        default=Drift(),
+        description="What is done when the role is changed inside the database.",
+        json_schema_extra={"default": {"policy": "Correct"}},
+    )
     adopt: StrictBool = Field(
         default=False,
         description=(

@@ -111,6 +111,8 @@ class Lane:
         for name in names:
             for key in self._objects.sharing(self.server.name, name):
                 self._queue.put(self.server.name, Hint(key, "notify", Rank.CHANGE))
+            for key in self._objects.joining(self.server.name, name):
+                self._queue.put(self.server.name, Hint(key, "notify of a role to join", Rank.DEPENDENCY))
 
     async def _work(self, session: Session) -> None:
         log.info(

@@ -36,12 +36,20 @@ def role_of(obj: dict[str, Any]) -> str:
 
 
 def index_by_role(obj: dict[str, Any]) -> Iterator[str]:
-    yield role_entry(server_of(obj), role_of(obj))
+    """An object is found by the role that it is for, and by those that it wants to be a member of."""
+    server = server_of(obj)
+    yield _role_entry(server, role_of(obj))
+    for membership in obj.get("spec", {}).get("memberOf") or ():
+        yield _group_entry(server, str(membership.get("role")))
 
 
-def role_entry(server: str, role_name: str) -> str:
-    """The index entry of a role; a server's name holds no slash."""
-    return f"{server}/{role_name}"
+def _role_entry(server: str, role_name: str) -> str:
+    # A server's name holds no slash, a role's may hold anything.
+    return f"{server}/role/{role_name}"
+
+
+def _group_entry(server: str, role_name: str) -> str:
+    return f"{server}/group/{role_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,11 @@ class Objects:
 
     def sharing(self, server: str, role_name: str) -> set[Key]:
         """The objects that name this role on this server."""
-        return self.store.by_index(role_entry(server, role_name))
+        return self.store.by_index(_role_entry(server, role_name))
+
+    def joining(self, server: str, role_name: str) -> set[Key]:
+        """The objects that want to be members of this role on this server."""
+        return self.store.by_index(_group_entry(server, role_name))
 
     def of_server(self, server: str) -> list[Key]:
         return [key for key in list(self.store.keys()) if self.server_name(key) == server]

@@ -20,6 +20,9 @@ from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
 
+#: How often one visit looks: a role that was just created can be granted to others of the batch in the next round.
+ROUNDS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -61,31 +64,87 @@ def _server(session: Session) -> Server:
 
 
 async def _bring_in(requests: Sequence[Request], session: Session, server: Server, policy: Policy) -> list[Finding]:
-    first = await _look(requests, session)
-    decisions = [_decide(request, sight, server, policy) for request, sight in zip(requests, first, strict=True)]
-    writing = [
-        (place, decision) for place, decision in enumerate(decisions) if isinstance(decision, Plan) and decision.writes
-    ]
-    failures = await session.carry_out([plan for _, plan in writing])
-    failed = {place: error for (place, _), error in zip(writing, failures, strict=True) if error is not None}
-    changed = [place for place, _ in writing if place not in failed]
-    second = dict(zip(changed, await _look([requests[place] for place in changed], session), strict=True))
-    findings = []
-    for place, (request, decision) in enumerate(zip(requests, decisions, strict=True)):
-        if isinstance(decision, PgRoleError):
-            findings.append(refuse(request, decision))
-        elif place in failed:
-            findings.append(refuse(request, failed[place]))
+    """Looks, brings in and looks again, until there is nothing left to do that can be done now."""
+    visited = [_Visited(request) for request in requests]
+    open_ = visited
+    for _ in range(ROUNDS):
+        for one, sight in zip(open_, await _look([one.request for one in open_], session), strict=True):
+            one.see(sight, _decide(one.request, sight, server, policy))
+        open_ = [one for one in open_ if isinstance(one.decision, Plan) and one.decision.writes]
+        if not open_:
+            break
+        plans = [one.decision for one in open_ if isinstance(one.decision, Plan)]
+        for one, plan, failure in zip(open_, plans, await session.carry_out(plans), strict=True):
+            one.end(plan, failure)
+        open_ = [one for one in open_ if not isinstance(one.decision, PgRoleError)]
+    return [one.finding() for one in visited]
+
+
+class _Visited:
+    """One object within a visit: what was last seen and decided, and what was done so far."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.decision: Plan | PgRoleError = Plan(role_name="")
+        self._sight = Sight()
+        self._done: list[Plan] = []
+
+    def see(self, sight: Sight, decision: Plan | PgRoleError) -> None:
+        self._sight = sight
+        self.decision = decision
+
+    def end(self, plan: Plan, failure: PgRoleError | None) -> None:
+        if failure is None:
+            self._done.append(plan)
         else:
-            after = second.get(place, first[place])
-            findings.append(_read_back(request, decision, after, _decide(request, after, server, policy)))
-    return findings
+            self.decision = failure
+
+    def finding(self) -> Finding:
+        released = tuple(name for plan in self._done for name in plan.released)
+        if isinstance(self.decision, PgRoleError):
+            return replace(refuse(self.request, self.decision), released=released)
+        ending = self.request.ask is None or self.request.ask.terminating
+        first = self._done[0] if self._done else self.decision
+        return Finding(
+            self.request,
+            outcome=None if ending else _outcome(first, self.decision),
+            claim=self._sight.claim,
+            deed=first.deed,
+            fields=first.drift or field_names(first.changes),
+            released=released,
+            done_with=ending and not self.decision.writes,
+        )
+
+
+def _outcome(first: Plan, last: Plan) -> Outcome:
+    outcome = of_read_back(last)
+    if first.deed is Deed.RECLAIMED and outcome.ready:
+        message = "the role is as declared; its claim was missing from the database and was written anew"
+        return replace(outcome, message=message)
+    return outcome
 
 
 async def _look(requests: Sequence[Request], session: Session) -> list[Sight]:
     if not requests:
         return []
     sights = await session.look([(request.key, request.role_name) for request in requests])
+    return await _add_needs(requests, await _add_surroundings(requests, sights, session), session)
+
+
+async def _add_surroundings(requests: Sequence[Request], sights: list[Sight], session: Session) -> list[Sight]:
+    """What the roles refer to: asked for all of them at once, and only where they refer to anything."""
+    wanted = [request.ask.wanted for request in requests if request.ask]
+    groups = {held.role for role in wanted for held in role.member_of}
+    parameters = {name for role in wanted for name in role.parameter_names}
+    databases = {database for role in wanted for database, _ in role.database_parameters}
+    if not (groups or parameters or databases):
+        return sights
+    around = await session.look_around(groups, parameters, databases)
+    return [replace(sight, around=around) for sight in sights]
+
+
+async def _add_needs(requests: Sequence[Request], sights: list[Sight], session: Session) -> list[Sight]:
+    """What still needs the roles that shall be dropped."""
     ending = {
         place: found.oid
         for place, request in enumerate(requests)
@@ -107,24 +166,3 @@ def _decide(request: Request, sight: Sight, server: Server, policy: Policy) -> P
         return decide_absent(sight) if request.ask is None else decide(request.ask, sight, server, policy)
     except PgRoleError as error:
         return error
-
-
-def _read_back(request: Request, plan: Plan, after: Sight, again: Plan | PgRoleError) -> Finding:
-    released = tuple(name for name, _ in plan.releases) + ((plan.role_name,) if plan.forget else ())
-    if isinstance(again, PgRoleError):
-        return replace(refuse(request, again), released=released)
-    ending = request.ask is None or request.ask.terminating
-    outcome = of_read_back(again)
-    if plan.deed is Deed.RECLAIMED and outcome.ready:
-        outcome = replace(
-            outcome, message="the role is as declared; its claim was missing from the database and was written anew"
-        )
-    return Finding(
-        request,
-        outcome=None if ending else outcome,
-        claim=after.claim,
-        deed=plan.deed,
-        fields=plan.drift or field_names(plan.changes),
-        released=released,
-        done_with=ending and not again.writes,
-    )

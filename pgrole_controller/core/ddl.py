@@ -7,7 +7,19 @@ Utility statements take no parameters, so identifiers and literals are quoted he
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from pgrole_controller.core.diff import Change, Create, Drop, Rename, SetAttribute, SetComment
+from pgrole_controller.core.diff import (
+    Change,
+    Create,
+    Drop,
+    GrantMembership,
+    Rename,
+    RevokeMembership,
+    RevokeOption,
+    SetAttribute,
+    SetComment,
+    SetParameter,
+)
+from pgrole_controller.core.parameters import LIST_PARAMETERS, elements
 from pgrole_controller.core.role import BEFORE_ALL_TIME, Microseconds, Role, to_moment
 
 #: NAMEDATALEN - 1: PostgreSQL truncates a longer name without a word, and two names become one.
@@ -55,15 +67,49 @@ def literal(value: str | int | Iterable[str] | None) -> str:
             return "ARRAY[" + ",".join(quote_literal(item) for item in value) + "]::text[]"
 
 
-def statements(changes: Iterable[Change]) -> Iterator[str]:
-    """The statements, without a closing semicolon, in order; attributes of one role in a row become one ALTER ROLE."""
+def statements(changes: Iterable[Change], *, options: bool = True) -> Iterator[str]:
+    """The statements, without a closing semicolon, in order; attributes of one role in a row become one ALTER ROLE.
+
+    `options`: whether the server knows INHERIT and SET of a membership, and grants by several grantors (16 and later).
+    """
     for attributes, run in groupby(changes, key=lambda change: isinstance(change, SetAttribute)):
         if attributes:
             some = [change for change in run if isinstance(change, SetAttribute)]
-            options = " ".join(_option(change.attribute, change.value) for change in some)
-            yield f"ALTER ROLE {quote_identifier(some[0].role)} WITH {options}"
+            values = " ".join(_option(change.attribute, change.value) for change in some)
+            yield f"ALTER ROLE {quote_identifier(some[0].role)} WITH {values}"
         else:
-            yield from (_statement(change) for change in run)
+            for change in run:
+                yield from _statements(change, options=options)
+
+
+def _statements(change: Change, *, options: bool) -> Iterator[str]:
+    match change:
+        case GrantMembership():
+            yield _grant(change, options=options)
+        case RevokeMembership(role=member, group=group, grantors=grantors, cascades_to=cascades_to):
+            yield from _revoke("", group, member, grantors if options else (), cascade=bool(cascades_to))
+        case RevokeOption(role=member, group=group, option=option, grantors=grantors, cascades_to=cascades_to):
+            what = f"{option.upper()} OPTION FOR "
+            yield from _revoke(what, group, member, grantors if options else (), cascade=bool(cascades_to))
+        case _:
+            yield _statement(change)
+
+
+def _grant(change: GrantMembership, *, options: bool) -> str:
+    membership = change.membership
+    grant = f"GRANT {quote_identifier(membership.role)} TO {quote_identifier(change.role)}"
+    if not options:
+        return f"{grant} WITH ADMIN OPTION" if membership.admin else grant
+    values = ", ".join(f"{name.upper()} {getattr(membership, name)}".upper() for name in ("admin", "inherit", "set"))
+    return f"{grant} WITH {values}"
+
+
+def _revoke(what: str, group: str, member: str, grantors: Iterable[str], *, cascade: bool) -> Iterator[str]:
+    """One statement for each grantor: a REVOKE takes away only the grant of one."""
+    end = " CASCADE" if cascade else ""
+    revoke = f"REVOKE {what}{quote_identifier(group)} FROM {quote_identifier(member)}"
+    by = [f" GRANTED BY {quote_identifier(grantor)}" for grantor in grantors] or [""]
+    yield from (f"{revoke}{grantor}{end}" for grantor in by)
 
 
 def _statement(change: Change) -> str:
@@ -76,8 +122,24 @@ def _statement(change: Change) -> str:
             return f"COMMENT ON ROLE {quote_identifier(name)} IS {literal(comment)}"
         case Drop(role=name):
             return f"DROP ROLE {quote_identifier(name)}"
-        case SetAttribute():
-            raise AssertionError("attributes are joined into one statement")
+        case SetParameter():
+            return _parameter(change)
+        case _:
+            raise AssertionError(f"{type(change).__name__} has statements of its own")
+
+
+def _parameter(change: SetParameter) -> str:
+    where = "" if change.database is None else f" IN DATABASE {quote_identifier(change.database)}"
+    role = f"ALTER ROLE {quote_identifier(change.role)}{where}"
+    # The parts of a custom parameter's name are identifiers with a dot between.
+    name = ".".join(quote_identifier(part) for part in change.name.split("."))
+    if change.value is None:
+        return f"{role} RESET {name}"
+    if change.name in LIST_PARAMETERS:
+        values = ", ".join(quote_literal(element) for element in elements(change.value)) or "''"
+    else:
+        values = quote_literal(change.value)
+    return f"{role} SET {name} = {values}"
 
 
 def _creation_options(role: Role) -> str:

@@ -1,8 +1,11 @@
 """The differences between what is wanted and what is there, in the order in which they are brought in."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from pgrole_controller.core.membership import Membership
+from pgrole_controller.core.parameters import Parameters
 from pgrole_controller.core.role import FIELD_NAMES, Role
 
 
@@ -53,6 +56,61 @@ class SetComment:
 
 
 @dataclass(frozen=True, slots=True)
+class GrantMembership:
+    """The membership is missing, or an option of it."""
+
+    role: str
+    membership: Membership
+
+    @property
+    def field(self) -> str:
+        return "memberOf"
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeMembership:
+    """A membership that is not declared. `cascades_to` are the members to whom the role granted it further."""
+
+    role: str
+    group: str
+    grantors: tuple[str, ...]
+    cascades_to: tuple[str, ...] = ()
+
+    @property
+    def field(self) -> str:
+        return "memberOf"
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeOption:
+    """An option (admin, inherit or set) of a declared membership that is not declared."""
+
+    role: str
+    group: str
+    option: str
+    grantors: tuple[str, ...]
+    cascades_to: tuple[str, ...] = ()
+
+    @property
+    def field(self) -> str:
+        return "memberOf"
+
+
+@dataclass(frozen=True, slots=True)
+class SetParameter:
+    """A setting of the role, in one database or (None) in all; value None: there shall be none."""
+
+    role: str
+    database: str | None
+    name: str
+    value: str | None
+
+    @property
+    def field(self) -> str:
+        return "parameters" if self.database is None else "databaseParameters"
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     role: str
 
@@ -61,26 +119,75 @@ class Drop:
         return "role"
 
 
-Change = Create | Rename | SetAttribute | SetComment | Drop
+Change = (
+    Create
+    | Rename
+    | SetAttribute
+    | SetComment
+    | RevokeMembership
+    | RevokeOption
+    | GrantMembership
+    | SetParameter
+    | Drop
+)
 
-_ATTRIBUTES = tuple(field.name for field in fields(Role) if field.name not in ("name", "comment"))
+_OTHERS = ("name", "comment", "member_of", "parameters", "database_parameters")
+_ATTRIBUTES = tuple(field.name for field in fields(Role) if field.name not in _OTHERS)
+_OPTIONS = ("admin", "inherit", "set")
 
 
 def diff(wanted: Role, there: Role | None) -> tuple[Change, ...]:
     """What turns `there` into `wanted`; empty when they are equal."""
     if there is None:
-        return (Create(wanted), *_comment(wanted, None))
+        return (Create(wanted), *_beside(wanted, Role(wanted.name)))
     renamed: tuple[Change, ...] = () if there.name == wanted.name else (Rename(there.name, wanted.name),)
     attributes = tuple(
         SetAttribute(wanted.name, name, getattr(wanted, name))
         for name in _ATTRIBUTES
         if getattr(wanted, name) != getattr(there, name)
     )
-    return (*renamed, *attributes, *_comment(wanted, there.comment))
+    return (*renamed, *attributes, *_beside(wanted, there))
 
 
-def _comment(wanted: Role, there: str | None) -> tuple[Change, ...]:
-    return () if wanted.comment == there else (SetComment(wanted.name, wanted.comment),)
+def _beside(wanted: Role, there: Role) -> tuple[Change, ...]:
+    """What is brought in by statements of its own, after the role itself."""
+    comment = () if wanted.comment == there.comment else (SetComment(wanted.name, wanted.comment),)
+    return (*comment, *_memberships(wanted, there), *_parameters(wanted, there))
+
+
+def _memberships(wanted: Role, there: Role) -> Iterator[Change]:
+    """What is taken away comes first: a grant may be impossible while another stands."""
+    declared = {membership.role: membership for membership in wanted.member_of}
+    held = {membership.role: membership for membership in there.member_of}
+    for group, membership in held.items():
+        grantors = tuple(grant.grantor for grant in membership.grants)
+        if group not in declared:
+            yield RevokeMembership(wanted.name, group, grantors, membership.passed_on)
+            continue
+        for option in _OPTIONS:
+            if getattr(membership, option) and not getattr(declared[group], option):
+                givers = tuple(grant.grantor for grant in membership.grants if getattr(grant, option))
+                cascades_to = membership.passed_on if option == "admin" else ()
+                yield RevokeOption(wanted.name, group, option, givers, cascades_to)
+    for group, membership in declared.items():
+        if group not in held or any(
+            getattr(membership, option) and not getattr(held[group], option) for option in _OPTIONS
+        ):
+            yield GrantMembership(wanted.name, membership)
+
+
+def _parameters(wanted: Role, there: Role) -> Iterator[Change]:
+    yield from _parameters_in(None, wanted.name, wanted.parameters, there.parameters)
+    declared, held = dict(wanted.database_parameters), dict(there.database_parameters)
+    for database in sorted(declared.keys() | held.keys()):
+        yield from _parameters_in(database, wanted.name, declared.get(database, ()), held.get(database, ()))
+
+
+def _parameters_in(database: str | None, role: str, wanted: Parameters, there: Parameters) -> Iterator[Change]:
+    declared, held = dict(wanted), dict(there)
+    for name in sorted(declared.keys() | held.keys()):
+        if declared.get(name) != held.get(name):
+            yield SetParameter(role, database, name, declared.get(name))
 
 
 def apply(changes: tuple[Change, ...], there: Role | None) -> Role | None:
@@ -89,7 +196,7 @@ def apply(changes: tuple[Change, ...], there: Role | None) -> Role | None:
     for change in changes:
         match change:
             case Create(role=created):
-                role = replace(created, comment=None)
+                role = replace(created, comment=None, member_of=(), parameters=(), database_parameters=())
             case Drop():
                 role = None
             case Rename(new=new):
@@ -98,7 +205,40 @@ def apply(changes: tuple[Change, ...], there: Role | None) -> Role | None:
                 role = replace(_some(role), **{attribute: value})
             case SetComment(comment=comment):
                 role = replace(_some(role), comment=comment)
+            case RevokeMembership() | RevokeOption() | GrantMembership():
+                role = replace(_some(role), member_of=_apply_membership(change, _some(role)))
+            case SetParameter():
+                role = _apply_parameter(change, _some(role))
     return role
+
+
+def _apply_membership(change: RevokeMembership | RevokeOption | GrantMembership, role: Role) -> tuple[Membership, ...]:
+    held = {membership.role: membership for membership in role.member_of}
+    match change:
+        case RevokeMembership(group=group):
+            del held[group]
+        case RevokeOption(group=group, option=option):
+            left = held[group]
+            admin, inherit, set_ = (name != option and getattr(left, name) for name in _OPTIONS)
+            held[group] = replace(left, admin=admin, inherit=inherit, set=set_)
+        case GrantMembership(membership=membership):
+            held[membership.role] = membership
+    return tuple(sorted(held.values(), key=lambda membership: membership.role))
+
+
+def _apply_parameter(change: SetParameter, role: Role) -> Role:
+    if change.database is None:
+        return replace(role, parameters=_with(role.parameters, change))
+    databases = dict(role.database_parameters)
+    databases[change.database] = _with(databases.get(change.database, ()), change)
+    return replace(role, database_parameters=tuple(sorted((name, held) for name, held in databases.items() if held)))
+
+
+def _with(parameters: Parameters, change: SetParameter) -> Parameters:
+    left = {name: value for name, value in parameters if name != change.name}
+    if change.value is not None:
+        left[change.name] = change.value
+    return tuple(sorted(left.items()))
 
 
 def field_names(changes: tuple[Change, ...]) -> tuple[str, ...]:

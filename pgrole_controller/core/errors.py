@@ -21,6 +21,7 @@ class Reason(StrEnum):
     ROLE_EXISTS = "RoleExists"
     SERVER_NOT_READY = "ServerNotReady"
     SERVER_GONE = "ServerGone"
+    MEMBERSHIP_PENDING = "MembershipPending"
     NOT_ALLOWED = "NotAllowed"
     PROTECTED = "Protected"
     INVALID_SPEC = "InvalidSpec"

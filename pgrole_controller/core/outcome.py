@@ -47,4 +47,6 @@ def of_read_back(plan: Plan) -> Outcome:
             Reason.DRIFT_REPORTED,
             f"changed in the database and left so (spec.drift.policy is Report): {fields}",
         )
-    return PROGRESSING if plan.writes else RECONCILED
+    if plan.writes:
+        return PROGRESSING
+    return of_error(plan.pending[0]) if plan.pending else RECONCILED

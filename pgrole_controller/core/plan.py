@@ -5,13 +5,21 @@ or Waiting. It is called anew at every look and holds no memory; calling it agai
 a plan without changes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.diff import Change, Drop, diff, field_names
 from pgrole_controller.core.errors import Reason, Refused, Waiting
-from pgrole_controller.core.policy import Policy, check_holds, check_protected, check_wanted
+from pgrole_controller.core.policy import (
+    Policy,
+    Surroundings,
+    check_holds,
+    check_memberships,
+    check_parameters,
+    check_protected,
+    check_wanted,
+)
 from pgrole_controller.core.role import Found, Role, digest
 
 
@@ -24,6 +32,7 @@ class Ask:
     adopt: bool = False
     report_only: bool = False
     drop: bool = False
+    ignore: frozenset[str] = frozenset()  # fields of Role that are left to others once the role is there
     suspended: bool = False
     terminating: bool = False
     proof: Proof | None = None
@@ -60,6 +69,7 @@ class Sight:
     claim: Claim | None = None
     former: tuple[tuple[str, str], ...] = ()
     needs: tuple[Needs, ...] = ()
+    around: Surroundings = field(default_factory=Surroundings)
 
 
 class Deed(Enum):
@@ -80,7 +90,8 @@ class Plan:
 
     The transaction first makes sure that the role it is about still is `oid` (None: is absent) under `seen_as`, and
     that the claim still is the one that was seen. `owner` is written into the claim, with `applied`; None writes none.
-    `drift` are the fields that somebody else changed; `reported` the ones that are left as they are.
+    `drift` are the fields that somebody else changed; `reported` the ones that are left as they are; `pending` is what
+    waits for something that is not there yet.
     """
 
     role_name: str
@@ -92,9 +103,15 @@ class Plan:
     applied: str = ""
     drift: tuple[str, ...] = ()
     reported: tuple[Change, ...] = ()
+    pending: tuple[Waiting, ...] = ()
     releases: tuple[tuple[str, str], ...] = ()
     forget: bool = False
     deed: Deed = Deed.NOTHING
+
+    @property
+    def released(self) -> tuple[str, ...]:
+        """The names of roles that nobody claims any more when it is carried out."""
+        return tuple(name for name, _ in self.releases) + ((self.role_name,) if self.forget else ())
 
     @property
     def writes(self) -> bool:
@@ -110,11 +127,42 @@ def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
         raise Refused(Reason.SUSPENDED, "spec.suspend is true: nothing is looked at or changed")
     _check_name(ask, sight, server, policy)
     check_wanted(policy, ask.wanted)
-    claim = _own_claim(ask, sight, server)
+    check_memberships(policy, ask.wanted, sight.around)
+    check_parameters(policy, ask.wanted, sight.around)
+    wanted, pending = _within_reach(ask.wanted, sight.around)
+    asked = replace(ask, wanted=wanted)
+    claim = _own_claim(asked, sight, server)
     releases = tuple(former for former in sight.former if former[1] != ask.owner.object_uid)
     if claim is None:
-        return _take_first(ask, sight, policy, releases)
-    return _keep(ask, claim, _target(claim, sight, server, policy), sight, server, releases)
+        return replace(_take_first(asked, sight, policy, releases), pending=pending)
+    target = _target(claim, sight, server, policy)
+    return replace(_keep(asked, claim, target, sight, server, releases), pending=pending)
+
+
+def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[Waiting, ...]]:
+    """What can be brought in now, and what waits: it is not part of what is `applied`, so that it is no drift."""
+    missing = [held.role for held in wanted.member_of if held.role not in around.groups]
+    nowhere = [database for database, _ in wanted.database_parameters if database not in around.databases]
+    pending = []
+    if missing:
+        names = ", ".join(f'"{name}"' for name in missing)
+        text = f"membership waits for roles that are not there yet: {names}; all else is as declared"
+        pending.append(Waiting(Reason.MEMBERSHIP_PENDING, text))
+    if nowhere:
+        names = ", ".join(f'"{name}"' for name in nowhere)
+        text = f"spec.databaseParameters: there is no such database yet: {names}; all else is as declared"
+        pending.append(Waiting(Reason.DATABASE_ERROR, text))
+    return replace(
+        wanted,
+        member_of=tuple(held for held in wanted.member_of if held.role not in missing),
+        database_parameters=tuple(item for item in wanted.database_parameters if item[0] not in nowhere),
+    ), tuple(pending)
+
+
+def _leave(ignore: frozenset[str], wanted: Role, there: Role) -> Role:
+    """What is wanted, but for the fields that are left to others."""
+    values = {item.name: getattr(there if item.name in ignore else wanted, item.name) for item in fields(Role)}
+    return Role(**values)
 
 
 def decide_absent(sight: Sight) -> Plan:
@@ -183,7 +231,8 @@ def _take_first(ask: Ask, sight: Sight, policy: Policy, releases: tuple[tuple[st
             f'PgRole {ask.older_rival} asks for role "{ask.wanted.name}" too, and is older',
         )
     named = sight.named
-    changes = diff(ask.wanted, named.role if named else None)
+    wanted = _leave(ask.ignore, ask.wanted, named.role) if named else ask.wanted
+    changes = diff(wanted, named.role if named else None)
     if named:
         _check_adoption(ask, named, changes, policy)
     return Plan(
@@ -193,7 +242,7 @@ def _take_first(ask: Ask, sight: Sight, policy: Policy, releases: tuple[tuple[st
         seen_as=ask.wanted.name,
         claim=sight.claim,
         owner=ask.owner,
-        applied=digest(ask.wanted),
+        applied=_digest(ask),
         releases=releases,
         deed=Deed.ADOPTED if named else Deed.CREATED,
     )
@@ -244,8 +293,9 @@ def _keep(
     releases: tuple[tuple[str, str], ...],
 ) -> Plan:
     """The role is this object's: bring in what differs, and say whether somebody else had changed it."""
-    applied = digest(ask.wanted)
-    changes = diff(ask.wanted, target.role if target else None)
+    applied = _digest(ask)
+    wanted = _leave(ask.ignore, ask.wanted, target.role) if target else ask.wanted
+    changes = diff(wanted, target.role if target else None)
     same_server = claim.system_identifier == server.system_identifier
     replaced = same_server and target is not None and target.oid != claim.role_oid
     fields = ("role", *field_names(changes)) if replaced else field_names(changes)
@@ -265,6 +315,11 @@ def _keep(
         releases=releases,
         deed=_deed(changes, drift, target, claimless=sight.claim is None),
     )
+
+
+def _digest(ask: Ask) -> str:
+    """The digest of what is kept: what is left to others is not part of it."""
+    return digest(_leave(ask.ignore, ask.wanted, Role(ask.wanted.name)))
 
 
 def _deed(changes: tuple[Change, ...], drift: tuple[str, ...], target: Found | None, *, claimless: bool) -> Deed:

@@ -1,10 +1,11 @@
 """What may be asked for on a server, checked before any statement: for creation, change, adoption, deletion alike."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.parameters import IDENTITY_PARAMETERS
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, Found, Role
 
 #: The first oid that initdb does not hand out: below it stand PostgreSQL's own roles and the bootstrap superuser.
@@ -12,10 +13,32 @@ FIRST_NORMAL_OID = 16384
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is there of what a role refers to. What is missing in here is not there.
+
+    `groups`: roles that it wants to be a member of, each with the roles of the hard rules that this would reach.
+    `contexts`: pg_settings.context of parameters, by name in lower case. `options`: whether memberships have INHERIT
+    and SET (PostgreSQL 16 and later).
+    """
+
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    contexts: Mapping[str, str] = field(default_factory=dict)
+    databases: frozenset[str] = frozenset()
+    options: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
-    """What the server's owner allows. `protected` are patterns of role names that no object may touch."""
+    """What the server's owner allows.
+
+    `protected` are patterns of role names that no object may touch, `member_of` patterns of the roles that may be
+    joined: only one that names it, without a pattern, lets a role be joined that reaches further than the hard rules
+    let it. `parameters` are those, in lower case, that may be set although only a superuser could.
+    """
 
     attributes: frozenset[str] = frozenset({"createdb"})
+    member_of: tuple[str, ...] = ("*",)
+    parameters: frozenset[str] = frozenset()
     protected: tuple[str, ...] = ()
     adopt: bool = True
     drop: bool = True
@@ -51,6 +74,47 @@ def check_holds(policy: Policy, found: Found, *, deed: str) -> None:
             f'{deed} is refused: role "{found.role.name}" holds what no PgRole may ask for on this server '
             f"({', '.join(held)}). An administrator can take it away first",
         )
+
+
+def check_memberships(policy: Policy, wanted: Role, around: Surroundings) -> None:
+    """Raises Refused for a membership that the policy does not allow, by its name or by what it reaches."""
+    for membership in wanted.member_of:
+        group = membership.role
+        if group == wanted.name:
+            raise Refused(Reason.INVALID_SPEC, f'spec.memberOf: role "{group}" cannot be a member of itself: remove it')
+        if not any(fnmatchcase(group, pattern) for pattern in policy.member_of):
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                f'spec.memberOf: the policy of the server does not allow membership in "{group}"; '
+                f"allowed: {', '.join(policy.member_of) or 'none'}",
+            )
+        reached = around.groups.get(group, ())
+        if reached and group not in policy.member_of:
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                f'spec.memberOf: membership in "{group}" would reach {", ".join(reached)}, which no PgRole may '
+                f"unless the server's policy names that very role",
+            )
+        if not around.options and (membership.inherit, membership.set) != (True, True):
+            raise Refused(
+                Reason.INVALID_SPEC,
+                "spec.memberOf: inherit and set of a membership need PostgreSQL 16 or later: leave them out",
+            )
+
+
+def check_parameters(policy: Policy, wanted: Role, around: Surroundings) -> None:
+    """Raises Refused for a parameter that is not known, or that only a superuser may set."""
+    for name in sorted(wanted.parameter_names):
+        context = around.contexts.get(name)
+        # pg_settings does not show those that change who one is.
+        if context is None and "." not in name and name not in IDENTITY_PARAMETERS:
+            raise Refused(Reason.INVALID_SPEC, f'spec.parameters: the server knows no parameter "{name}": remove it')
+        guarded = name in IDENTITY_PARAMETERS or context in ("superuser", "superuser-backend")
+        if guarded and name not in policy.parameters:
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                f'spec.parameters: "{name}" is for superusers; the policy of the server must name it to allow it',
+            )
 
 
 def _beyond(policy: Policy, role: Role) -> list[str]:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pgrole_controller.core.membership import Membership
+from pgrole_controller.core.parameters import Parameters
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -34,6 +37,15 @@ class Role:
     connection_limit: int = -1
     valid_until: Microseconds | None = None  # None: for ever ('infinity' and NULL are one thing)
     comment: str | None = None
+    member_of: tuple[Membership, ...] = ()  # sorted by role
+    parameters: Parameters = ()
+    database_parameters: tuple[tuple[str, Parameters], ...] = ()  # sorted by database; none is empty
+
+    @property
+    def parameter_names(self) -> frozenset[str]:
+        """Every parameter that is set, in one database or in all."""
+        held = (self.parameters, *(parameters for _, parameters in self.database_parameters))
+        return frozenset(name for parameters in held for name, _ in parameters)
 
 
 #: The attributes that give power over more than one's own data: only what the policy names may be asked for.
@@ -41,7 +53,12 @@ POWERS = ("superuser", "createrole", "createdb", "replication", "bypassrls")
 
 #: The name of each field for users, as in `spec`.
 FIELD_NAMES: dict[str, str] = {
-    field.name: {"connection_limit": "connectionLimit", "valid_until": "validUntil"}.get(field.name, field.name)
+    field.name: {
+        "connection_limit": "connectionLimit",
+        "valid_until": "validUntil",
+        "member_of": "memberOf",
+        "database_parameters": "databaseParameters",
+    }.get(field.name, field.name)
     for field in fields(Role)
 }
 
@@ -81,5 +98,7 @@ def digest(role: Role) -> str:
         for field in fields(role)
         if field.name == "name" or getattr(role, field.name) != getattr(plain, field.name)
     }
+    if "member_of" in values:
+        values["member_of"] = [(held.role, held.admin, held.inherit, held.set) for held in role.member_of]
     text = json.dumps(values, sort_keys=True, ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -13,7 +13,7 @@ SEEN_IS_STALE = "PGR01"
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
-    "0LP01": lambda text: Transient(Reason.DATABASE_ERROR, f"the controller's role may not grant this: {text}"),
+    "0LP01": lambda text: Refused(Reason.INVALID_SPEC, f"spec.memberOf: PostgreSQL refuses the membership: {text}"),
     "22": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL refuses a value of the spec: {text}"),
     "23505": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
     "25006": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is read-only: {text}"),
@@ -26,6 +26,7 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "42704": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
     "42939": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL refuses the name: {text}"),
     "53": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is short of resources: {text}"),
+    "55P02": lambda text: Refused(Reason.INVALID_SPEC, f"spec.parameters: {text}"),
     "55P03": lambda text: Transient(Reason.DATABASE_ERROR, f"a lock was not free in time: {text}"),
     "55006": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is in use: {text}"),
     "57014": lambda text: Transient(Reason.DATABASE_ERROR, f"a statement did not end in time: {text}"),

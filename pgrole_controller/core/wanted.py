@@ -7,12 +7,18 @@ from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.core.claim import Owner, Proof
 from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.membership import Membership
+from pgrole_controller.core.parameters import Parameters, canonical
 from pgrole_controller.core.plan import Ask
 from pgrole_controller.core.policy import Policy, check_wanted
-from pgrole_controller.core.role import Role, to_microseconds
+from pgrole_controller.core.role import FIELD_NAMES, Role, to_microseconds
 
 #: Names that CREATE ROLE does not take, even in quotes.
 RESERVED_NAMES = frozenset({"public", "none"})
+
+
+#: The fields of Role by their names in spec, for drift.ignore.
+_FIELDS = {name: field for field, name in FIELD_NAMES.items()}
 
 
 def wanted_role(pgrole: PgRole) -> Role:
@@ -34,7 +40,20 @@ def wanted_role(pgrole: PgRole) -> Role:
         connection_limit=spec.connection_limit,
         valid_until=None if spec.valid_until is None else to_microseconds(spec.valid_until),
         comment=spec.comment or None,
+        member_of=_memberships(pgrole),
+        parameters=canonical(spec.parameters),
+        database_parameters=_database_parameters(pgrole),
     )
+
+
+def _memberships(pgrole: PgRole) -> tuple[Membership, ...]:
+    held = [Membership(one.role, one.admin, one.inherit, one.set_) for one in pgrole.spec.member_of]
+    return tuple(sorted(held, key=lambda membership: membership.role))
+
+
+def _database_parameters(pgrole: PgRole) -> tuple[tuple[str, Parameters], ...]:
+    declared = ((one.database, canonical(one.parameters)) for one in pgrole.spec.database_parameters)
+    return tuple(sorted((database, parameters) for database, parameters in declared if parameters))
 
 
 def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], proof: Proof | None, policy: Policy) -> Ask:
@@ -45,6 +64,7 @@ def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], proof: Proof 
         wanted=wanted_role(pgrole),
         adopt=spec.adopt,
         report_only=spec.drift.policy == "Report",
+        ignore=frozenset(_FIELDS[name] for name in spec.drift.ignore),
         drop=spec.deletion_policy == "Drop",
         suspended=spec.suspend,
         terminating=pgrole.metadata.deletion_timestamp is not None,

@@ -1,20 +1,30 @@
 """What is there: the server, and the roles and claims of any number of objects in one query."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 import asyncpg
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.hint import Key
+from pgrole_controller.core.membership import Grant, Membership, membership_of
+from pgrole_controller.core.parameters import read_settings
 from pgrole_controller.core.plan import Needs, Sight
+from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.core.role import Found, Role
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
 
 OLDEST_VERSION = 14
+
+#: From here on memberships have INHERIT and SET, and can be granted by several grantors.
+MEMBERSHIP_OPTIONS_VERSION = 160_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,7 @@ class Identity:
     """What server a connection is on; `system_identifier` and `started_at` together tell one live server."""
 
     version: str
+    version_number: int  # e.g. 180004
     system_identifier: int
     started_at: datetime
     own_roles: frozenset[str]
@@ -46,6 +57,7 @@ async def identify(connection: Connection) -> Identity:
         )
     return Identity(
         version=row["version"],
+        version_number=row["version_number"],
         system_identifier=row["system_identifier"],
         started_at=row["started_at"],
         own_roles=frozenset({row["acting_role"], row["session_role"]}),
@@ -55,7 +67,10 @@ async def identify(connection: Connection) -> Identity:
 
 
 async def look(connection: Connection, cluster: str, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
-    """What is there for each (key, role name), in their order; the role name is empty where the object is gone."""
+    """What is there for each (key, role name), in their order; the role name is empty where the object is gone.
+
+    What they refer to is not in it: `look_around`.
+    """
     with speaking():
         rows = await connection.fetch(
             queries.inspect("roles"),
@@ -64,7 +79,25 @@ async def look(connection: Connection, cluster: str, asked: Sequence[tuple[Key, 
             [key.name for key, _ in asked],
             cluster,
         )
-    return [_sight(row) for row in rows]
+    return [_sight(list(group)) for _, group in groupby(rows, key=itemgetter("place"))]
+
+
+async def look_around(
+    connection: Connection,
+    groups: Collection[str],
+    parameters: Collection[str],
+    databases: Collection[str],
+    version: int,
+) -> Surroundings:
+    """What is there of these; `version` is the server's version number."""
+    with speaking():
+        rows = await connection.fetch(queries.inspect("surroundings"), list(groups), list(parameters), list(databases))
+    return Surroundings(
+        groups={row["name"]: tuple(row["reaches"]) for row in rows if row["kind"] == "role"},
+        contexts={row["name"]: row["context"] for row in rows if row["kind"] == "parameter"},
+        databases=frozenset(row["name"] for row in rows if row["kind"] == "database"),
+        options=version >= MEMBERSHIP_OPTIONS_VERSION,
+    )
 
 
 async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
@@ -84,32 +117,47 @@ async def look_for_claims(connection: Connection, cluster: str) -> list[tuple[Ke
     return [(Key(row["namespace"], row["object"]), row["role_name"], row["object_uid"]) for row in rows]
 
 
-def _sight(row: asyncpg.Record) -> Sight:
+def _sight(rows: Sequence[asyncpg.Record]) -> Sight:
+    found = {bool(row["is_named"]): _found(row) for row in rows if row["oid"] is not None}
     return Sight(
-        named=_found(row, "named", tuple(row["named_reaches"] or ())),
-        claimed=_found(row, "claimed", ()),
-        claim=_claim(row),
-        former=tuple((name, uid) for name, uid in row["former"]),
+        named=found.get(True),
+        claimed=found.get(False),
+        claim=_claim(rows[0]),
+        former=tuple((name, uid) for name, uid in rows[0]["former"]),
     )
 
 
-def _found(row: asyncpg.Record, prefix: str, reaches: tuple[str, ...]) -> Found | None:
-    if row[f"{prefix}_oid"] is None:
-        return None
+def _found(row: asyncpg.Record) -> Found:
+    settings = {database: read_settings(settings) for database, settings in json.loads(row["settings"] or "{}").items()}
     role = Role(
-        name=row[f"{prefix}_name"],
-        login=row[f"{prefix}_login"],
-        superuser=row[f"{prefix}_superuser"],
-        createdb=row[f"{prefix}_createdb"],
-        createrole=row[f"{prefix}_createrole"],
-        inherit=row[f"{prefix}_inherit"],
-        replication=row[f"{prefix}_replication"],
-        bypassrls=row[f"{prefix}_bypassrls"],
-        connection_limit=row[f"{prefix}_connection_limit"],
-        valid_until=row[f"{prefix}_valid_until"],
-        comment=row[f"{prefix}_comment"],
+        name=row["name"],
+        login=row["login"],
+        superuser=row["superuser"],
+        createdb=row["createdb"],
+        createrole=row["createrole"],
+        inherit=row["inherit"],
+        replication=row["replication"],
+        bypassrls=row["bypassrls"],
+        connection_limit=row["connection_limit"],
+        valid_until=row["valid_until"],
+        comment=row["comment"],
+        member_of=_memberships(json.loads(row["member_of"] or "[]")),
+        parameters=settings.pop("", ()),
+        database_parameters=tuple(sorted(settings.items())),
     )
-    return Found(row[f"{prefix}_oid"], role, reaches)
+    return Found(row["oid"], role, tuple(row["reaches"] or ()))
+
+
+def _memberships(rows: Sequence[dict[str, Any]]) -> tuple[Membership, ...]:
+    """One for each group, sorted by it; the rows come in that order."""
+    return tuple(
+        membership_of(group, [_grant(row) for row in grants], grants[0]["passed_on"] or ())
+        for group, grants in ((name, list(some)) for name, some in groupby(rows, key=itemgetter("role")))
+    )
+
+
+def _grant(row: dict[str, Any]) -> Grant:
+    return Grant(row["grantor"], row["admin"], row["inherit"], row["set"])
 
 
 def _claim(row: asyncpg.Record) -> Claim | None:

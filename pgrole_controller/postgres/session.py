@@ -6,7 +6,7 @@ then ends as a whole: its caller starts a new one and looks at everything that c
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -15,6 +15,7 @@ import anyio
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.plan import Needs, Plan, Sight
+from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.postgres import inspect, transaction
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.inspect import Identity
@@ -46,6 +47,12 @@ class Session:
     async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
         return await inspect.look(self._connection, self.cluster, asked)
 
+    async def look_around(
+        self, groups: Collection[str], parameters: Collection[str], databases: Collection[str]
+    ) -> Surroundings:
+        version = self.identity.version_number
+        return await inspect.look_around(self._connection, groups, parameters, databases, version)
+
     async def look_for_needs(self, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
         return await inspect.look_for_needs(self._connection, oids)
 
@@ -53,7 +60,8 @@ class Session:
         return await inspect.look_for_claims(self._connection, self.cluster)
 
     async def carry_out(self, plans: Sequence[Plan]) -> list[PgRoleError | None]:
-        return await transaction.carry_out(self._connection, plans)
+        options = self.identity.version_number >= inspect.MEMBERSHIP_OPTIONS_VERSION
+        return await transaction.carry_out(self._connection, plans, options=options)
 
 
 async def attend(

@@ -19,26 +19,26 @@ TRANSACTION_SECONDS = 30.0
 _BEGIN = ("SET LOCAL lock_timeout = '3s'", "SET LOCAL statement_timeout = '10s'", "SELECT pgrole.take_turn()")
 
 
-def script(plans: Sequence[Plan]) -> str:
+def script(plans: Sequence[Plan], *, options: bool = True) -> str:
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
-    return ";\n".join((*_BEGIN, *(statement for plan in plans for statement in _statements(plan))))
+    return ";\n".join((*_BEGIN, *(statement for plan in plans for statement in _statements(plan, options))))
 
 
-async def carry_out(connection: Connection, plans: Sequence[Plan]) -> list[PgRoleError | None]:
+async def carry_out(connection: Connection, plans: Sequence[Plan], *, options: bool = True) -> list[PgRoleError | None]:
     """Carries out the plans, all or one by one: None for each that is committed, else why it is not."""
     if not plans:
         return []
-    together = await _run(connection, plans)
+    together = await _run(connection, plans, options)
     if together is None or len(plans) == 1 or connection.is_closed():
         return [together] * len(plans)
-    return [await _run(connection, [plan]) for plan in plans]
+    return [await _run(connection, [plan], options) for plan in plans]
 
 
-async def _run(connection: Connection, plans: Sequence[Plan]) -> PgRoleError | None:
+async def _run(connection: Connection, plans: Sequence[Plan], options: bool) -> PgRoleError | None:
     try:
         with anyio.CancelScope(shield=True), speaking():
             with anyio.fail_after(TRANSACTION_SECONDS, shield=True):
-                await connection.execute(script(plans))
+                await connection.execute(script(plans, options=options))
     except PgRoleError as error:
         return error
     except ValueError as error:  # what cannot be quoted
@@ -46,11 +46,11 @@ async def _run(connection: Connection, plans: Sequence[Plan]) -> PgRoleError | N
     return None
 
 
-def _statements(plan: Plan) -> Iterator[str]:
+def _statements(plan: Plan, options: bool) -> Iterator[str]:
     if plan.changes or plan.owner or plan.forget:
         holder = plan.claim.owner.object_uid if plan.claim else None
         yield _call("expect", plan.role_name, plan.seen_as, plan.oid, holder)
-    yield from statements(plan.changes)
+    yield from statements(plan.changes, options=options)
     if plan.owner:
         owner = plan.owner
         yield _call(

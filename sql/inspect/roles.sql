@@ -1,43 +1,55 @@
--- What is there for each of the asked objects? One row each, in their order.
+-- What is there for each of the asked objects? In their order; two rows where the wanted name and the oid of the claim
+-- are two roles, one row without a role where there is none.
 -- $1 name[] role names ('' where the object is gone)   $2 text[] namespaces   $3 text[] objects   $4 text cluster
-WITH RECURSIVE asked AS (
-    SELECT * FROM unnest($1::name[], $2::text[], $3::text[]) WITH ORDINALITY AS a (role_name, namespace, object, place)
-),
-role AS (
-    SELECT oid, rolname, rolcanlogin, rolsuper, rolcreatedb, rolcreaterole, rolinherit, rolreplication, rolbypassrls,
-           rolconnlimit, rolvaliduntil
-    FROM pg_catalog.pg_roles
-)
 SELECT
-    n.oid AS named_oid, n.rolname AS named_name, n.rolcanlogin AS named_login, n.rolsuper AS named_superuser,
-    n.rolcreatedb AS named_createdb, n.rolcreaterole AS named_createrole, n.rolinherit AS named_inherit,
-    n.rolreplication AS named_replication, n.rolbypassrls AS named_bypassrls, n.rolconnlimit AS named_connection_limit,
-    CASE WHEN n.rolvaliduntil = '-infinity' THEN -9223372036854775808
-         WHEN n.rolvaliduntil < 'infinity' THEN least(extract(epoch FROM n.rolvaliduntil) * 1000000, 9223372036854775807)::bigint
-    END AS named_valid_until,
-    pg_catalog.shobj_description(n.oid, 'pg_authid') AS named_comment,
+    a.place,
+    r.oid, r.rolname AS name, r.rolname IS NOT DISTINCT FROM a.role_name AS is_named,
+    r.rolcanlogin AS login, r.rolsuper AS superuser, r.rolcreatedb AS createdb, r.rolcreaterole AS createrole,
+    r.rolinherit AS inherit, r.rolreplication AS replication, r.rolbypassrls AS bypassrls,
+    r.rolconnlimit AS connection_limit,
+    CASE WHEN r.rolvaliduntil = '-infinity' THEN -9223372036854775808
+         WHEN r.rolvaliduntil < 'infinity'
+         THEN least(extract(epoch FROM r.rolvaliduntil) * 1000000, 9223372036854775807)::bigint
+    END AS valid_until,
+    pg_catalog.shobj_description(r.oid, 'pg_authid') AS comment,
+    (
+        -- to_jsonb: INHERIT and SET are not known before PostgreSQL 16, where both always hold
+        SELECT jsonb_agg(jsonb_build_object(
+            'role', g.rolname,
+            'grantor', coalesce(b.rolname::text, ''),
+            'admin', m.admin_option,
+            'inherit', coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true),
+            'set', coalesce((to_jsonb(m) ->> 'set_option')::boolean, true),
+            'passed_on', CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ARRAY(
+                SELECT p.rolname::text
+                FROM pg_catalog.pg_auth_members AS x JOIN pg_catalog.pg_roles AS p ON p.oid = x.member
+                WHERE x.roleid = m.roleid AND x.grantor = r.oid
+            ) END
+        ) ORDER BY g.rolname, b.rolname)
+        FROM pg_catalog.pg_auth_members AS m
+        JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
+        LEFT JOIN pg_catalog.pg_roles AS b ON b.oid = m.grantor
+        WHERE m.member = r.oid
+    ) AS member_of,
+    (
+        SELECT jsonb_object_agg(coalesce(d.datname::text, ''), s.setconfig)
+        FROM pg_catalog.pg_db_role_setting AS s LEFT JOIN pg_catalog.pg_database AS d ON d.oid = s.setdatabase
+        WHERE s.setrole = r.oid
+    ) AS settings,
     -- only where it is not known as ours: adoption must not take over what reaches further than an object may ask for
-    CASE WHEN c.role_oid IS DISTINCT FROM n.oid OR c.released_at IS NOT NULL THEN ARRAY(
+    CASE WHEN c.role_oid IS DISTINCT FROM r.oid OR c.released_at IS NOT NULL THEN ARRAY(
         WITH RECURSIVE reached AS (
-            SELECT roleid FROM pg_catalog.pg_auth_members WHERE member = n.oid
+            SELECT roleid FROM pg_catalog.pg_auth_members WHERE member = r.oid
             UNION
-            SELECT m.roleid FROM reached AS r JOIN pg_catalog.pg_auth_members AS m ON m.member = r.roleid
+            SELECT m.roleid FROM reached AS h JOIN pg_catalog.pg_auth_members AS m ON m.member = h.roleid
         )
         SELECT x.rolname::text
-        FROM reached AS r JOIN role AS x ON x.oid = r.roleid
+        FROM reached AS h JOIN pg_catalog.pg_roles AS x ON x.oid = h.roleid
         WHERE x.rolsuper
            OR x.rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')
            OR x.rolname IN (current_user, session_user)
         ORDER BY 1
-    ) END AS named_reaches,
-    o.oid AS claimed_oid, o.rolname AS claimed_name, o.rolcanlogin AS claimed_login, o.rolsuper AS claimed_superuser,
-    o.rolcreatedb AS claimed_createdb, o.rolcreaterole AS claimed_createrole, o.rolinherit AS claimed_inherit,
-    o.rolreplication AS claimed_replication, o.rolbypassrls AS claimed_bypassrls,
-    o.rolconnlimit AS claimed_connection_limit,
-    CASE WHEN o.rolvaliduntil = '-infinity' THEN -9223372036854775808
-         WHEN o.rolvaliduntil < 'infinity' THEN least(extract(epoch FROM o.rolvaliduntil) * 1000000, 9223372036854775807)::bigint
-    END AS claimed_valid_until,
-    pg_catalog.shobj_description(o.oid, 'pg_authid') AS claimed_comment,
+    ) END AS reaches,
     c.role_name AS claim_role_name, c.role_oid AS claim_role_oid, c.system_identifier AS claim_system_identifier,
     c.cluster AS claim_cluster, c.namespace AS claim_namespace, c.namespace_uid AS claim_namespace_uid,
     c.object AS claim_object, c.object_uid AS claim_object_uid, c.applied AS claim_applied,
@@ -49,8 +61,11 @@ SELECT
         WHERE f.cluster = $4 AND f.namespace = a.namespace AND f.object = a.object
           AND f.role_name <> a.role_name::text AND f.released_at IS NULL
     ) AS former
-FROM asked AS a
-LEFT JOIN role AS n ON n.rolname = a.role_name
+FROM unnest($1::name[], $2::text[], $3::text[]) WITH ORDINALITY AS a (role_name, namespace, object, place)
 LEFT JOIN pgrole.claim AS c ON c.role_name = a.role_name::text
-LEFT JOIN role AS o ON o.oid = c.role_oid AND o.oid IS DISTINCT FROM n.oid
-ORDER BY a.place
+LEFT JOIN LATERAL (
+    SELECT n.* FROM pg_catalog.pg_roles AS n WHERE n.rolname = a.role_name
+    UNION
+    SELECT o.* FROM pg_catalog.pg_roles AS o WHERE o.oid = c.role_oid
+) AS r ON true
+ORDER BY a.place, is_named

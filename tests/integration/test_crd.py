@@ -290,3 +290,37 @@ async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
     columns = [column["name"] for column in table["columnDefinitions"]]
     assert columns == ["Name", "Role", "Server", "Ready", "Reason", "Drifts", "Age"]
     return [[cell if cell is not None else "" for cell in row["cells"]] for row in table["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"memberOf": [{"role": ""}]}, "at least 1"),
+        ({"memberOf": [{"role": "ü" * 32}]}, "63 bytes"),
+        ({"memberOf": [{"role": "a\0b"}]}, "NUL"),
+        ({"memberOf": [{"role": "a"}, {"role": "a", "admin": True}]}, "Duplicate value"),
+        ({"parameters": {"work mem": "1MB"}}, "names of parameters"),
+        ({"parameters": {"x" * 64: "1MB"}}, "names of parameters"),
+        ({"parameters": {"work_mem": "a\0b"}}, "NUL"),
+        ({"parameters": {"work_mem": "x" * 1025}}, "may not be more than 1024|Too long"),
+        ({"databaseParameters": [{"database": "a", "parameters": {"1x": "1"}}]}, "names of parameters"),
+        ({"drift": {"ignore": ["name"]}}, "Unsupported value"),
+        ({"drift": {"ignore": ["login", "login"]}}, "Duplicate value"),
+    ],
+)
+async def test_lists_and_settings_that_cannot_be_are_refused(kind: Kind, spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        await kind.create(spec)
+
+
+async def test_lists_and_settings_are_taken_with_their_defaults(kind: Kind) -> None:
+    created = await kind.create(
+        {
+            "memberOf": [{"role": 'odd "name"'}],
+            "parameters": {"app.tenant_1": "it's", "DateStyle": "ISO"},
+            "databaseParameters": [{"database": "orders", "parameters": {"work_mem": "64MB"}}],
+            "drift": {"ignore": ["memberOf"]},
+        }
+    )
+    assert created["spec"]["memberOf"] == [{"role": 'odd "name"', "admin": False, "inherit": True, "set": True}]
+    assert created["spec"]["drift"] == {"policy": "Correct", "ignore": ["memberOf"]}

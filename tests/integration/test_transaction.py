@@ -21,7 +21,7 @@ from pgrole_controller.postgres import inspect
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import install
 from pgrole_controller.postgres.transaction import carry_out
-from tests.roles import names, roles, texts
+from tests.roles import GROUPS, names, roles, texts
 
 CLUSTER = "cluster-a"
 KEY = Key("shop", "orders-app")
@@ -44,11 +44,18 @@ async def server() -> AsyncIterator[PostgresServer]:
 async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
     async with connect(Endpoint(server.dsn()), "test") as made:
         await install(made)
+        await made.execute(";".join(f"CREATE ROLE {quote_identifier(group)}" for group in GROUPS))
         yield made
 
 
-async def see(connection: Connection, name: str, key: Key = KEY) -> Sight:
-    return (await inspect.look(connection, CLUSTER, [(key, name)]))[0]
+async def see(connection: Connection, name: str, key: Key = KEY, wanted: Role | None = None) -> Sight:
+    sight = (await inspect.look(connection, CLUSTER, [(key, name)]))[0]
+    if wanted is None:
+        return sight
+    groups = [membership.role for membership in wanted.member_of]
+    databases = [database for database, _ in wanted.database_parameters]
+    around = await inspect.look_around(connection, groups, wanted.parameter_names, databases, 180_000)
+    return replace(sight, around=around)
 
 
 async def known(connection: Connection) -> Server:
@@ -57,7 +64,8 @@ async def known(connection: Connection) -> Server:
 
 
 async def bring_in(connection: Connection, ask: Ask) -> Plan:
-    plan = decide(ask, await see(connection, ask.wanted.name), await known(connection), ALLOWING)
+    sight = await see(connection, ask.wanted.name, wanted=ask.wanted)
+    plan = decide(ask, sight, await known(connection), ALLOWING)
     assert await carry_out(connection, [plan]) == [None]
     return plan
 
@@ -98,7 +106,7 @@ async def test_whatever_was_there_is_as_wanted_afterwards_and_a_second_plan_is_e
         for statement in statements(diff(before, None)) if before else ():
             await connection.execute(statement)
         await bring_in(connection, Ask(OWNER, wanted, adopt=True))
-        sight = await see(connection, wanted.name)
+        sight = await see(connection, wanted.name, wanted=wanted)
         assert sight.named is not None
         assert sight.named.role == wanted
         assert not decide(Ask(OWNER, wanted), sight, await known(connection), ALLOWING).writes

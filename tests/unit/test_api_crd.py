@@ -58,6 +58,8 @@ def test_schema_holds_only_what_kubernetes_knows() -> None:
         "minLength",
         "maxLength",
         "maxItems",
+        "maxProperties",
+        "additionalProperties",
     }
     for path, schema in _fields():
         for keyword in schema:
@@ -67,7 +69,7 @@ def test_schema_holds_only_what_kubernetes_knows() -> None:
 def test_every_rule_has_a_message_and_a_reason() -> None:
     rules = [rule for _, schema in _fields() for rule in schema.get("x-kubernetes-validations", ())]
     rules += _root()["x-kubernetes-validations"]
-    assert len(rules) == 9
+    assert len(rules) == 15
     assert all(rule["message"] and rule["reason"] for rule in rules)
 
 
@@ -87,6 +89,9 @@ def test_fields_are_those_of_this_version_and_no_others() -> None:
         "connectionLimit",
         "validUntil",
         "comment",
+        "memberOf",
+        "parameters",
+        "databaseParameters",
         "drift",
         "adopt",
         "deletionPolicy",

@@ -23,7 +23,10 @@ _DEFAULTS = {
     "replication": False,
     "bypassrls": False,
     "connectionLimit": -1,
-    "drift": {"policy": "Correct"},
+    "memberOf": [],
+    "parameters": {},
+    "databaseParameters": [],
+    "drift": {"policy": "Correct", "ignore": []},
     "adopt": False,
     "deletionPolicy": "Retain",
     "suspend": False,
@@ -86,7 +89,7 @@ def test_a_program_builds_it_with_python_names_and_yaml_has_its_own() -> None:
         20,
         "2027-01-01T00:00:00Z",
     )
-    assert (spec["drift"], spec["deletionPolicy"]) == ({"policy": "Report"}, "Drop")
+    assert (spec["drift"], spec["deletionPolicy"]) == ({"policy": "Report", "ignore": []}, "Drop")
     assert PgRole.model_validate(dump(pgrole)) == pgrole
 
 

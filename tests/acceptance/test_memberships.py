@@ -1,0 +1,208 @@
+"""memberOf is exact: what is listed is granted with its options, what is not listed is revoked, whoever granted it."""
+
+import secrets
+from typing import Any
+
+import pytest
+
+from tests.acceptance.world import Database, Json, Kube, condition
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"m{secrets.token_hex(3)}"
+
+
+async def memberships(database: Database, role: str) -> dict[str, tuple[bool, bool, bool]]:
+    """The options that hold of each membership."""
+    rows = await database.connection.fetch(
+        "SELECT roleid::regrole::text AS name, bool_or(admin_option) AS admin, bool_or(inherit_option) AS inherit,"
+        " bool_or(set_option) AS set FROM pg_auth_members WHERE member = to_regrole($1) GROUP BY 1",
+        role,
+    )
+    return {row["name"]: (row["admin"], row["inherit"], row["set"]) for row in rows}
+
+
+def drifts(count: int) -> Any:
+    return lambda obj: obj.get("status", {}).get("driftCount", 0) >= count
+
+
+async def declare(kube: Kube, prefix: str, *groups: str | Json) -> Json:
+    member_of = [{"role": group} if isinstance(group, str) else group for group in groups]
+    await kube.apply("app", name=f"{prefix}_app", memberOf=member_of)
+    return await kube.wait_ready("app")
+
+
+async def test_what_is_listed_is_granted_with_its_options(kube: Kube, database: Database, prefix: str) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_b; CREATE ROLE {prefix}_c")
+    await declare(
+        kube,
+        prefix,
+        f"{prefix}_a",
+        {"role": f"{prefix}_b", "admin": True},
+        {"role": f"{prefix}_c", "inherit": False, "set": False},
+    )
+    assert await memberships(database, f"{prefix}_app") == {
+        f"{prefix}_a": (False, True, True),
+        f"{prefix}_b": (True, True, True),
+        f"{prefix}_c": (False, False, False),
+    }
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "REVOKE {0}_a FROM {0}_app",
+        "GRANT {0}_b TO {0}_app",
+        "GRANT {0}_a TO {0}_app WITH ADMIN TRUE",
+        "GRANT {0}_a TO {0}_app WITH INHERIT FALSE",
+        "GRANT {0}_a TO {0}_app WITH SET FALSE",
+        "GRANT {0}_b TO {0}_keeper WITH ADMIN TRUE; GRANT {0}_b TO {0}_app GRANTED BY {0}_keeper",
+        "GRANT {0}_a TO {0}_keeper WITH ADMIN TRUE; GRANT {0}_a TO {0}_app WITH ADMIN TRUE GRANTED BY {0}_keeper",
+    ],
+)
+async def test_a_changed_membership_is_set_back(kube: Kube, database: Database, prefix: str, statement: str) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_b; CREATE ROLE {prefix}_keeper")
+    await declare(kube, prefix, f"{prefix}_a")
+    before = await memberships(database, f"{prefix}_app")
+    await database.execute(statement.format(prefix))
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["lastDrift"]["fields"] == ["memberOf"]
+    assert await memberships(database, f"{prefix}_app") == before
+
+
+async def test_the_same_membership_granted_by_another_too_is_no_drift(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await database.execute(
+        f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_keeper; GRANT {prefix}_a TO {prefix}_keeper WITH ADMIN TRUE"
+    )
+    await declare(kube, prefix, f"{prefix}_a")
+    await database.execute(f"GRANT {prefix}_a TO {prefix}_app GRANTED BY {prefix}_keeper")
+    await database.execute(f"ALTER ROLE {prefix}_app CREATEDB")
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
+
+
+async def test_a_membership_waits_for_its_role_and_the_rest_is_applied(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a")
+    await kube.apply(
+        "app", name=f"{prefix}_app", login=True, memberOf=[{"role": f"{prefix}_a"}, {"role": f"{prefix}_later"}]
+    )
+    obj = await kube.wait_reason("app", "MembershipPending")
+    assert f"{prefix}_later" in condition(obj, "Ready")["message"]
+    assert await memberships(database, f"{prefix}_app") == {f"{prefix}_a": (False, True, True)}
+    await database.execute(f"CREATE ROLE {prefix}_later")
+    obj = await kube.wait_ready("app")
+    assert f"{prefix}_later" in await memberships(database, f"{prefix}_app")
+    assert obj["status"]["driftCount"] == 0
+
+
+async def test_a_role_of_another_object_that_is_dropped_is_waited_for_again(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await kube.apply("group", name=f"{prefix}_group", deletionPolicy="Drop")
+    await kube.wait_ready("group")
+    await declare(kube, prefix, f"{prefix}_group")
+    await database.execute(f"DROP ROLE {prefix}_group")
+    await kube.wait_for("group", drifts(1), "the group made again")
+    await kube.wait_ready("app")
+    assert f"{prefix}_group" in await memberships(database, f"{prefix}_app")
+
+
+async def test_a_membership_that_was_passed_on_is_revoked_with_what_hangs_on_it(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_third")
+    await declare(kube, prefix, {"role": f"{prefix}_a", "admin": True})
+    await database.execute(f"GRANT {prefix}_a TO {prefix}_third GRANTED BY {prefix}_app")
+    await kube.patch("app", {"spec": {"memberOf": [{"role": f"{prefix}_a"}]}})
+    await kube.wait_ready("app")
+    assert await memberships(database, f"{prefix}_app") == {f"{prefix}_a": (False, True, True)}
+    assert await memberships(database, f"{prefix}_third") == {}
+
+
+async def test_what_was_taken_by_a_cascade_and_is_declared_is_granted_again(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a")
+    await kube.apply("third", name=f"{prefix}_third", memberOf=[{"role": f"{prefix}_a"}])
+    await kube.wait_ready("third")
+    await declare(kube, prefix, {"role": f"{prefix}_a", "admin": True})
+    await database.execute(
+        f"REVOKE {prefix}_a FROM {prefix}_third; GRANT {prefix}_a TO {prefix}_third GRANTED BY {prefix}_app"
+    )
+    await kube.apply("app", name=f"{prefix}_app")
+    await kube.wait_ready("app")
+    await kube.wait_ready("third")
+    await database.wait_value(
+        f"SELECT count(*) FROM pg_auth_members WHERE roleid = to_regrole('{prefix}_a')"
+        f" AND member = to_regrole('{prefix}_third')",
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    "group", ["pg_execute_server_program", "pg_read_server_files", "pg_write_server_files", "postgres"]
+)
+async def test_a_membership_that_reaches_too_far_is_refused(
+    kube: Kube, database: Database, prefix: str, group: str
+) -> None:
+    await database.execute(
+        f"CREATE ROLE {prefix}_step; GRANT {group} TO {prefix}_step; CREATE ROLE {prefix}_next IN ROLE {prefix}_step"
+    )
+    for name, through in (("direct", group), ("indirect", f"{prefix}_next")):
+        await kube.apply(name, name=f"{prefix}_{name}", memberOf=[{"role": through}])
+        obj = await kube.wait_reason(name, "NotAllowed")
+        assert group in condition(obj, "Ready")["message"]
+        assert await database.role(f"{prefix}_{name}") is None
+
+
+async def test_a_group_that_becomes_a_superuser_later_makes_its_members_say_so(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a")
+    await declare(kube, prefix, f"{prefix}_a")
+    await database.execute(f"ALTER ROLE {prefix}_a SUPERUSER")
+    await kube.wait_reason("app", "NotAllowed")
+    await database.execute(f"ALTER ROLE {prefix}_a NOSUPERUSER")
+    await kube.wait_ready("app")
+
+
+async def test_a_circle_is_refused_with_clear_words(kube: Kube, database: Database, prefix: str) -> None:
+    await kube.apply("self", name=f"{prefix}_self", memberOf=[{"role": f"{prefix}_self"}])
+    obj = await kube.wait_reason("self", "InvalidSpec")
+    assert "itself" in condition(obj, "Ready")["message"]
+    await kube.apply("one", name=f"{prefix}_one")
+    await kube.wait_ready("one")
+    await kube.apply("two", name=f"{prefix}_two", memberOf=[{"role": f"{prefix}_one"}])
+    await kube.wait_ready("two")
+    await kube.apply("one", name=f"{prefix}_one", memberOf=[{"role": f"{prefix}_two"}])
+    obj = await kube.wait_reason("one", "InvalidSpec")
+    assert "is a member of" in condition(obj, "Ready")["message"]
+
+
+async def test_ignored_fields_are_left_to_others(kube: Kube, database: Database, prefix: str) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a")
+    await kube.apply(
+        "app",
+        name=f"{prefix}_app",
+        connectionLimit=5,
+        drift={"ignore": ["memberOf", "connectionLimit", "parameters"]},
+    )
+    await kube.wait_ready("app")
+    role = await database.role(f"{prefix}_app")
+    assert role is not None
+    assert role["rolconnlimit"] == 5
+    await database.execute(
+        f"GRANT {prefix}_a TO {prefix}_app; ALTER ROLE {prefix}_app CONNECTION LIMIT 9;"
+        f"ALTER ROLE {prefix}_app SET work_mem = '1MB'; ALTER ROLE {prefix}_app LOGIN"
+    )
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["lastDrift"]["fields"] == ["login"]
+    role = await database.role(f"{prefix}_app")
+    assert role is not None
+    assert (role["rolconnlimit"], role["rolconfig"]) == (9, ["work_mem=1MB"])
+    assert await memberships(database, f"{prefix}_app") == {f"{prefix}_a": (False, True, True)}
