@@ -27,9 +27,10 @@ from pgrole_controller.kube.store import Store
 log = logging.getLogger(__name__)
 
 #: From SIGTERM on, in seconds: for the visit under way, for what it found to be written, and for the Events of it.
-VISIT_SECONDS = 5.0
-WRITE_SECONDS = 2.0
-EVENT_SECONDS = 1.0
+# A transaction that has begun is not interrupted: its own deadline comes on top of the first.
+VISIT_SECONDS = 1.5
+WRITE_SECONDS = 1.5
+EVENT_SECONDS = 0.5
 
 _CLUSTER_ID_NAMESPACE = "kube-system"
 

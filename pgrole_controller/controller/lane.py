@@ -36,6 +36,9 @@ BATCH = 100
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 15.0
 
+#: Between two hints for everything because many were announced, in seconds.
+MANY_SECONDS = 1.0
+
 #: A session that ended sooner, in seconds, counts as a failure to connect.
 HEALTHY_SECONDS = 10.0
 
@@ -61,6 +64,7 @@ class Lane:
         self._delay = 0.0
         self._since = -math.inf  # of the session, on the loop's clock
         self._failures = 0  # in a row
+        self._everything = anyio.Event()  # set: every object is to be looked at
 
     async def run(self) -> None:
         """Until the queue is closed."""
@@ -106,13 +110,21 @@ class Lane:
 
     def _heard(self, names: tuple[str, ...] | None) -> None:
         if names is None:
-            self.hint_all("notify", Rank.CHANGE)
+            self._everything.set()
             return
         for name in names:
             for key in self._objects.sharing(self.server.name, name):
                 self._queue.put(self.server.name, Hint(key, "notify", Rank.CHANGE))
             for key in self._objects.joining(self.server.name, name):
                 self._queue.put(self.server.name, Hint(key, "notify of a role to join", Rank.DEPENDENCY))
+
+    async def _answer_many(self) -> None:
+        """Hints every object when many are announced: anybody can announce that as often as they like."""
+        while True:
+            await self._everything.wait()
+            self._everything = anyio.Event()
+            self.hint_all("notify", Rank.CHANGE)
+            await anyio.sleep(MANY_SECONDS)
 
     async def _work(self, session: Session) -> None:
         log.info(
@@ -126,12 +138,17 @@ class Lane:
             },
         )
         if session.installation is not Installation.PRESENT:
-            log.warning("schema pgrole was installed", extra={"server": self.server.name})
+            expected = session.installation is Installation.MADE and self._since == -math.inf
+            level = logging.INFO if expected else logging.WARNING  # while we ran, somebody dropped it
+            log.log(level, "schema pgrole was installed", extra={"server": self.server.name})
         self.connected, self.trouble, self._since = True, None, anyio.current_time()
         self.hint_all("connected", Rank.DEPENDENCY)
         await self._release_orphans(session)
-        while visits := await self._queue.take(self.server.name, BATCH):
-            await self._visit(session, visits)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._answer_many)
+            while visits := await self._queue.take(self.server.name, BATCH):
+                await self._visit(session, visits)
+            tasks.cancel_scope.cancel()
 
     async def _release_orphans(self, session: Session) -> None:
         """Objects that went while nobody looked still hold claims. One that was made again is left to its visit."""

@@ -77,6 +77,7 @@ class Objects:
         self._namespace = namespace
         self._client = client
         self._namespace_uids: dict[str, str] = {}
+        self._forgotten = 0  # how often a namespace was forgotten
 
     async def read(self, key: Key, server_name: str | None, policy: Policy) -> Request:
         """What the object asks of this server (None: whichever it names) now; one that names another is not there.
@@ -95,7 +96,7 @@ class Objects:
             proof = proof_of(obj.get("status") or {}, server_of(obj))
             ask = ask_of(pgrole, owner, self._rivals(key, obj), proof, policy)
         except PgRoleError as error:
-            return Request(key, stored, error=error)
+            return Request(key, stored, finalizer=False if _may_go(obj) else None, error=error)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
         return Request(key, stored, ask, _finalizer(ask, held))
 
@@ -121,6 +122,7 @@ class Objects:
 
     def forget_namespace(self, namespace: str) -> None:
         """An object of it went: it may be another namespace of that name next time."""
+        self._forgotten += 1
         self._namespace_uids.pop(namespace, None)
 
     def _rivals(self, key: Key, obj: dict[str, Any]) -> Iterable[PgRole]:
@@ -136,13 +138,22 @@ class Objects:
         known = self._namespace_uids.get(namespace)
         if known is not None:
             return known
+        forgotten = self._forgotten
         try:
             answer = await self._client.request("GET", NAMESPACES.path(name=namespace), timeout=10.0)
         except (ApiError, Unreachable) as error:
             raise Transient(Reason.PROGRESSING, f"namespace {namespace} cannot be read: {error}") from error
         uid: str = json.loads(answer)["metadata"]["uid"]
-        self._namespace_uids[namespace] = uid
+        if forgotten == self._forgotten:  # else it may be the uid of the namespace before
+            self._namespace_uids[namespace] = uid
         return uid
+
+
+def _may_go(obj: dict[str, Any]) -> bool:
+    """Whether the way out of a blocked deletion was taken, by what can be read of an object that is not understood."""
+    metadata = obj["metadata"]
+    terminating = metadata.get("deletionTimestamp") is not None and FINALIZER in (metadata.get("finalizers") or ())
+    return terminating and obj.get("spec", {}).get("deletionPolicy") != "Drop"
 
 
 def _finalizer(ask: Ask, held: bool) -> bool | None:

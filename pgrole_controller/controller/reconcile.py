@@ -46,8 +46,8 @@ async def reconcile(
 ) -> list[Finding]:
     """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding."""
     requests = [await objects.read(key, server_name, policy) for key in keys]
-    findings = [refuse(request, request.error) for request in requests if request.error]
-    findings += [Finding(request) for request in requests if request.finalizer is not None]
+    findings = [Finding(request) for request in requests if request.finalizer is not None]
+    findings += [refuse(request, request.error) for request in requests if request.error and request.finalizer is None]
     asked = [request for request in requests if request.error is None and request.finalizer is None]
     findings += await _bring_in(asked, session, _server(session), policy)
     return findings
@@ -77,7 +77,16 @@ async def _bring_in(requests: Sequence[Request], session: Session, server: Serve
         for one, plan, failure in zip(open_, plans, await session.carry_out(plans), strict=True):
             one.end(plan, failure)
         open_ = [one for one in open_ if not isinstance(one.decision, PgRoleError)]
+    await _release(visited, session)
     return [one.finding() for one in visited]
+
+
+async def _release(visited: Sequence["_Visited"], session: Session) -> None:
+    """What an earlier object of the same name had is released also where this one is refused."""
+    refused = [one for one in visited if isinstance(one.decision, PgRoleError) and one.left_behind.releases]
+    for one, failure in zip(refused, await session.carry_out([one.left_behind for one in refused]), strict=True):
+        if failure is None:
+            one.end(one.left_behind, None)
 
 
 class _Visited:
@@ -98,6 +107,12 @@ class _Visited:
             self._done.append(plan)
         else:
             self.decision = failure
+
+    @property
+    def left_behind(self) -> Plan:
+        """The release of what earlier objects of this key had claimed under other names."""
+        uid = self.request.ask.owner.object_uid if self.request.ask else ""
+        return Plan(role_name="", releases=tuple(former for former in self._sight.former if former[1] != uid))
 
     def finding(self) -> Finding:
         released = tuple(name for plan in self._done for name in plan.released)

@@ -13,7 +13,7 @@ from pgrole_controller.controller.objects import server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.outcome import Ending, Outcome
+from pgrole_controller.core.outcome import Outcome
 from pgrole_controller.core.plan import Deed
 from pgrole_controller.core.report import Standing, build_status
 from pgrole_controller.core.schedule import After, Result, Retry, Success
@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 #: How many writes are under way at once.
 WRITERS = 12
+
+#: For all writes to one object, in seconds: a drift of its role waits for them.
+WRITE_SECONDS = 10.0
 
 #: After a write that the API server did not take, in seconds; its own back-off guards the server.
 UNREACHABLE_AGAIN = 3.0
@@ -77,9 +80,14 @@ class Reporter:
         """Writes it, and says when the key is to be looked at again."""
         stored = finding.request.stored
         if stored is None:
-            return Success()
+            # What the object left behind is to be released, however often that fails.
+            return Retry() if finding.outcome and finding.outcome.retried else Success()
         try:
-            return await self._write_object(finding, stored)
+            with anyio.fail_after(WRITE_SECONDS):
+                return await self._write_object(finding, stored)
+        except TimeoutError:
+            log.warning("write not answered by the API server", extra={"object": str(finding.key)})
+            return After(UNREACHABLE_AGAIN)
         except ApiError as error:
             if error.status == 404:
                 return Success()  # gone: the watch says so too
@@ -105,7 +113,7 @@ class Reporter:
         await self._set_status(finding, finding.outcome, stored)
         if finding.deed is not Deed.NOTHING:
             return After(CONFIRM_AGAIN)
-        return Retry() if finding.outcome.ending is Ending.WORKING else Success()
+        return Retry() if finding.outcome.retried else Success()
 
     async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
         written = await apply_finalizer(self._client, PGROLES, stored, present)

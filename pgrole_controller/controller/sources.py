@@ -25,9 +25,12 @@ class PgRoleSource:
             # What only status shows is mostly our own write; somebody else's is looked at too, but in no hurry.
             rank = Rank.RESYNC if _is_status_only(change) else Rank.CHANGE
             self.hint(server_of(seen.object()), Hint(change.key, "object", rank))
-        if change.old is not None and (change.new is None or change.new.uid != change.old.uid):
+        if change.old is None or _is_status_only(change):
+            return
+        # Whether another may have the role can depend on this one: suspended, refused, gone.
+        self._hint_sharing(change.key, change.old.object())
+        if change.new is None or change.new.uid != change.old.uid:
             self.objects.forget_namespace(change.key.namespace)
-            self._hint_sharing(change.key, change.old.object())
 
     def resync(self, key: Key) -> None:
         server = self.objects.server_name(key)
@@ -40,7 +43,7 @@ class PgRoleSource:
     def _hint_sharing(self, gone: Key, old: dict[str, Any]) -> None:
         server = server_of(old)
         for key in self.objects.sharing(server, role_of(old)) - {gone}:
-            self.hint(server, Hint(key, "another object went", Rank.DEPENDENCY))
+            self.hint(server, Hint(key, "another object changed", Rank.DEPENDENCY))
 
 
 def _is_status_only(change: Change) -> bool:

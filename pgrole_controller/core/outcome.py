@@ -12,7 +12,7 @@ class Ending(Enum):
 
     DONE = "done"  # Ready
     WORKING = "working"  # Reconciling: retried with back-off
-    STALLED = "stalled"  # Stalled: nothing is retried until something changes
+    STALLED = "stalled"  # Stalled: it will not come right by itself
     PAUSED = "paused"  # neither
 
 
@@ -26,6 +26,17 @@ class Outcome:
     def ready(self) -> bool:
         return self.ending is Ending.DONE
 
+    @property
+    def retried(self) -> bool:
+        """Whether it is looked at again, with back-off, without being asked.
+
+        What an object is refused for may lie in the database, where not everything that could end it is announced.
+        """
+        return self.ending is Ending.WORKING or (self.ending is Ending.STALLED and self.reason not in _OWN_FAULT)
+
+
+#: What only a change of the object, or a restart of the controller, can end.
+_OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
 
 RECONCILED = Outcome(Ending.DONE, Reason.RECONCILED, "the role is as declared")
 PROGRESSING = Outcome(Ending.WORKING, Reason.PROGRESSING, "the role was changed again while it was brought in")

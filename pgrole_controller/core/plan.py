@@ -25,7 +25,11 @@ from pgrole_controller.core.role import Found, Role, digest
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one object asks for. `older_rival` names an older object that asks for the same role on the same server."""
+    """What one object asks for.
+
+    `older_rival` names an older object that asks for the same role on the same server; `proven_rivals` are those whose
+    status says that they had it.
+    """
 
     owner: Owner
     wanted: Role
@@ -37,6 +41,7 @@ class Ask:
     terminating: bool = False
     proof: Proof | None = None
     older_rival: str | None = None
+    proven_rivals: tuple[tuple[str, Proof], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     if ask.suspended:
         raise Refused(Reason.SUSPENDED, "spec.suspend is true: nothing is looked at or changed")
     _check_name(ask, sight, server, policy)
+    _check_held(sight)
     check_wanted(policy, ask.wanted)
     check_memberships(policy, ask.wanted, sight.around)
     check_parameters(policy, ask.wanted, sight.around)
@@ -134,7 +140,7 @@ def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     claim = _own_claim(asked, sight, server)
     releases = tuple(former for former in sight.former if former[1] != ask.owner.object_uid)
     if claim is None:
-        return replace(_take_first(asked, sight, policy, releases), pending=pending)
+        return replace(_take_first(asked, sight, server, policy, releases), pending=pending)
     target = _target(claim, sight, server, policy)
     return replace(_keep(asked, claim, target, sight, server, releases), pending=pending)
 
@@ -175,6 +181,17 @@ def _check_name(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
     check_protected(policy, ask.wanted.name, found, server.own_roles)
 
 
+def _check_held(sight: Sight) -> None:
+    """A name can be taken from another object's role by renaming it; the role stays that object's."""
+    named = sight.named
+    if named and named.held_by:
+        raise Refused(
+            Reason.NAME_TAKEN,
+            f'"{named.role.name}" is a role of PgRole {named.held_by} that was renamed to this name (oid {named.oid}); '
+            f"it is waited for until that role has its own name again",
+        )
+
+
 def _own_claim(ask: Ask, sight: Sight, server: Server) -> Claim | None:
     """The claim by which the role is this object's; None when it has none yet. Raises Refused when it is another's."""
     claim = sight.claim
@@ -206,13 +223,7 @@ def _same_place(one: Owner, other: Owner) -> bool:
 def _proven(ask: Ask, sight: Sight, server: Server) -> Claim | None:
     """Ownership from status, where the role carries no claim at all (schema pgrole was dropped)."""
     proof, named = ask.proof, sight.named
-    if proof is None or named is None:
-        return None
-    if (proof.role_name, proof.role_oid, proof.system_identifier) != (
-        named.role.name,
-        named.oid,
-        server.system_identifier,
-    ):
+    if proof is None or named is None or not _proves(proof, named, server):
         return None
     return Claim(
         role_name=proof.role_name,
@@ -223,7 +234,12 @@ def _proven(ask: Ask, sight: Sight, server: Server) -> Claim | None:
     )
 
 
-def _take_first(ask: Ask, sight: Sight, policy: Policy, releases: tuple[tuple[str, str], ...]) -> Plan:
+def _proves(proof: Proof, named: Found, server: Server) -> bool:
+    seen = (named.role.name, named.oid, server.system_identifier)
+    return (proof.role_name, proof.role_oid, proof.system_identifier) == seen
+
+
+def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, releases: tuple[tuple[str, str], ...]) -> Plan:
     """No claim of this object yet: create the role, or adopt it."""
     if ask.older_rival and sight.claim is None:
         raise Refused(
@@ -231,6 +247,9 @@ def _take_first(ask: Ask, sight: Sight, policy: Policy, releases: tuple[tuple[st
             f'PgRole {ask.older_rival} asks for role "{ask.wanted.name}" too, and is older',
         )
     named = sight.named
+    for rival, proof in ask.proven_rivals:
+        if sight.claim is None and named and _proves(proof, named, server):
+            raise Refused(Reason.CONFLICT, f'role "{ask.wanted.name}" was brought in by PgRole {rival}')
     wanted = _leave(ask.ignore, ask.wanted, named.role) if named else ask.wanted
     changes = diff(wanted, named.role if named else None)
     if named:
@@ -368,6 +387,7 @@ def _check_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
     if not policy.drop:
         raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow objects to drop roles")
     _check_name(ask, sight, server, policy)
+    _check_held(sight)
     if sight.needs:
         counts = ", ".join(
             f'{need.count} in database "{need.database}"' if need.database else f"{need.count} shared by the server"

@@ -69,11 +69,13 @@ class Found:
 
     `reaches` names the roles of the hard rules (superusers, the controller's own, those that reach the server's files
     and programs) that it is a member of, directly or through others; read only for a role that is not known as ours.
+    `held_by` is another object (namespace/name) whose claim is on this very role, under another name.
     """
 
     oid: int
     role: Role
     reaches: tuple[str, ...] = ()
+    held_by: str | None = None
 
 
 def to_microseconds(moment: datetime) -> Microseconds:

@@ -1,6 +1,6 @@
 """From a PgRole object to what it asks for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pgrole_controller.api.pgrole import PgRole
@@ -59,6 +59,7 @@ def _database_parameters(pgrole: PgRole) -> tuple[tuple[str, Parameters], ...]:
 def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], proof: Proof | None, policy: Policy) -> Ask:
     """What the object asks. `rivals` are the other objects that name the same role on the same server."""
     spec = pgrole.spec
+    some = list(rivals)
     return Ask(
         owner=owner,
         wanted=wanted_role(pgrole),
@@ -69,7 +70,8 @@ def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], proof: Proof 
         suspended=spec.suspend,
         terminating=pgrole.metadata.deletion_timestamp is not None,
         proof=proof,
-        older_rival=_older(pgrole, rivals, policy),
+        older_rival=_older(pgrole, some, policy),
+        proven_rivals=tuple(_proofs(some)),
     )
 
 
@@ -82,6 +84,14 @@ def proof_of(status: Mapping[str, Any], server_name: str) -> Proof | None:
         return Proof(role["name"], int(role["oid"]), int(server["systemIdentifier"]), role.get("applied", ""))
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _proofs(rivals: Iterable[PgRole]) -> Iterator[tuple[str, Proof]]:
+    for rival in rivals:
+        status = rival.status
+        if status and status.role and status.server and status.server.system_identifier.isdecimal():
+            proof = Proof(status.role.name, status.role.oid, int(status.server.system_identifier), status.role.applied)
+            yield f"{rival.metadata.namespace}/{rival.metadata.name}", proof
 
 
 def _check_name(name: str) -> None:

@@ -19,6 +19,7 @@ else:
 
 CONNECT_SECONDS = 10.0
 COMMAND_SECONDS = 30.0
+CLOSE_SECONDS = 0.4
 
 _SETTINGS = {
     "search_path": "pg_catalog, pg_temp",
@@ -29,6 +30,7 @@ _SETTINGS = {
     "lock_timeout": "5s",
     "idle_in_transaction_session_timeout": "30s",
     "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
     "row_security": "off",
     "jit": "off",
@@ -70,9 +72,9 @@ async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIte
 
 async def _close(connection: Connection) -> None:
     # A polite goodbye needs an answer; a peer that is gone never gives one.
-    with anyio.move_on_after(1):
+    with anyio.move_on_after(CLOSE_SECONDS):
         try:
-            await connection.close(timeout=1)
+            await connection.close(timeout=CLOSE_SECONDS)
         except (*_LOST, TimeoutError, asyncpg.PostgresError):
             connection.terminate()
             return

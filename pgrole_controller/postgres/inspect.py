@@ -55,6 +55,11 @@ async def identify(connection: Connection) -> Identity:
         raise Transient(
             Reason.SERVER_NOT_READY, f"PostgreSQL {row['version']} is too old: {OLDEST_VERSION} or later is needed"
         )
+    if row["encoding"] != "UTF8":
+        raise Transient(
+            Reason.SERVER_NOT_READY,
+            f"the home database has the encoding {row['encoding']}: name one with UTF8, which holds every role's name",
+        )
     return Identity(
         version=row["version"],
         version_number=row["version_number"],
@@ -66,7 +71,9 @@ async def identify(connection: Connection) -> Identity:
     )
 
 
-async def look(connection: Connection, cluster: str, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
+async def look(
+    connection: Connection, cluster: str, system_identifier: int, asked: Sequence[tuple[Key, str]]
+) -> list[Sight]:
     """What is there for each (key, role name), in their order; the role name is empty where the object is gone.
 
     What they refer to is not in it: `look_around`.
@@ -78,6 +85,7 @@ async def look(connection: Connection, cluster: str, asked: Sequence[tuple[Key, 
             [key.namespace for key, _ in asked],
             [key.name for key, _ in asked],
             cluster,
+            system_identifier,
         )
     return [_sight(list(group)) for _, group in groupby(rows, key=itemgetter("place"))]
 
@@ -93,7 +101,9 @@ async def look_around(
     with speaking():
         rows = await connection.fetch(queries.inspect("surroundings"), list(groups), list(parameters), list(databases))
     return Surroundings(
-        groups={row["name"]: tuple(row["reaches"]) for row in rows if row["kind"] == "role"},
+        groups={
+            row["name"]: tuple(_text(name) or "" for name in row["reaches"]) for row in rows if row["kind"] == "role"
+        },
         contexts={row["name"]: row["context"] for row in rows if row["kind"] == "parameter"},
         databases=frozenset(row["name"] for row in rows if row["kind"] == "database"),
         options=version >= MEMBERSHIP_OPTIONS_VERSION,
@@ -128,9 +138,9 @@ def _sight(rows: Sequence[asyncpg.Record]) -> Sight:
 
 
 def _found(row: asyncpg.Record) -> Found:
-    settings = {database: read_settings(settings) for database, settings in json.loads(row["settings"] or "{}").items()}
+    settings = {name: read_settings(some) for name, some in json.loads(_text(row["settings"]) or "{}").items()}
     role = Role(
-        name=row["name"],
+        name=_text(row["name"]) or "",
         login=row["login"],
         superuser=row["superuser"],
         createdb=row["createdb"],
@@ -140,12 +150,18 @@ def _found(row: asyncpg.Record) -> Found:
         bypassrls=row["bypassrls"],
         connection_limit=row["connection_limit"],
         valid_until=row["valid_until"],
-        comment=row["comment"],
-        member_of=_memberships(json.loads(row["member_of"] or "[]")),
+        comment=_text(row["comment"]),
+        member_of=_memberships(json.loads(_text(row["member_of"]) or "[]")),
         parameters=settings.pop("", ()),
         database_parameters=tuple(sorted(settings.items())),
     )
-    return Found(row["oid"], role, tuple(row["reaches"] or ()))
+    reaches = tuple(_text(name) or "" for name in row["reaches"] or ())
+    return Found(row["oid"], role, reaches, held_by=row["held_by"])
+
+
+def _text(value: bytes | None) -> str | None:
+    # What is not UTF-8 stays distinct and equals nothing that can be declared.
+    return None if value is None else value.decode(errors="surrogateescape")
 
 
 def _memberships(rows: Sequence[dict[str, Any]]) -> tuple[Membership, ...]:

@@ -45,7 +45,7 @@ class Session:
     _connection: Connection
 
     async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
-        return await inspect.look(self._connection, self.cluster, asked)
+        return await inspect.look(self._connection, self.cluster, self.identity.system_identifier, asked)
 
     async def look_around(
         self, groups: Collection[str], parameters: Collection[str], databases: Collection[str]

@@ -7,42 +7,66 @@ ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shi
 from collections.abc import Iterator, Sequence
 
 import anyio
+import anyio.lowlevel
 
 from pgrole_controller.core.ddl import literal, statements
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres.connection import Connection, speaking
 
-#: For one transaction, whatever its statements wait for.
-TRANSACTION_SECONDS = 30.0
+#: For one transaction, whatever its statements wait for. It is not interrupted, so stopping may take that long.
+TRANSACTION_SECONDS = 4.0
 
-_BEGIN = ("SET LOCAL lock_timeout = '3s'", "SET LOCAL statement_timeout = '10s'", "SELECT pgrole.take_turn()")
+#: For all that is tried one by one after a batch failed: what does not get its turn is put off.
+ONE_BY_ONE_SECONDS = 3.0
+
+_BEGIN = (
+    "SET LOCAL lock_timeout = '{lock_timeout}'",
+    "SET LOCAL statement_timeout = '3500ms'",
+    "SELECT pgrole.take_turn()",
+)
+_TOGETHER = "2s"
+_ALONE = "300ms"
 
 
-def script(plans: Sequence[Plan], *, options: bool = True) -> str:
+def script(plans: Sequence[Plan], *, options: bool = True, lock_timeout: str = _TOGETHER) -> str:
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
-    return ";\n".join((*_BEGIN, *(statement for plan in plans for statement in _statements(plan, options))))
+    begin = (statement.format(lock_timeout=lock_timeout) for statement in _BEGIN)
+    return ";\n".join((*begin, *(statement for plan in plans for statement in _statements(plan, options))))
 
 
 async def carry_out(connection: Connection, plans: Sequence[Plan], *, options: bool = True) -> list[PgRoleError | None]:
     """Carries out the plans, all or one by one: None for each that is committed, else why it is not."""
     if not plans:
         return []
-    together = await _run(connection, plans, options)
+    together = await _run(connection, plans, options, _TOGETHER)
     if together is None or len(plans) == 1 or connection.is_closed():
         return [together] * len(plans)
-    return [await _run(connection, [plan], options) for plan in plans]
+    return await _carry_out_each(connection, plans, options)
 
 
-async def _run(connection: Connection, plans: Sequence[Plan], options: bool) -> PgRoleError | None:
+async def _carry_out_each(connection: Connection, plans: Sequence[Plan], options: bool) -> list[PgRoleError | None]:
+    """A role that somebody else has locked is waited for a moment only, so that it does not hold up the others."""
+    ends = anyio.current_time() + ONE_BY_ONE_SECONDS
+    results: list[PgRoleError | None] = []
+    for plan in plans:
+        await anyio.lowlevel.checkpoint()  # the transactions themselves are not interrupted
+        if anyio.current_time() < ends:
+            results.append(await _run(connection, [plan], options, _ALONE))
+        else:
+            results.append(Transient(Reason.PROGRESSING, "put off, since others of its batch wait for locks"))
+    return results
+
+
+async def _run(connection: Connection, plans: Sequence[Plan], options: bool, lock_timeout: str) -> PgRoleError | None:
     try:
-        with anyio.CancelScope(shield=True), speaking():
-            with anyio.fail_after(TRANSACTION_SECONDS, shield=True):
-                await connection.execute(script(plans, options=options))
+        text = script(plans, options=options, lock_timeout=lock_timeout)
+        with speaking(), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
+            await connection.execute(text)
     except PgRoleError as error:
         return error
-    except ValueError as error:  # what cannot be quoted
-        return Transient(Reason.INVALID_SPEC, str(error))
+    except ValueError as error:  # what cannot be quoted, or is no UTF-8
+        return Transient(Reason.INVALID_SPEC, f"it cannot be said in SQL: {error}")
     return None
 
 

@@ -1,9 +1,11 @@
 -- What is there for each of the asked objects? In their order; two rows where the wanted name and the oid of the claim
 -- are two roles, one row without a role where there is none.
+-- Names and texts of the server's shared catalogs come as bytes: another database may have written them in its encoding.
 -- $1 name[] role names ('' where the object is gone)   $2 text[] namespaces   $3 text[] objects   $4 text cluster
+-- $5 bigint system identifier
 SELECT
     a.place,
-    r.oid, r.rolname AS name, r.rolname IS NOT DISTINCT FROM a.role_name AS is_named,
+    r.oid, textsend(r.rolname::text) AS name, r.rolname IS NOT DISTINCT FROM a.role_name AS is_named,
     r.rolcanlogin AS login, r.rolsuper AS superuser, r.rolcreatedb AS createdb, r.rolcreaterole AS createrole,
     r.rolinherit AS inherit, r.rolreplication AS replication, r.rolbypassrls AS bypassrls,
     r.rolconnlimit AS connection_limit,
@@ -11,10 +13,10 @@ SELECT
          WHEN r.rolvaliduntil < 'infinity'
          THEN least(extract(epoch FROM r.rolvaliduntil) * 1000000, 9223372036854775807)::bigint
     END AS valid_until,
-    pg_catalog.shobj_description(r.oid, 'pg_authid') AS comment,
+    textsend(pg_catalog.shobj_description(r.oid, 'pg_authid')) AS comment,
     (
         -- to_jsonb: INHERIT and SET are not known before PostgreSQL 16, where both always hold
-        SELECT jsonb_agg(jsonb_build_object(
+        SELECT textsend(json_agg(json_build_object(
             'role', g.rolname,
             'grantor', coalesce(b.rolname::text, ''),
             'admin', m.admin_option,
@@ -25,14 +27,14 @@ SELECT
                 FROM pg_catalog.pg_auth_members AS x JOIN pg_catalog.pg_roles AS p ON p.oid = x.member
                 WHERE x.roleid = m.roleid AND x.grantor = r.oid
             ) END
-        ) ORDER BY g.rolname, b.rolname)
+        ) ORDER BY g.rolname, b.rolname)::text)
         FROM pg_catalog.pg_auth_members AS m
         JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
         LEFT JOIN pg_catalog.pg_roles AS b ON b.oid = m.grantor
         WHERE m.member = r.oid
     ) AS member_of,
     (
-        SELECT jsonb_object_agg(coalesce(d.datname::text, ''), s.setconfig)
+        SELECT textsend(json_object_agg(coalesce(d.datname::text, ''), s.setconfig)::text)
         FROM pg_catalog.pg_db_role_setting AS s LEFT JOIN pg_catalog.pg_database AS d ON d.oid = s.setdatabase
         WHERE s.setrole = r.oid
     ) AS settings,
@@ -43,13 +45,21 @@ SELECT
             UNION
             SELECT m.roleid FROM reached AS h JOIN pg_catalog.pg_auth_members AS m ON m.member = h.roleid
         )
-        SELECT x.rolname::text
+        SELECT textsend(x.rolname::text)
         FROM reached AS h JOIN pg_catalog.pg_roles AS x ON x.oid = h.roleid
         WHERE x.rolsuper
            OR x.rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')
            OR x.rolname IN (current_user, session_user)
         ORDER BY 1
     ) END AS reaches,
+    -- another object's role, under a name that it was given behind its back
+    (
+        SELECT format('%s/%s', y.namespace, y.object)
+        FROM pgrole.claim AS y
+        WHERE y.role_oid = r.oid AND y.system_identifier = $5 AND y.released_at IS NULL
+          AND y.role_name <> a.role_name::text
+        LIMIT 1
+    ) AS held_by,
     c.role_name AS claim_role_name, c.role_oid AS claim_role_oid, c.system_identifier AS claim_system_identifier,
     c.cluster AS claim_cluster, c.namespace AS claim_namespace, c.namespace_uid AS claim_namespace_uid,
     c.object AS claim_object, c.object_uid AS claim_object_uid, c.applied AS claim_applied,

@@ -2,6 +2,7 @@
 SELECT
     current_setting('server_version') AS version,
     current_setting('server_version_num')::int AS version_number,
+    current_setting('server_encoding') AS encoding,
     pg_catalog.pg_is_in_recovery() AS in_recovery,
     (SELECT s.system_identifier FROM pg_catalog.pg_control_system() AS s) AS system_identifier,
     pg_catalog.pg_postmaster_start_time() AS started_at,

@@ -6,7 +6,7 @@ SELECT 'role' AS kind, g.rolname::text AS name, NULL AS context, ARRAY(
         UNION
         SELECT m.roleid FROM reached AS h JOIN pg_catalog.pg_auth_members AS m ON m.member = h.roleid
     )
-    SELECT x.rolname::text
+    SELECT textsend(x.rolname::text)
     FROM reached AS h JOIN pg_catalog.pg_roles AS x ON x.oid = h.roleid
     WHERE x.rolsuper
        OR x.rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')

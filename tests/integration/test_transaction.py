@@ -49,7 +49,9 @@ async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 async def see(connection: Connection, name: str, key: Key = KEY, wanted: Role | None = None) -> Sight:
-    sight = (await inspect.look(connection, CLUSTER, [(key, name)]))[0]
+    sight = (
+        await inspect.look(connection, CLUSTER, (await inspect.identify(connection)).system_identifier, [(key, name)])
+    )[0]
     if wanted is None:
         return sight
     groups = [membership.role for membership in wanted.member_of]
@@ -243,7 +245,12 @@ async def test_any_number_of_roles_is_read_in_one_query_and_in_order(connection:
     wanted = [f"many_{number}" for number in range(300)]
     try:
         await connection.execute(";".join(f"CREATE ROLE {name}" for name in wanted[::2]))
-        sights = await inspect.look(connection, CLUSTER, [(Key("shop", name), name) for name in wanted])
+        sights = await inspect.look(
+            connection,
+            CLUSTER,
+            (await inspect.identify(connection)).system_identifier,
+            [(Key("shop", name), name) for name in wanted],
+        )
         found = [sight.named.role.name if sight.named else None for sight in sights]
         assert found == [name if place % 2 == 0 else None for place, name in enumerate(wanted)]
     finally:

@@ -181,6 +181,22 @@ class TestOwnership:
         proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
         assert refusal(ask(proof=proof), Sight(named=FOUND, claim=claim(owner=OTHER))).reason is Reason.CONFLICT
 
+    @pytest.mark.parametrize("held", [None, claim(role_oid=OID + 1)])
+    def test_another_objects_role_under_our_name_is_not_taken(self, held: Claim | None) -> None:
+        renamed = Found(OID, WANTED, held_by="shop/other")
+        for asked in (ask(adopt=True), ask(terminating=True, drop=True)):
+            if asked.terminating and held is None:
+                assert not look(asked, Sight(named=renamed)).changes
+                continue
+            error = refusal(asked, Sight(named=renamed, claim=held))
+            assert "shop/other" in error.message
+
+    def test_who_had_a_role_by_its_status_goes_before_an_older_object_that_would_adopt_it(self) -> None:
+        proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
+        error = refusal(ask(adopt=True, proven_rivals=(("shop/owner", proof),)), Sight(named=FOUND))
+        assert error.reason is Reason.CONFLICT
+        assert "shop/owner" in error.message
+
 
 class TestPolicy:
     @pytest.mark.parametrize("name", ["pg_read_all_data", "keeper", "rds_admin"])

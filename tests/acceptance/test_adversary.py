@@ -1,0 +1,139 @@
+"""What a tenant, or somebody with a session in the database, might try: each comes to nothing."""
+
+import secrets
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.world import Controller, Database, Kube, condition
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"x{secrets.token_hex(3)}"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def latin(
+    shared_postgres: PostgresServer, database: Database
+) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
+    """A session in a database with another encoding, whose texts land in the same shared catalogs."""
+    await database.execute("CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C'")
+    connection = await asyncpg.connect(shared_postgres.dsn(database="latin"))
+    yield connection
+    await connection.close()
+    await database.execute("DROP DATABASE latin WITH (FORCE)")
+
+
+async def test_a_role_renamed_to_a_name_that_another_object_declares_is_not_taken_over(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await kube.apply("a", name=f"{prefix}_a", login=True, drift={"policy": "Report"})
+    mine = await kube.wait_ready("a")
+    await database.execute(f"ALTER ROLE {prefix}_a RENAME TO {prefix}_x")
+    await kube.apply("b", name=f"{prefix}_x", adopt=True, deletionPolicy="Drop")
+    obj = await kube.wait_reason("b", "NameTaken")
+    assert f"{kube.namespace}/a" in condition(obj, "Ready")["message"]
+    await kube.delete("b")
+    await kube.wait_gone("b")
+    role = await database.role(f"{prefix}_x")
+    assert role is not None
+    assert role["oid"] == mine["status"]["role"]["oid"]
+    assert role["rolcanlogin"]
+
+
+async def test_roles_that_swap_names_behind_our_back_end_as_declared_with_one_claim_each(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await kube.apply("a", name=f"{prefix}_a", comment="a")
+    await kube.apply("b", name=f"{prefix}_b", comment="b", login=True)
+    await kube.wait_ready("a")
+    await kube.wait_ready("b")
+    await database.execute(f"BEGIN; DROP ROLE {prefix}_a; ALTER ROLE {prefix}_b RENAME TO {prefix}_a; COMMIT")
+    await database.wait_role(f"{prefix}_b", lambda row: row["comment"] == "b" and row["rolcanlogin"], "b as declared")
+    await database.wait_role(
+        f"{prefix}_a", lambda row: row["comment"] == "a" and not row["rolcanlogin"], "a as declared"
+    )
+    await kube.wait_ready("a")
+    await kube.wait_ready("b")
+    assert (
+        await database.fetchval(
+            "SELECT count(DISTINCT role_oid) FROM pgrole.claim WHERE role_name LIKE $1", f"{prefix}%"
+        )
+        == 2
+    )
+
+
+async def test_a_comment_in_another_encoding_is_set_back(
+    kube: Kube, database: Database, latin: "asyncpg.Connection[asyncpg.Record]", prefix: str, controller: Controller
+) -> None:
+    await kube.apply("app", name=f"{prefix}_app", comment="as declared")
+    await kube.wait_ready("app")
+    await latin.execute(f"COMMENT ON ROLE {prefix}_app IS 'caf\u00e9'")
+    await kube.wait_for("app", lambda obj: obj["status"].get("driftCount", 0) == 1, "driftCount 1")
+    role = await database.role(f"{prefix}_app")
+    assert role is not None
+    assert role["comment"] == "as declared"
+    assert controller.process.running
+
+
+async def test_a_name_in_another_encoding_stops_nobody_else(
+    kube: Kube, database: Database, latin: "asyncpg.Connection[asyncpg.Record]", prefix: str, controller: Controller
+) -> None:
+    await kube.apply("odd", name=f"{prefix}_odd")
+    await kube.apply("app", name=f"{prefix}_app")
+    await kube.wait_ready("odd")
+    await kube.wait_ready("app")
+    await latin.execute(f'ALTER ROLE {prefix}_odd RENAME TO "{prefix}_\u00e9"')
+    try:
+        await database.execute(f"ALTER ROLE {prefix}_app CREATEDB")
+        await database.wait_role(f"{prefix}_app", lambda row: not row["rolcreatedb"], "set back")
+        await kube.wait_for(
+            "odd",
+            lambda obj: condition(obj, "Ready")["status"] == "False",
+            "not Ready, since it cannot be renamed back",
+        )
+    finally:
+        await latin.execute(f'ALTER ROLE "{prefix}_\u00e9" RENAME TO {prefix}_odd')
+    await kube.wait_ready("odd")
+    assert controller.process.running
+
+
+async def test_a_flood_of_many_does_not_hold_up_a_repair(
+    kube: Kube, database: Database, shared_postgres: PostgresServer, prefix: str
+) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_nobody LOGIN PASSWORD 'p'")
+    await kube.apply("app", name=f"{prefix}_app")
+    await kube.wait_ready("app")
+    flooder = await asyncpg.connect(shared_postgres.dsn(f"{prefix}_nobody", password="p"))
+    try:
+        await flooder.execute(
+            "SELECT pg_notify('pgrole', json_build_object('op', 'many', 'n', n)::text)"
+            " FROM generate_series(1, 20000) AS n"
+        )
+        await database.execute(f"ALTER ROLE {prefix}_app CREATEDB")
+        await database.wait_role(f"{prefix}_app", lambda row: not row["rolcreatedb"], "set back", seconds=10)
+    finally:
+        await flooder.close()
+        await database.execute(f"DROP ROLE {prefix}_nobody")
+
+
+async def test_a_role_locked_by_an_open_transaction_does_not_hold_up_the_others(
+    kube: Kube, database: Database, shared_postgres: PostgresServer, prefix: str
+) -> None:
+    for name in ("locked", "free"):
+        await kube.apply(name, name=f"{prefix}_{name}")
+        await kube.wait_ready(name)
+    holder = await asyncpg.connect(shared_postgres.dsn())
+    try:
+        await holder.execute(f"BEGIN; ALTER ROLE {prefix}_locked CONNECTION LIMIT 5")
+        await kube.apply("locked", name=f"{prefix}_locked", login=True)
+        await database.execute(f"ALTER ROLE {prefix}_free CREATEDB")
+        await database.wait_role(f"{prefix}_free", lambda row: not row["rolcreatedb"], "set back")
+        await holder.execute("ROLLBACK")
+    finally:
+        await holder.close()
+    await kube.wait_ready("locked")
