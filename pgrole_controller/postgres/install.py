@@ -14,10 +14,12 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
 
 #: Raised with every change of sql/install. One version older and newer than this one can be worked with.
-VERSION = 1
+VERSION = 2
 
-_LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(8102098230143320034)"
 _SCHEMA = "CREATE SCHEMA pgrole"
+# Its lock on the schema is its owner's alone, as one on a table in it is; and the schema is there before any table.
+_LOCK = "COMMENT ON SCHEMA pgrole IS 'is being installed'"
+_ANOTHER_MADE_IT = (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError)
 
 
 class Installation(Enum):
@@ -34,29 +36,47 @@ async def install(connection: Connection, *, allowed: bool = True) -> Installati
     Raises Refused when it belongs to somebody else or may not be made, Transient when the server fails.
     """
     with speaking():
-        row = await _survey(connection)
-        if await _is_whole(connection, row):
-            return Installation.PRESENT
-        if not allowed or not (row["present"] or row["may_create"]):
-            raise Refused(
-                Reason.SERVER_NOT_READY,
-                "schema pgrole is missing or old and may not be installed by the controller; "
-                "an administrator can install it with the output of `pgrole-controller sql`",
-            )
-        async with connection.transaction():
-            await connection.execute(_LOCK)
-            row = await _survey(connection)
-            if not row["present"]:
-                await connection.execute(_SCHEMA)
-            await connection.execute(queries.install())
-            await _survey(connection)
+        try:
+            return await _install(connection, allowed=allowed)
+        except _ANOTHER_MADE_IT:
+            return await _install(connection, allowed=allowed)
+
+
+async def others_may_create(connection: Connection) -> bool:
+    """Whether anybody but superusers and the controller's role may make a schema in this database, at this moment.
+
+    If so, a schema `pgrole` that is dropped can be theirs a moment later: sql/inspect/guard.sql.
+    """
+    with speaking():
+        return bool((await _ask(connection))["others_may_create"])
+
+
+async def _install(connection: Connection, *, allowed: bool) -> Installation:
+    row = await _survey(connection)
+    if await _is_whole(connection, row):
+        return Installation.PRESENT
+    if not allowed or not (row["present"] or row["may_create"]):
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            "schema pgrole is missing or old and may not be installed by the controller; "
+            "an administrator can install it with the output of `pgrole-controller sql`",
+        )
+    async with connection.transaction():
+        if not row["present"]:
+            await connection.execute(_SCHEMA)
+        await connection.execute(_LOCK)
+        await _survey(connection)
+        await connection.execute(queries.install())
+        await _survey(connection)
     return Installation.CHANGED if row["present"] else Installation.MADE
 
 
 async def _is_whole(connection: Connection, row: asyncpg.Record) -> bool:
     if not row["versioned"]:
         return False
-    installed = await connection.fetchrow("SELECT version, parts FROM pgrole.installation")
+    async with connection.transaction():
+        await connection.execute(queries.inspect("guard"))
+        installed = await connection.fetchrow("SELECT version, parts FROM pgrole.installation")
     if installed is None:
         return False
     if installed["version"] > VERSION + 1:
@@ -69,9 +89,7 @@ async def _is_whole(connection: Connection, row: asyncpg.Record) -> bool:
 
 async def _survey(connection: Connection) -> asyncpg.Record:
     """What of the schema is there. Raises Refused when any of it is not to be trusted."""
-    row: asyncpg.Record | None = await connection.fetchrow(queries.inspect("installation"))
-    if row is None:
-        raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of its schemas")
+    row = await _ask(connection)
     if row["foreign_parts"]:
         raise Refused(
             Reason.SERVER_NOT_READY,
@@ -79,4 +97,11 @@ async def _survey(connection: Connection) -> asyncpg.Record:
             f"superuser with all that is in it, but does not: {', '.join(row['foreign_parts'])}. "
             "An administrator must look at it and drop it (DROP SCHEMA pgrole CASCADE)",
         )
+    return row
+
+
+async def _ask(connection: Connection) -> asyncpg.Record:
+    row: asyncpg.Record | None = await connection.fetchrow(queries.inspect("installation"))
+    if row is None:
+        raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of its schemas")
     return row

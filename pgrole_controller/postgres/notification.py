@@ -22,7 +22,8 @@ def read_names(payload: str) -> tuple[str, ...] | None:
         return ()
     if message.get("op") == "many":
         return EVERYTHING
-    return tuple(name for name in (message.get("name"), message.get("was")) if isinstance(name, str))
+    names = (message.get(item) for item in ("name", "was", "claim"))
+    return tuple(name for name in names if isinstance(name, str))
 
 
 def greeting(token: str) -> str:

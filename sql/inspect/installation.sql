@@ -24,8 +24,21 @@ part AS (
 SELECT
     EXISTS (SELECT FROM schema) AS present,
     (SELECT count(*)::int FROM part WHERE what NOT LIKE 'type %' AND what NOT LIKE 'right %') AS parts,
-    pg_catalog.to_regclass('pgrole.installation') IS NOT NULL AS versioned,
+    pg_catalog.to_regclass('pgrole.installation') IS NOT NULL
+        AND pg_catalog.to_regclass('pgrole.turn_to_look') IS NOT NULL AS versioned,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
+    -- anybody else: the database's owner too, who can grant it to himself
+    EXISTS (
+        SELECT
+        FROM pg_catalog.pg_database AS d
+        CROSS JOIN LATERAL (
+            SELECT d.datdba
+            UNION ALL
+            SELECT a.grantee FROM pg_catalog.aclexplode(d.datacl) AS a WHERE a.privilege_type = 'CREATE'
+        ) AS may (create_it)
+        WHERE d.datname = pg_catalog.current_database()
+          AND may.create_it NOT IN (SELECT t.oid FROM trusted AS t)
+    ) AS others_may_create,
     ARRAY(
         SELECT format('%s (%s)', p.what, coalesce(r.rolname, 'PUBLIC'))
         FROM part AS p LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = p.owner

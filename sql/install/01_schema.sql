@@ -5,15 +5,15 @@ SET LOCAL search_path = pg_catalog, pg_temp;
 -- a superuser: so nothing is installed into a schema that belongs to somebody else.
 DO $$
 DECLARE
-    maker text := (
-        SELECT pg_get_userbyid(n.nspowner)
-        FROM pg_namespace AS n
-        WHERE n.nspname = 'pgrole'
-    );
+    maker text;
 BEGIN
-    IF maker IS NULL THEN
+    IF to_regnamespace('pgrole') IS NULL THEN
         CREATE SCHEMA pgrole;
-    ELSIF NOT EXISTS (
+    END IF;
+    -- who installs at the same time waits here: its lock is the owner's alone
+    COMMENT ON SCHEMA pgrole IS 'What pgrole-controller has seen and claimed of this server''s roles';
+    SELECT pg_get_userbyid(n.nspowner) INTO maker FROM pg_namespace AS n WHERE n.nspname = 'pgrole';
+    IF NOT EXISTS (
         SELECT FROM pg_roles AS r
         WHERE r.rolname = maker
           AND (r.rolsuper OR r.rolname = current_user)
@@ -31,3 +31,8 @@ CREATE TABLE IF NOT EXISTS pgrole.installation (
     version   integer NOT NULL,
     parts     integer NOT NULL
 );
+
+-- To be locked, by those who take turns: an advisory lock may be taken by any role that can connect, and held for as long
+-- as it likes. Views, since VACUUM and ANALYZE lock tables.
+CREATE OR REPLACE VIEW pgrole.turn_to_change AS SELECT true AS turn;
+CREATE OR REPLACE VIEW pgrole.turn_to_look AS SELECT true AS turn;

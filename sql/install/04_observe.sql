@@ -213,6 +213,19 @@ AS $$
         recent = excluded.recent
 $$;
 
+-- Whether it is the caller's turn to look, until its transaction ends; uses no transaction id.
+CREATE OR REPLACE FUNCTION pgrole.try_turn_to_look() RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE pgrole.turn_to_look IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
 -- Brings role_state up to date, and with it tells those who listen which roles changed; writes nothing when none did.
 -- Returns the text of a snapshot up to which everything has been seen: as long as pg_current_snapshot() is that, there
 -- is nothing new. `everything`: trusts nothing that was seen before.
@@ -224,7 +237,6 @@ SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    turn    CONSTANT bigint := 8102098230143320035;
     own     CONSTANT xid8 := pg_current_xact_id_if_assigned();
     seen    text;
     moved   oid[];
@@ -250,9 +262,9 @@ BEGIN
         IF known AND moved IS NULL AND NOT everything THEN
             RETURN seen;
         END IF;
-        EXIT WHEN pg_try_advisory_xact_lock(turn);
+        EXIT WHEN pgrole.try_turn_to_look();
         -- another is at it: what it sees need not be looked at again
-        PERFORM pg_advisory_xact_lock(turn);
+        LOCK TABLE pgrole.turn_to_look IN SHARE UPDATE EXCLUSIVE MODE;
     END LOOP;
 
     IF everything OR NOT known THEN

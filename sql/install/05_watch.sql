@@ -6,20 +6,25 @@
 -- count: changes are rare, and the next one shall not wait for the last. COMMIT sends what was notified, and lets go of
 -- the snapshot before the nap.
 --
+-- The schema may be dropped while this runs, and made by whoever may create one; so before anything in it is called, a lock
+-- keeps it from being dropped, and its owner and those who may create in it must be trusted: our role, or superusers.
+-- PGR02: they are not.
+--
 -- A procedure with a SET clause may not COMMIT, so the session's search_path is set, and put back at the end.
 CREATE OR REPLACE PROCEDURE pgrole.watch(tick interval DEFAULT '10 ms', lasting interval DEFAULT '30 s')
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    turn    CONSTANT bigint := 8102098230143320035;
     rest    CONSTANT float8 := 44;
+    longest CONSTANT float8 := 1;
     path    CONSTANT text := pg_catalog.current_setting('search_path');
     pause   float8;
     ends    float8;
     clock   float8;
     free_at float8;
     took    float8;
-    cost    float8;
+    before  float8;
+    cost    float8 := 0.00025;
     seen    text;
     known   boolean;
     nap     float8;
@@ -35,17 +40,38 @@ BEGIN
         IF pg_current_snapshot()::text IS DISTINCT FROM seen THEN
             IF clock < free_at THEN
                 nap := least(free_at, ends) - clock;
-            -- another may hold it for as long as its transaction lasts; what it has seen, its commit tells
-            ELSIF pg_try_advisory_xact_lock(turn) THEN
-                known := seen IS NOT NULL;
-                seen := pgrole.observe();
-                took := date_part('epoch', clock_timestamp()) - clock;
-                -- the first may have had plans to make
-                IF known AND pg_current_xact_id_if_assigned() IS NULL THEN
-                    -- one look that was held up shall not make the next one late
-                    cost := least(took, 2 * coalesce(cost, took));
+            ELSE
+                LOCK TABLE pgrole.turn_to_look IN ACCESS SHARE MODE;
+                IF EXISTS (
+                    SELECT
+                    FROM pg_catalog.pg_namespace AS n
+                    CROSS JOIN LATERAL (
+                        SELECT n.nspowner
+                        UNION ALL
+                        SELECT a.grantee FROM pg_catalog.aclexplode(n.nspacl) AS a WHERE a.privilege_type = 'CREATE'
+                        UNION ALL
+                        SELECT p.proowner
+                        FROM pg_catalog.pg_proc AS p
+                        WHERE p.pronamespace = n.oid AND p.proname IN ('try_turn_to_look', 'observe')
+                    ) AS had (owner)
+                    LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = had.owner
+                    WHERE n.nspname = 'pgrole' AND (r.rolsuper OR r.rolname = current_user) IS NOT TRUE
+                ) THEN
+                    RAISE EXCEPTION 'schema pgrole is not trusted any more, nothing in it is called' USING ERRCODE = 'PGR02';
                 END IF;
-                free_at := clock + took + rest * coalesce(cost, 0);
+                -- another may hold it for as long as its transaction lasts; what it has seen, its commit tells
+                IF pgrole.try_turn_to_look() THEN
+                    known := seen IS NOT NULL;
+                    seen := pgrole.observe();
+                    took := date_part('epoch', clock_timestamp()) - clock;
+                    -- the first may have had plans to make
+                    IF known AND pg_current_xact_id_if_assigned() IS NULL THEN
+                        -- looks that were held up shall not make the next one late
+                        cost := least(took, before, 2 * cost);
+                        before := took;
+                    END IF;
+                    free_at := clock + took + least(rest * cost, longest);
+                END IF;
             END IF;
         END IF;
         COMMIT;

@@ -6,10 +6,11 @@ CREATE OR REPLACE FUNCTION pgrole.take_turn() RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT pg_advisory_xact_lock(8102098230143320033)
+    LOCK TABLE pgrole.turn_to_change IN SHARE UPDATE EXCLUSIVE MODE
 $$;
 
--- The role that was seen under a name still has that oid (NULL: there is none), and its claim still has that holder.
+-- The role that was seen under a name still has that oid (NULL: there is none), nobody claims it under another name, and
+-- its claim still has that holder.
 CREATE OR REPLACE FUNCTION pgrole.expect(claimed_name text, seen_name text, seen_oid oid, holder text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -17,9 +18,18 @@ AS $$
 DECLARE
     oid_now    oid  := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = seen_name::name);
     holder_now text := (SELECT c.object_uid FROM pgrole.claim AS c WHERE c.role_name = claimed_name);
+    other      text := (
+        SELECT c.role_name
+        FROM pgrole.claim AS c, pg_control_system() AS s
+        WHERE c.role_oid = seen_oid AND c.system_identifier = s.system_identifier AND c.released_at IS NULL
+          AND c.role_name <> claimed_name
+    );
 BEGIN
     IF oid_now IS DISTINCT FROM seen_oid THEN
         RAISE EXCEPTION 'role "%" is not the one that was seen', seen_name USING ERRCODE = 'PGR01';
+    END IF;
+    IF other IS NOT NULL THEN
+        RAISE EXCEPTION 'role "%" is claimed under another name, "%"', seen_name, other USING ERRCODE = 'PGR01';
     END IF;
     IF holder_now IS DISTINCT FROM holder THEN
         RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
@@ -27,14 +37,31 @@ BEGIN
 END
 $$;
 
--- The role, as it is now, belongs to this object, and this is what was brought into it.
+-- The role of that name belongs to this object, and this is what was brought into it. It must have `expected_oid`; 0: it
+-- must have been created by this transaction, outside of any savepoint, where pg_authid tells.
 CREATE OR REPLACE FUNCTION pgrole.take_claim(
-    claimed_name text, cluster text, namespace text, namespace_uid text, object text, object_uid text,
+    claimed_name text, expected_oid oid, cluster text, namespace text, namespace_uid text, object text, object_uid text,
     applied text, drifted text[]
 ) RETURNS void
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
+#variable_conflict use_column
+DECLARE
+    own   oid := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = claimed_name::name);
+    taken integer;
+BEGIN
+    IF expected_oid <> 0 THEN
+        own := CASE WHEN own = expected_oid THEN own END;
+    ELSIF has_column_privilege('pg_catalog.pg_authid', 'oid', 'select')
+        AND has_column_privilege('pg_catalog.pg_authid', 'xmin', 'select')
+    THEN
+        own := (SELECT a.oid FROM pg_authid AS a WHERE a.oid = own AND a.xmin = pg_current_xact_id()::xid);
+        -- oids come round again: whoever had this one has lost its role
+        UPDATE pgrole.claim AS c SET role_oid = 0
+        WHERE c.role_oid = own AND c.released_at IS NULL AND c.role_name <> claimed_name
+          AND c.system_identifier = (SELECT s.system_identifier FROM pg_control_system() AS s);
+    END IF;
     INSERT INTO pgrole.claim AS c (
         role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, object_uid, applied,
         drift_count, last_drift_at, last_drift_fields
@@ -46,7 +73,7 @@ AS $$
            CASE WHEN cardinality(drifted) > 0 THEN now() END,
            CASE WHEN cardinality(drifted) > 0 THEN drifted END
     FROM pg_roles AS r, pg_control_system() AS s
-    WHERE r.rolname = claimed_name::name
+    WHERE r.oid = own
     ON CONFLICT (role_name) DO UPDATE SET
         role_oid = excluded.role_oid,
         system_identifier = excluded.system_identifier,
@@ -67,7 +94,26 @@ AS $$
             WHEN excluded.last_drift_at IS NOT NULL THEN excluded.last_drift_fields
             WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.last_drift_fields
         END,
-        released_at = NULL
+        released_at = NULL;
+    GET DIAGNOSTICS taken = ROW_COUNT;
+    IF taken <> 1 THEN
+        RAISE EXCEPTION 'role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
+$$;
+
+-- As version 1 calls it.
+CREATE OR REPLACE FUNCTION pgrole.take_claim(
+    claimed_name text, cluster text, namespace text, namespace_uid text, object text, object_uid text,
+    applied text, drifted text[]
+) RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT pgrole.take_claim(
+        claimed_name, (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = claimed_name::name),
+        cluster, namespace, namespace_uid, object, object_uid, applied, drifted
+    )
 $$;
 
 -- The object is gone; its role stays, and the claim remembers for whom.
@@ -86,9 +132,3 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM pgrole.claim WHERE role_name = claimed_name AND object_uid = holder
 $$;
-
-REVOKE ALL ON FUNCTION pgrole.take_turn() FROM PUBLIC;
-REVOKE ALL ON FUNCTION pgrole.expect(text, text, oid, text) FROM PUBLIC;
-REVOKE ALL ON FUNCTION pgrole.take_claim(text, text, text, text, text, text, text, text[]) FROM PUBLIC;
-REVOKE ALL ON FUNCTION pgrole.release_claim(text, text) FROM PUBLIC;
-REVOKE ALL ON FUNCTION pgrole.forget_claim(text, text) FROM PUBLIC;

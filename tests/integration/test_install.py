@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.install import Installation, install
+from pgrole_controller.postgres.install import VERSION, Installation, install, others_may_create
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -58,9 +58,9 @@ async def test_an_older_version_is_brought_to_this_one(connection: Connection) -
 
 async def test_the_version_after_this_one_is_left_as_it_is_and_a_later_one_refused(connection: Connection) -> None:
     await install(connection)
-    await connection.execute("UPDATE pgrole.installation SET version = 2")
+    await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 1}")
     assert await install(connection) is Installation.PRESENT
-    await connection.execute("UPDATE pgrole.installation SET version = 3")
+    await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 2}")
     with pytest.raises(Refused, match="upgrade"):
         await install(connection)
 
