@@ -4,7 +4,8 @@
 
     PgRoleError             reason (CamelCase, for the condition) and a message for the author of the object
      ├─ Waiting             a dependency is not there yet; looked at again when it appears
-     ├─ Refused             the object or the policy is at fault; nothing is retried until something changes
+     ├─ Refused             the object, the policy or somebody else's role stands in the way; it will not come
+     │                      right by itself, and is looked at again when something changes, and with back-off
      └─ Transient           network, lock, restart; retried with back-off
 """
 

@@ -26,6 +26,26 @@ _NAMES = frozenset({"search_path", "temp_tablespaces"})
 #: Parameters that change who one is: only a policy that names them lets them be set.
 IDENTITY_PARAMETERS = frozenset({"role", "session_authorization"})
 
+#: Modules whose parameters are not known before they are loaded, beside the extensions that a server has.
+MODULES = frozenset(
+    {
+        "auth_delay",
+        "auto_explain",
+        "basebackup_to_shell",
+        "basic_archive",
+        "passwordcheck",
+        "pg_prewarm",
+        "pg_stat_statements",
+        "plperl",
+        "plpgsql",
+        "plpython",
+        "plpython3",
+        "pltcl",
+        "pltclu",
+        "sepgsql",
+    }
+)
+
 #: Sorted pairs of a name in lower case and a canonical value.
 Parameters = tuple[tuple[str, str], ...]
 

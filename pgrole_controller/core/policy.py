@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.parameters import IDENTITY_PARAMETERS
+from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, Found, Role
 
 #: The first oid that initdb does not hand out: below it stand PostgreSQL's own roles and the bootstrap superuser.
@@ -17,13 +17,15 @@ class Surroundings:
     """What is there of what a role refers to. What is missing in here is not there.
 
     `groups`: roles that it wants to be a member of, each with the roles of the hard rules that this would reach.
-    `contexts`: pg_settings.context of parameters, by name in lower case. `options`: whether memberships have INHERIT
+    `contexts`: pg_settings.context of parameters, by name in lower case. `modules`: extensions that the server has and
+    whose name a parameter begins with. `options`: whether memberships have INHERIT
     and SET (PostgreSQL 16 and later).
     """
 
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     contexts: Mapping[str, str] = field(default_factory=dict)
     databases: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
     options: bool = True
 
 
@@ -109,7 +111,10 @@ def check_parameters(policy: Policy, wanted: Role, around: Surroundings) -> None
         # pg_settings does not show those that change who one is.
         if context is None and "." not in name and name not in IDENTITY_PARAMETERS:
             raise Refused(Reason.INVALID_SPEC, f'spec.parameters: the server knows no parameter "{name}": remove it')
+        module = name.partition(".")[0] if "." in name and context is None else ""
         guarded = name in IDENTITY_PARAMETERS or context in ("superuser", "superuser-backend")
+        # Before a module is loaded, nobody can tell which of its parameters are for superusers.
+        guarded = guarded or module in MODULES or module in around.modules
         if guarded and name not in policy.parameters:
             raise Refused(
                 Reason.NOT_ALLOWED,

@@ -106,6 +106,7 @@ async def look_around(
         },
         contexts={row["name"]: row["context"] for row in rows if row["kind"] == "parameter"},
         databases=frozenset(row["name"] for row in rows if row["kind"] == "database"),
+        modules=frozenset(row["name"] for row in rows if row["kind"] == "module"),
         options=version >= MEMBERSHIP_OPTIONS_VERSION,
     )
 

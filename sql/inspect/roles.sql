@@ -48,7 +48,9 @@ SELECT
         SELECT textsend(x.rolname::text)
         FROM reached AS h JOIN pg_catalog.pg_roles AS x ON x.oid = h.roleid
         WHERE x.rolsuper
-           OR x.rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')
+           OR x.rolname IN (
+               'pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files', 'pg_write_all_data'
+           )
            OR x.rolname IN (current_user, session_user)
         ORDER BY 1
     ) END AS reaches,

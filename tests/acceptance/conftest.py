@@ -8,7 +8,9 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.manifests import create_namespace
+from pgrole_controller.local.apiserver import api_server as run_api_server
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer, postgres
 from tests.acceptance.world import Controller, Database, Kube, Stage, open_database, running
 
@@ -21,12 +23,20 @@ async def shared_postgres() -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
+    """The API server of the shared controller, which writes to every PgRole there: never stop or kill this one."""
+    async with run_api_server(binaries=binaries) as server:
+        await apply_crds(server)
+        yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def controller(
-    api_server: ApiServer, shared_postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+    shared_api_server: ApiServer, shared_postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Controller]:
     """The shared controller, over all namespaces: never stop or kill this one."""
     folder = tmp_path_factory.mktemp("controller")
-    async with running(Controller(api_server.kubeconfig, shared_postgres.dsn(), folder)) as started:
+    async with running(Controller(shared_api_server.kubeconfig, shared_postgres.dsn(), folder)) as started:
         yield started
 
 
@@ -38,9 +48,9 @@ async def database(shared_postgres: PostgresServer, controller: Controller) -> A
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def kube(api_server: ApiServer, controller: Controller) -> AsyncIterator[Kube]:
+async def kube(shared_api_server: ApiServer, controller: Controller) -> AsyncIterator[Kube]:
     """A namespace that the shared controller looks at; what is left in it is deleted."""
-    made = await make_kube(api_server)
+    made = await make_kube(shared_api_server)
     yield made
     await made.delete_all()
 

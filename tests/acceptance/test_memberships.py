@@ -145,7 +145,8 @@ async def test_what_was_taken_by_a_cascade_and_is_declared_is_granted_again(
 
 
 @pytest.mark.parametrize(
-    "group", ["pg_execute_server_program", "pg_read_server_files", "pg_write_server_files", "postgres"]
+    "group",
+    ["pg_execute_server_program", "pg_read_server_files", "pg_write_server_files", "pg_write_all_data", "postgres"],
 )
 async def test_a_membership_that_reaches_too_far_is_refused(
     kube: Kube, database: Database, prefix: str, group: str

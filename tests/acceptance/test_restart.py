@@ -9,7 +9,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.process import Process
 from tests.acceptance.world import PATIENCE, Database, Json, Stage, is_ready, running
@@ -227,7 +226,7 @@ async def test_without_an_api_server_named_it_fails_and_names_the_choices(tmp_pa
     assert "Traceback" not in said
 
 
-async def test_a_taken_health_port_fails_and_is_named(api_server: ApiServer, stage: Stage) -> None:
+async def test_a_taken_health_port_fails_and_is_named(stage: Stage) -> None:
     first = stage.controller()
     async with running(first):
         second = stage.controller(None, "--health-port", str(first.health_port))
