@@ -10,6 +10,9 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 #: Raised by schema pgrole's own functions when what was seen is no longer so: look again, nothing was changed.
 SEEN_IS_STALE = "PGR01"
 
+#: Raised by sql/inspect/guard.sql when schema pgrole is not ours any more: nothing in it is called.
+SCHEMA_NOT_TRUSTED = "PGR02"
+
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
@@ -20,8 +23,11 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "28": lambda text: Transient(Reason.SERVER_NOT_READY, f"PostgreSQL refuses the controller's credentials: {text}"),
     "2BP01": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is still needed: {text}"),
     "3D000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the home database is missing: {text}"),
+    "3F000": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is missing: {text}"),
     "40": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
     "42501": lambda text: Transient(Reason.DATABASE_ERROR, f"the controller's role lacks a privilege: {text}"),
+    "42883": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is not whole: {text}"),
+    "42P01": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is not whole: {text}"),
     "42710": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
     "42704": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
     "42939": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL refuses the name: {text}"),
@@ -32,6 +38,7 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "57014": lambda text: Transient(Reason.DATABASE_ERROR, f"a statement did not end in time: {text}"),
     "57": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is stopping or starting: {text}"),
     SEEN_IS_STALE: lambda text: Transient(Reason.PROGRESSING, f"the role changed while it was looked at: {text}"),
+    SCHEMA_NOT_TRUSTED: lambda text: Transient(Reason.SERVER_NOT_READY, text),
     "XX000": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
 }
 

@@ -6,7 +6,8 @@ then ends as a whole: its caller starts a new one and looks at everything that c
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -16,11 +17,12 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.plan import Needs, Plan, Sight
 from pgrole_controller.core.policy import Surroundings
-from pgrole_controller.postgres import inspect, transaction
+from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.inspect import Identity
-from pgrole_controller.postgres.install import Installation, install
+from pgrole_controller.postgres.install import Installation, install, others_may_create
 from pgrole_controller.postgres.notification import CHANNEL, greeting, is_greeting, read_names
+from pgrole_controller.postgres.transaction import Dialect, carry_out
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ TICK = "8 ms"
 #: How long one call of `watch` lasts, so that its caller knows that it is alive.
 WATCH_SECONDS = 30
 _WATCH_DEADLINE = WATCH_SECONDS + 15.0
+#: For one look in a transaction of its own.
+GUARDED_SECONDS = 10.0
 _GREETING_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 15.0
 _HEARTBEAT_DEADLINE = 5.0
@@ -42,10 +46,12 @@ class Session:
     identity: Identity
     installation: Installation
     cluster: str
+    guarded: bool  # others may create schemas in the home database
     _connection: Connection
 
     async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
-        return await inspect.look(self._connection, self.cluster, self.identity.system_identifier, asked)
+        async with self._trusting():
+            return await inspect.look(self._connection, self.cluster, self.identity.system_identifier, asked)
 
     async def look_around(
         self, groups: Collection[str], parameters: Collection[str], databases: Collection[str]
@@ -57,11 +63,23 @@ class Session:
         return await inspect.look_for_needs(self._connection, oids)
 
     async def look_for_claims(self) -> list[tuple[Key, str, str]]:
-        return await inspect.look_for_claims(self._connection, self.cluster)
+        async with self._trusting():
+            return await inspect.look_for_claims(self._connection, self.cluster)
 
     async def carry_out(self, plans: Sequence[Plan]) -> list[PgRoleError | None]:
         options = self.identity.version_number >= inspect.MEMBERSHIP_OPTIONS_VERSION
-        return await transaction.carry_out(self._connection, plans, options=options)
+        return await carry_out(self._connection, plans, Dialect(options, self.guarded))
+
+    @asynccontextmanager
+    async def _trusting(self) -> AsyncIterator[None]:
+        """What is read of schema pgrole in here is ours: where others could put theirs in its place, it is locked."""
+        if not self.guarded:
+            yield
+            return
+        with speaking(), anyio.fail_after(GUARDED_SECONDS, shield=True):
+            async with self._connection.transaction():
+                await self._connection.execute(queries.inspect("guard"))
+                yield
 
 
 async def attend(
@@ -91,10 +109,10 @@ async def attend(
         await _listen(ear, eye, heard)
         with speaking():  # now, since what may not be read must fail the attempt and not the session
             await eye.execute("SELECT pgrole.observe()")
-        session = Session(identity, installation, cluster, writer)
+        session = Session(identity, installation, cluster, await others_may_create(writer), writer)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_watch, eye)
+                tasks.start_soon(_watch, eye, session.guarded)
                 tasks.start_soon(_keep_alive, ear)
                 tasks.start_soon(_await_end, (writer, ear, eye))
                 await work(session)
@@ -141,9 +159,11 @@ async def _listen(ear: Connection, eye: Connection, heard: Callable[[tuple[str, 
     )
 
 
-async def _watch(eye: Connection) -> NoReturn:
+async def _watch(eye: Connection, guarded: bool) -> NoReturn:
     while True:
         with speaking():
+            if guarded:
+                await eye.execute(queries.inspect("guard"))
             await eye.execute(
                 f"CALL pgrole.watch(interval '{TICK}', interval '{WATCH_SECONDS} s')",
                 timeout=_WATCH_DEADLINE,

@@ -5,6 +5,7 @@ ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shi
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import anyio
 import anyio.lowlevel
@@ -12,6 +13,7 @@ import anyio.lowlevel
 from pgrole_controller.core.ddl import literal, statements
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
 
 #: For one transaction, whatever its statements wait for. It is not interrupted, so stopping may take that long.
@@ -29,38 +31,54 @@ _TOGETHER = "2s"
 _ALONE = "300ms"
 
 
-def script(plans: Sequence[Plan], *, options: bool = True, lock_timeout: str = _TOGETHER) -> str:
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a script has to mind about its server.
+
+    `options`: memberships have INHERIT and SET, and grants by several grantors (PostgreSQL 16 and later). `guarded`:
+    others may create schemas in the home database, so each transaction makes sure of schema pgrole first.
+    """
+
+    options: bool = True
+    guarded: bool = False
+
+
+def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
-    begin = (statement.format(lock_timeout=lock_timeout) for statement in _BEGIN)
-    return ";\n".join((*begin, *(statement for plan in plans for statement in _statements(plan, options))))
+    begin = [statement.format(lock_timeout=lock_timeout) for statement in _BEGIN]
+    if dialect.guarded:
+        begin.insert(-1, queries.inspect("guard").strip())
+    return ";\n".join((*begin, *(statement for plan in plans for statement in _statements(plan, dialect.options))))
 
 
-async def carry_out(connection: Connection, plans: Sequence[Plan], *, options: bool = True) -> list[PgRoleError | None]:
+async def carry_out(connection: Connection, plans: Sequence[Plan], dialect: Dialect) -> list[PgRoleError | None]:
     """Carries out the plans, all or one by one: None for each that is committed, else why it is not."""
     if not plans:
         return []
-    together = await _run(connection, plans, options, _TOGETHER)
+    together = await _run(connection, plans, dialect, _TOGETHER)
     if together is None or len(plans) == 1 or connection.is_closed():
         return [together] * len(plans)
-    return await _carry_out_each(connection, plans, options)
+    return await _carry_out_each(connection, plans, dialect)
 
 
-async def _carry_out_each(connection: Connection, plans: Sequence[Plan], options: bool) -> list[PgRoleError | None]:
+async def _carry_out_each(connection: Connection, plans: Sequence[Plan], dialect: Dialect) -> list[PgRoleError | None]:
     """A role that somebody else has locked is waited for a moment only, so that it does not hold up the others."""
     ends = anyio.current_time() + ONE_BY_ONE_SECONDS
     results: list[PgRoleError | None] = []
     for plan in plans:
         await anyio.lowlevel.checkpoint()  # the transactions themselves are not interrupted
         if anyio.current_time() < ends:
-            results.append(await _run(connection, [plan], options, _ALONE))
+            results.append(await _run(connection, [plan], dialect, _ALONE))
         else:
             results.append(Transient(Reason.PROGRESSING, "put off, since others of its batch wait for locks"))
     return results
 
 
-async def _run(connection: Connection, plans: Sequence[Plan], options: bool, lock_timeout: str) -> PgRoleError | None:
+async def _run(
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, lock_timeout: str
+) -> PgRoleError | None:
     try:
-        text = script(plans, options=options, lock_timeout=lock_timeout)
+        text = script(plans, dialect, lock_timeout=lock_timeout)
         with speaking(), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
             await connection.execute(text)
     except PgRoleError as error:
@@ -80,6 +98,7 @@ def _statements(plan: Plan, options: bool) -> Iterator[str]:
         yield _call(
             "take_claim",
             plan.role_name,
+            plan.oid or 0,
             owner.cluster,
             owner.namespace,
             owner.namespace_uid,

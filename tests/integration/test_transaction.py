@@ -20,7 +20,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import install
-from pgrole_controller.postgres.transaction import carry_out
+from pgrole_controller.postgres.transaction import Dialect, carry_out
 from tests.roles import GROUPS, names, roles, texts
 
 CLUSTER = "cluster-a"
@@ -68,7 +68,7 @@ async def known(connection: Connection) -> Server:
 async def bring_in(connection: Connection, ask: Ask) -> Plan:
     sight = await see(connection, ask.wanted.name, wanted=ask.wanted)
     plan = decide(ask, sight, await known(connection), ALLOWING)
-    assert await carry_out(connection, [plan]) == [None]
+    assert await carry_out(connection, [plan], Dialect(guarded=True)) == [None]
     return plan
 
 
@@ -140,7 +140,7 @@ async def test_one_bad_plan_does_not_hold_the_others(connection: Connection) -> 
     bad = Ask(replace(OWNER, object="bad", object_uid="b"), Role("bad_one", connection_limit=-5))
     plans = [decide(ask, await see(connection, ask.wanted.name), server, ALLOWING) for ask in (good, bad)]
     try:
-        failures = await carry_out(connection, plans)
+        failures = await carry_out(connection, plans, Dialect())
         assert failures[0] is None
         assert failures[1] is not None
         assert failures[1].reason is Reason.INVALID_SPEC
@@ -157,7 +157,7 @@ async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(connect
         await connection.execute("ALTER ROLE replaced NOLOGIN")
         plan = decide(ask, await see(connection, "replaced"), await known(connection), ALLOWING)
         await connection.execute("DROP ROLE replaced; CREATE ROLE replaced SUPERUSER")
-        (failure,) = await carry_out(connection, [plan])
+        (failure,) = await carry_out(connection, [plan], Dialect(guarded=True))
         assert failure is not None
         assert failure.reason is Reason.PROGRESSING
         after = await see(connection, "replaced")
@@ -172,7 +172,7 @@ async def test_a_claim_that_another_took_meanwhile_stops_the_whole_change(connec
         plan = decide(Ask(OWNER, Role("raced")), await see(connection, "raced"), await known(connection), ALLOWING)
         other = replace(OWNER, object="other", object_uid="uid-2")
         await bring_in(connection, Ask(other, Role("raced", login=True)))
-        (failure,) = await carry_out(connection, [plan])
+        (failure,) = await carry_out(connection, [plan], Dialect(guarded=True))
         assert failure is not None
         after = await see(connection, "raced")
         assert after.named is not None
