@@ -1,5 +1,6 @@
 """What a tenant, or somebody with a session in the database, might try: each comes to nothing."""
 
+import contextlib
 import secrets
 from collections.abc import AsyncIterator
 
@@ -8,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.world import Controller, Database, Kube, condition
+from tests.acceptance.world import Controller, Database, Kube, Stage, condition, running
 
 
 @pytest.fixture
@@ -137,3 +138,58 @@ async def test_a_role_locked_by_an_open_transaction_does_not_hold_up_the_others(
     finally:
         await holder.close()
     await kube.wait_ready("locked")
+
+
+async def test_a_schema_put_in_the_place_of_ours_is_never_called(stage: Stage) -> None:
+    """A tenant who may create schemas waits for an administrator to drop ours."""
+    async with stage.database() as database:
+        await database.execute(
+            "CREATE ROLE tenant LOGIN PASSWORD 'p'; GRANT CREATE ON DATABASE postgres TO tenant;"
+            "CREATE TABLE public.trace (who text); GRANT INSERT ON public.trace TO PUBLIC"
+        )
+        async with running(stage.controller()) as controller:
+            await stage.kube.apply("app", login=True)
+            await stage.kube.wait_ready("app")
+            tenant = await asyncpg.connect(stage.postgres.dsn("tenant", password="p"))
+            try:
+                for _ in range(3):
+                    await drop_schema(database)
+                    await usurp(tenant)
+                    await database.execute("ALTER ROLE app CREATEDB")
+                    await stage.kube.wait_reason("app", "ServerNotReady")
+                    assert await database.fetchval("SELECT count(*) FROM public.trace WHERE who = 'postgres'") == 0
+                    await database.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+                    await stage.kube.wait_ready("app")
+            finally:
+                await tenant.close()
+            await database.wait_role("app", lambda row: not row["rolcreatedb"], "set back")
+            assert controller.process.running
+
+
+async def drop_schema(database: Database) -> None:
+    """As an administrator would; the watch may be at it in the same moment."""
+    for _ in range(20):
+        try:
+            await database.execute("DROP SCHEMA pgrole CASCADE")
+        except asyncpg.DeadlockDetectedError:
+            continue
+        return
+
+
+async def usurp(tenant: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Makes a schema pgrole whose every part leaves a trace of who calls it, unless ours is there again already."""
+    leave = "BEGIN INSERT INTO public.trace VALUES (current_user); RETURN NULL; END"
+    with contextlib.suppress(asyncpg.DuplicateSchemaError, asyncpg.InsufficientPrivilegeError):
+        await tenant.execute(
+            "CREATE SCHEMA pgrole; GRANT USAGE ON SCHEMA pgrole TO PUBLIC;"
+            "CREATE FUNCTION pgrole.observe(everything boolean DEFAULT false) RETURNS text LANGUAGE plpgsql"
+            f" AS $$ {leave} $$;"
+            f"CREATE FUNCTION pgrole.take_turn() RETURNS text LANGUAGE plpgsql AS $$ {leave} $$;"
+            f"CREATE FUNCTION pgrole.trap() RETURNS text LANGUAGE plpgsql AS $$ {leave} $$;"
+            "CREATE TABLE pgrole.turn_to_look (a int); CREATE TABLE pgrole.turn_to_change (a int);"
+            "CREATE VIEW pgrole.claim AS SELECT pgrole.trap() AS role_name, 1::oid AS role_oid,"
+            " 1::bigint AS system_identifier, '' AS cluster, '' AS namespace, '' AS namespace_uid, '' AS object,"
+            " '' AS object_uid, '' AS applied, 0::bigint AS drift_count, now() AS last_drift_at,"
+            " '{}'::text[] AS last_drift_fields, now() AS released_at;"
+            "GRANT ALL ON ALL TABLES IN SCHEMA pgrole TO PUBLIC"
+        )
