@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 #: How often `watch` compares snapshots: the delay of detection and the cost of idling.
-TICK = "8 ms"
+TICK = "5 ms"
 #: How long one call of `watch` lasts, so that its caller knows that it is alive.
 WATCH_SECONDS = 30
 _WATCH_DEADLINE = WATCH_SECONDS + 15.0
