@@ -12,8 +12,8 @@ from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.hint import Key
-from pgrole_controller.core.plan import Ask
 from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.sight import Ask
 from pgrole_controller.core.wanted import ask_of, proof_of
 from pgrole_controller.kube.client import NAMESPACES, Client
 from pgrole_controller.kube.errors import ApiError, Unreachable

@@ -14,8 +14,9 @@ from pgrole_controller.core.diff import field_names
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome, of_error, of_read_back
-from pgrole_controller.core.plan import Deed, Plan, Server, Sight, decide, decide_absent
+from pgrole_controller.core.plan import Deed, Plan, decide, decide_absent
 from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.sight import Server, Sight
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters
@@ -13,23 +13,17 @@ from pgrole_controller.core.role import FIELD_NAMES, Role
 class Create:
     """The role is not there."""
 
+    field: ClassVar[str] = "role"
     role: Role
-
-    @property
-    def field(self) -> str:
-        return "role"
 
 
 @dataclass(frozen=True, slots=True)
 class Rename:
     """The role is there under another name."""
 
+    field: ClassVar[str] = "name"
     old: str
     new: str
-
-    @property
-    def field(self) -> str:
-        return "name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,53 +41,41 @@ class SetAttribute:
 
 @dataclass(frozen=True, slots=True)
 class SetComment:
+    field: ClassVar[str] = "comment"
     role: str
     comment: str | None
-
-    @property
-    def field(self) -> str:
-        return "comment"
 
 
 @dataclass(frozen=True, slots=True)
 class GrantMembership:
     """The membership is missing, or an option of it."""
 
+    field: ClassVar[str] = "memberOf"
     role: str
     membership: Membership
-
-    @property
-    def field(self) -> str:
-        return "memberOf"
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeMembership:
     """A membership that is not declared. `cascades_to` are the members to whom the role granted it further."""
 
+    field: ClassVar[str] = "memberOf"
     role: str
     group: str
     grantors: tuple[str, ...]
     cascades_to: tuple[str, ...] = ()
-
-    @property
-    def field(self) -> str:
-        return "memberOf"
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeOption:
     """An option (admin, inherit or set) of a declared membership that is not declared."""
 
+    field: ClassVar[str] = "memberOf"
     role: str
     group: str
     option: str
     grantors: tuple[str, ...]
     cascades_to: tuple[str, ...] = ()
-
-    @property
-    def field(self) -> str:
-        return "memberOf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +94,8 @@ class SetParameter:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
+    field: ClassVar[str] = "role"
     role: str
-
-    @property
-    def field(self) -> str:
-        return "role"
 
 
 Change = (

@@ -5,12 +5,13 @@ or Waiting. It is called anew at every look and holds no memory; calling it agai
 a plan without changes.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
-from pgrole_controller.core.claim import Claim, Owner, Proof
+from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.diff import Change, Drop, diff, field_names
 from pgrole_controller.core.errors import Reason, Refused, Waiting
+from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
 from pgrole_controller.core.policy import (
     Policy,
     Surroundings,
@@ -21,60 +22,7 @@ from pgrole_controller.core.policy import (
     check_wanted,
 )
 from pgrole_controller.core.role import Found, Role, digest
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What one object asks for.
-
-    `older_rival` names an older object that asks for the same role on the same server; `proven_rivals` are those whose
-    status says that they had it.
-    """
-
-    owner: Owner
-    wanted: Role
-    adopt: bool = False
-    report_only: bool = False
-    drop: bool = False
-    ignore: frozenset[str] = frozenset()  # fields of Role that are left to others once the role is there
-    suspended: bool = False
-    terminating: bool = False
-    proof: Proof | None = None
-    older_rival: str | None = None
-    proven_rivals: tuple[tuple[str, Proof], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """What is known of the server that was looked at; `own_roles` are the names that the controller acts under."""
-
-    system_identifier: int
-    own_roles: frozenset[str]
-    cluster: str
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What in one database still needs a role that shall be dropped. `database` is empty for what the server shares."""
-
-    database: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What is there for one object, as read in one query.
-
-    `named` has the wanted name; `claimed` is the role with the claim's oid, when that is another one; `former` are
-    claims of this object's namespace and name for other role names, as (role name, uid of the object).
-    """
-
-    named: Found | None = None
-    claimed: Found | None = None
-    claim: Claim | None = None
-    former: tuple[tuple[str, str], ...] = ()
-    needs: tuple[Needs, ...] = ()
-    around: Surroundings = field(default_factory=Surroundings)
+from pgrole_controller.core.sight import Ask, Server, Sight
 
 
 class Deed(Enum):
@@ -131,17 +79,17 @@ def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     if ask.suspended:
         raise Refused(Reason.SUSPENDED, "spec.suspend is true: nothing is looked at or changed")
     _check_name(ask, sight, server, policy)
-    _check_held(sight)
+    check_held(sight)
     check_wanted(policy, ask.wanted)
     check_memberships(policy, ask.wanted, sight.around)
     check_parameters(policy, ask.wanted, sight.around)
     wanted, pending = _within_reach(ask.wanted, sight.around)
     asked = replace(ask, wanted=wanted)
-    claim = _own_claim(asked, sight, server)
+    claim = find_own_claim(asked, sight, server)
     releases = tuple(former for former in sight.former if former[1] != ask.owner.object_uid)
     if claim is None:
         return replace(_take_first(asked, sight, server, policy, releases), pending=pending)
-    target = _target(claim, sight, server, policy)
+    target = find_target(claim, sight, server, policy)
     return replace(_keep(asked, claim, target, sight, server, releases), pending=pending)
 
 
@@ -181,64 +129,6 @@ def _check_name(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
     check_protected(policy, ask.wanted.name, found, server.own_roles)
 
 
-def _check_held(sight: Sight) -> None:
-    """A name can be taken from another object's role by renaming it; the role stays that object's."""
-    named = sight.named
-    if named and named.held_by:
-        raise Refused(
-            Reason.NAME_TAKEN,
-            f'"{named.role.name}" is a role of PgRole {named.held_by} that was renamed to this name (oid {named.oid}); '
-            f"it is waited for until that role has its own name again",
-        )
-
-
-def _own_claim(ask: Ask, sight: Sight, server: Server) -> Claim | None:
-    """The claim by which the role is this object's; None when it has none yet. Raises Refused when it is another's."""
-    claim = sight.claim
-    if claim is None:
-        return _proven(ask, sight, server)
-    if claim.owner.object_uid == ask.owner.object_uid and claim.owner.cluster == ask.owner.cluster:
-        return claim
-    if _same_place(claim.owner, ask.owner):
-        return claim  # the object was made again: the one before it is gone, its claim is this one's
-    if claim.released:
-        return None
-    if claim.owner.cluster != ask.owner.cluster:
-        raise Refused(
-            Reason.CLAIMED_ELSEWHERE,
-            f'role "{claim.role_name}" is claimed by PgRole {claim.owner} of cluster {claim.owner.cluster}',
-        )
-    raise Refused(Reason.CONFLICT, f'role "{claim.role_name}" is claimed by PgRole {claim.owner}')
-
-
-def _same_place(one: Owner, other: Owner) -> bool:
-    return (one.cluster, one.namespace, one.namespace_uid, one.object) == (
-        other.cluster,
-        other.namespace,
-        other.namespace_uid,
-        other.object,
-    )
-
-
-def _proven(ask: Ask, sight: Sight, server: Server) -> Claim | None:
-    """Ownership from status, where the role carries no claim at all (schema pgrole was dropped)."""
-    proof, named = ask.proof, sight.named
-    if proof is None or named is None or not _proves(proof, named, server):
-        return None
-    return Claim(
-        role_name=proof.role_name,
-        role_oid=proof.role_oid,
-        system_identifier=proof.system_identifier,
-        owner=ask.owner,
-        applied=proof.applied,
-    )
-
-
-def _proves(proof: Proof, named: Found, server: Server) -> bool:
-    seen = (named.role.name, named.oid, server.system_identifier)
-    return (proof.role_name, proof.role_oid, proof.system_identifier) == seen
-
-
 def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, releases: tuple[tuple[str, str], ...]) -> Plan:
     """No claim of this object yet: create the role, or adopt it."""
     if ask.older_rival and sight.claim is None:
@@ -248,7 +138,7 @@ def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, releases
         )
     named = sight.named
     for rival, proof in ask.proven_rivals:
-        if sight.claim is None and named and _proves(proof, named, server):
+        if sight.claim is None and named and proves(proof, named, server):
             raise Refused(Reason.CONFLICT, f'role "{ask.wanted.name}" was brought in by PgRole {rival}')
     wanted = _leave(ask.ignore, ask.wanted, named.role) if named else ask.wanted
     changes = diff(wanted, named.role if named else None)
@@ -278,29 +168,6 @@ def _check_adoption(ask: Ask, named: Found, changes: tuple[Change, ...], policy:
     if not policy.adopt:
         raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow adoption")
     check_holds(policy, named, deed="adoption")
-
-
-def _target(claim: Claim, sight: Sight, server: Server, policy: Policy) -> Found | None:
-    """The role that the claim is about; None when there is none. The table of "whose role is it" in the design.
-
-    A role that is not known by a claim in the database is looked at as for adoption: status, too, is only written text.
-    """
-    named, claimed = sight.named, sight.claimed
-    same_server = claim.system_identifier == server.system_identifier
-    known = sight.claim is not None and same_server and not claim.released
-    if named and known and named.oid == claim.role_oid:
-        return named
-    if claimed and same_server and (named is None or named.oid != claim.role_oid):
-        if named is None:
-            return claimed
-        raise Refused(
-            Reason.NAME_TAKEN,
-            f'the role of this object was renamed to "{claimed.role.name}" (oid {claimed.oid}) and its name '
-            f'"{named.role.name}" was given to another role (oid {named.oid}). Rename or drop one of them',
-        )
-    if named:
-        check_holds(policy, named, deed="taking the role back")
-    return named
 
 
 def _keep(
@@ -354,7 +221,7 @@ def _deed(changes: tuple[Change, ...], drift: tuple[str, ...], target: Found | N
 def _decide_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     """The object is being deleted: its role is dropped, or released as it is."""
     try:
-        claim = _own_claim(ask, sight, server)
+        claim = find_own_claim(ask, sight, server)
     except Refused:
         claim = None  # another's: nothing of it is touched
     held = claim is not None and sight.claim is not None and not claim.released
@@ -363,7 +230,7 @@ def _decide_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
         return Plan(role_name=ask.wanted.name, releases=(*sight.former, *own))
     try:
         _check_end(ask, sight, server, policy)
-        target = _target(claim, sight, server, policy)
+        target = find_target(claim, sight, server, policy)
     except Refused as refused:
         raise Waiting(Reason.DROP_BLOCKED, f"{refused.message}. {_WAY_OUT}") from refused
     return Plan(
@@ -387,7 +254,7 @@ def _check_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
     if not policy.drop:
         raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow objects to drop roles")
     _check_name(ask, sight, server, policy)
-    _check_held(sight)
+    check_held(sight)
     if sight.needs:
         counts = ", ".join(
             f'{need.count} in database "{need.database}"' if need.database else f"{need.count} shared by the server"

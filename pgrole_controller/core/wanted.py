@@ -9,9 +9,9 @@ from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters, canonical
-from pgrole_controller.core.plan import Ask
 from pgrole_controller.core.policy import Policy, check_wanted
 from pgrole_controller.core.role import FIELD_NAMES, Role, to_microseconds
+from pgrole_controller.core.sight import Ask
 
 #: Names that CREATE ROLE does not take, even in quotes.
 RESERVED_NAMES = frozenset({"public", "none"})

@@ -15,9 +15,9 @@ from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.membership import Grant, Membership, membership_of
 from pgrole_controller.core.parameters import read_settings
-from pgrole_controller.core.plan import Needs, Sight
 from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.core.role import Found, Role
+from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
 

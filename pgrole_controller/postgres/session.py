@@ -15,8 +15,9 @@ import anyio
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
-from pgrole_controller.core.plan import Needs, Plan, Sight
+from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Surroundings
+from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.inspect import Identity

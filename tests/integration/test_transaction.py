@@ -13,9 +13,10 @@ from pgrole_controller.core.ddl import quote_identifier, quote_literal, statemen
 from pgrole_controller.core.diff import diff
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Key
-from pgrole_controller.core.plan import Ask, Plan, Server, Sight, decide
+from pgrole_controller.core.plan import Plan, decide
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import POWERS, Role
+from pgrole_controller.core.sight import Ask, Server, Sight
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

@@ -7,9 +7,10 @@ import pytest
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.diff import Create, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
-from pgrole_controller.core.plan import Ask, Deed, Needs, Plan, Server, Sight, decide, decide_absent
+from pgrole_controller.core.plan import Deed, Plan, decide, decide_absent
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import Found, Role, digest
+from pgrole_controller.core.sight import Ask, Needs, Server, Sight
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")

@@ -1,0 +1,88 @@
+"""Whose role is it? By the claim in the database, by status where there is none, and never by the name alone."""
+
+from pgrole_controller.core.claim import Claim, Owner, Proof
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.policy import Policy, check_holds
+from pgrole_controller.core.role import Found
+from pgrole_controller.core.sight import Ask, Server, Sight
+
+
+def check_held(sight: Sight) -> None:
+    """A name can be taken from another object's role by renaming it; the role stays that object's."""
+    named = sight.named
+    if named and named.held_by:
+        raise Refused(
+            Reason.NAME_TAKEN,
+            f'"{named.role.name}" is a role of PgRole {named.held_by} that was renamed to this name (oid {named.oid}); '
+            f"it is waited for until that role has its own name again",
+        )
+
+
+def find_own_claim(ask: Ask, sight: Sight, server: Server) -> Claim | None:
+    """The claim by which the role is this object's; None when it has none yet. Raises Refused when it is another's."""
+    claim = sight.claim
+    if claim is None:
+        return _proven(ask, sight, server)
+    if claim.owner.object_uid == ask.owner.object_uid and claim.owner.cluster == ask.owner.cluster:
+        return claim
+    if _same_place(claim.owner, ask.owner):
+        return claim  # the object was made again: the one before it is gone, its claim is this one's
+    if claim.released:
+        return None
+    if claim.owner.cluster != ask.owner.cluster:
+        raise Refused(
+            Reason.CLAIMED_ELSEWHERE,
+            f'role "{claim.role_name}" is claimed by PgRole {claim.owner} of cluster {claim.owner.cluster}',
+        )
+    raise Refused(Reason.CONFLICT, f'role "{claim.role_name}" is claimed by PgRole {claim.owner}')
+
+
+def _same_place(one: Owner, other: Owner) -> bool:
+    return (one.cluster, one.namespace, one.namespace_uid, one.object) == (
+        other.cluster,
+        other.namespace,
+        other.namespace_uid,
+        other.object,
+    )
+
+
+def _proven(ask: Ask, sight: Sight, server: Server) -> Claim | None:
+    """Ownership from status, where the role carries no claim at all (schema pgrole was dropped)."""
+    proof, named = ask.proof, sight.named
+    if proof is None or named is None or not proves(proof, named, server):
+        return None
+    return Claim(
+        role_name=proof.role_name,
+        role_oid=proof.role_oid,
+        system_identifier=proof.system_identifier,
+        owner=ask.owner,
+        applied=proof.applied,
+    )
+
+
+def proves(proof: Proof, named: Found, server: Server) -> bool:
+    seen = (named.role.name, named.oid, server.system_identifier)
+    return (proof.role_name, proof.role_oid, proof.system_identifier) == seen
+
+
+def find_target(claim: Claim, sight: Sight, server: Server, policy: Policy) -> Found | None:
+    """The role that the claim is about; None when there is none. The table of "whose role is it" in the design.
+
+    A role that is not known by a claim in the database is looked at as for adoption: status, too, is only written text.
+    """
+    named, claimed = sight.named, sight.claimed
+    same_server = claim.system_identifier == server.system_identifier
+    known = sight.claim is not None and same_server and not claim.released
+    if named and known and named.oid == claim.role_oid:
+        return named
+    if claimed and same_server and (named is None or named.oid != claim.role_oid):
+        if named is None:
+            return claimed
+        raise Refused(
+            Reason.NAME_TAKEN,
+            f'the role of this object was renamed to "{claimed.role.name}" (oid {claimed.oid}) and its name '
+            f'"{named.role.name}" was given to another role (oid {named.oid}). Rename or drop one of them',
+        )
+    if named:
+        check_holds(policy, named, deed="taking the role back")
+    return named
