@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.diff import field_names
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome, of_error, of_read_back
 from pgrole_controller.core.plan import Deed, Plan, decide, decide_absent
@@ -77,9 +77,14 @@ async def _bring_in(requests: Sequence[Request], session: Session, server: Serve
         plans = [one.decision for one in open_ if isinstance(one.decision, Plan)]
         for one, plan, failure in zip(open_, plans, await session.carry_out(plans), strict=True):
             one.end(plan, failure)
-        open_ = [one for one in open_ if not isinstance(one.decision, PgRoleError)]
+        open_ = [one for one in open_ if not isinstance(one.decision, PgRoleError) or _is_conflict(one.decision)]
     await _release(visited, session)
     return [one.finding() for one in visited]
+
+
+def _is_conflict(error: PgRoleError) -> bool:
+    """Whether somebody else's change came first: it is worth another look at once."""
+    return isinstance(error, Transient) and error.reason is Reason.PROGRESSING
 
 
 async def _release(visited: Sequence["_Visited"], session: Session) -> None:

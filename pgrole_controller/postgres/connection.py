@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 30.0
 CLOSE_SECONDS = 0.4
 

@@ -36,8 +36,8 @@ _WATCH_DEADLINE = WATCH_SECONDS + 15.0
 #: For one look in a transaction of its own.
 GUARDED_SECONDS = 10.0
 _GREETING_SECONDS = 5.0
-_HEARTBEAT_SECONDS = 15.0
-_HEARTBEAT_DEADLINE = 5.0
+_HEARTBEAT_SECONDS = 5.0
+_HEARTBEAT_DEADLINE = 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ async def _carry_out_each(connection: Connection, plans: Sequence[Plan], dialect
         if anyio.current_time() < ends:
             results.append(await _run(connection, [plan], dialect, _ALONE))
         else:
-            results.append(Transient(Reason.PROGRESSING, "put off, since others of its batch wait for locks"))
+            results.append(Transient(Reason.DATABASE_ERROR, "put off, since others of its batch wait for locks"))
     return results
 
 
