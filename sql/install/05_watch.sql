@@ -15,7 +15,7 @@ CREATE OR REPLACE PROCEDURE pgrole.watch(tick interval DEFAULT '10 ms', lasting 
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    rest    CONSTANT float8 := 44;
+    rest    CONSTANT float8 := 48;
     longest CONSTANT float8 := 1;
     path    CONSTANT text := pg_catalog.current_setting('search_path');
     pause   float8;

@@ -3,12 +3,16 @@
 from collections.abc import AsyncIterator
 
 import anyio
+import asyncpg
 import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import VERSION, Installation, install, others_may_create
+
+GUARD = queries.inspect("guard")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -107,6 +111,56 @@ async def test_any_part_that_a_tenant_has_a_hand_in_makes_it_refused(
     await connection.execute(intrusion.format(tenant))
     with pytest.raises(Refused, match=tenant):
         await install(connection)
+
+
+@pytest.mark.parametrize(
+    "grant",
+    [
+        "GRANT CREATE ON DATABASE {0} TO {1}",
+        "GRANT CREATE ON DATABASE {0} TO PUBLIC",
+        "ALTER DATABASE {0} OWNER TO {1}",
+    ],
+)
+async def test_whether_others_may_make_a_schema_here_is_known(connection: Connection, grant: str) -> None:
+    database = await connection.fetchval("SELECT current_database()")
+    await connection.execute("CREATE ROLE install_other")
+    assert not await others_may_create(connection)
+    try:
+        await connection.execute(grant.format(f'"{database}"', "install_other"))
+        assert await others_may_create(connection)
+    finally:
+        await connection.execute(f'ALTER DATABASE "{database}" OWNER TO postgres')
+        await connection.execute("DROP OWNED BY install_other; DROP ROLE install_other")
+
+
+async def test_the_guard_lets_pass_what_is_ours_and_keeps_it_from_being_dropped(
+    database: str, connection: Connection
+) -> None:
+    await install(connection)
+    async with connect(Endpoint(database), "test") as other, connection.transaction():
+        await connection.execute(f"{GUARD}; SELECT pgrole.take_turn()")
+        await other.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await other.execute("DROP SCHEMA pgrole CASCADE")
+
+
+@pytest.mark.parametrize(
+    ("intrusion", "sqlstate"),
+    [
+        ("ALTER SCHEMA pgrole OWNER TO {}", "PGR02"),
+        ("GRANT CREATE ON SCHEMA pgrole TO {}", "PGR02"),
+        ("GRANT CREATE ON SCHEMA pgrole TO PUBLIC", "PGR02"),
+        ("DROP SCHEMA pgrole CASCADE", "3F000"),
+    ],
+)
+async def test_the_guard_stops_a_transaction_before_anything_that_a_tenant_has_a_hand_in_is_called(
+    connection: Connection, tenant: str, intrusion: str, sqlstate: str
+) -> None:
+    await install(connection)
+    await connection.execute(intrusion.format(tenant))
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await connection.execute(f"SET LOCAL lock_timeout = '3s'; {GUARD}; SELECT 1 / 0")
+    assert caught.value.sqlstate == sqlstate
 
 
 async def test_two_that_install_at_once_both_end_well(database: str) -> None:

@@ -26,6 +26,15 @@ MAY_FAIL = (
     asyncpg.DependentObjectsStillExistError,
 )
 
+# What a tenant would like a superuser to call.
+FORGERY = """
+    CREATE VIEW pgrole.turn_to_look AS SELECT true AS turn;
+    CREATE FUNCTION pgrole.try_turn_to_look() RETURNS boolean LANGUAGE plpgsql AS
+        'BEGIN ALTER ROLE other SUPERUSER; RETURN true; END';
+    CREATE FUNCTION pgrole.observe(everything boolean DEFAULT false) RETURNS text LANGUAGE plpgsql AS
+        'BEGIN ALTER ROLE other SUPERUSER; RETURN now(); END'
+"""
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server() -> AsyncIterator[PostgresServer]:
@@ -42,7 +51,7 @@ async def home(server: PostgresServer) -> AsyncIterator[Connection]:
         await install(connection)
         await connection.execute("SELECT pgrole.observe()")
         yield connection
-        await connection.execute("DROP ROLE IF EXISTS subject, other")
+        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE; DROP ROLE IF EXISTS subject, other")
     finally:
         await connection.close()
 
@@ -168,6 +177,71 @@ async def test_a_hostile_search_path_reaches_nothing_and_is_put_back(home: Conne
         assert await eye.fetchval("SHOW search_path") == "trap, pg_catalog"
     finally:
         await home.execute("DROP SCHEMA trap CASCADE")
+
+
+async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
+    server: PostgresServer, home: Connection, eye: Connection, ear: Ear
+) -> None:
+    other = await asyncpg.connect(server.dsn())
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(eye.execute, "CALL pgrole.watch(lasting => '4 s')")
+            await home.execute("CREATE ROLE subject")
+            await ear.first(name="subject")
+            async with other.transaction():
+                await other.execute("LOCK TABLE pgrole.fingerprint IN ACCESS EXCLUSIVE MODE")
+                with anyio.fail_after(DEADLINE):
+                    while not await home.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
+                        await home.execute("SELECT pg_current_xact_id()")
+                await other.execute("SELECT pg_sleep(0.5)")
+            await home.execute("ALTER ROLE subject CREATEDB")
+            start = time.monotonic()
+            await ear.first(name="subject")
+            # 48 times half a second, if that look counted
+            assert time.monotonic() - start < 2
+    finally:
+        await other.close()
+
+
+async def test_a_schema_that_a_tenant_makes_in_place_of_a_dropped_one_is_not_called(
+    server: PostgresServer, home: Connection, eye: Connection, ear: Ear
+) -> None:
+    """In one transaction, so that no look fails for want of the schema between."""
+    await home.execute("CREATE ROLE other")
+    other = await asyncpg.connect(server.dsn())
+    try:
+        async with anyio.create_task_group() as tasks:
+
+            async def watch() -> None:
+                with pytest.raises(asyncpg.PostgresError) as caught:
+                    await eye.execute("CALL pgrole.watch()", timeout=DEADLINE)
+                assert caught.value.sqlstate == "PGR02"
+
+            tasks.start_soon(watch)
+            await ear.first(name="other")
+            async with other.transaction():
+                await other.execute("DROP SCHEMA pgrole CASCADE; CREATE SCHEMA pgrole AUTHORIZATION other")
+                await other.execute(f"SET LOCAL ROLE other; {FORGERY}; RESET ROLE")
+        assert not await home.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = 'other'")
+    finally:
+        await other.close()
+
+
+@pytest.mark.parametrize(
+    "intrusion",
+    [
+        "ALTER SCHEMA pgrole OWNER TO other",
+        "GRANT CREATE ON SCHEMA pgrole TO other",
+        "GRANT CREATE ON SCHEMA pgrole TO PUBLIC",
+    ],
+)
+async def test_it_ends_when_its_schema_is_not_to_be_trusted_any_more(
+    home: Connection, eye: Connection, intrusion: str
+) -> None:
+    await home.execute(f"CREATE ROLE other; {intrusion}")
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await eye.execute("CALL pgrole.watch()", timeout=DEADLINE)
+    assert caught.value.sqlstate == "PGR02"
 
 
 async def storm(server: PostgresServer, seed: int, transactions: int) -> None:

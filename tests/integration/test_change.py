@@ -1,0 +1,219 @@
+"""sql/install: claims. A role is one object's, whatever happens between look and change, and who waits hears of it."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.notification import read_names
+from tests.integration.sql_support import Ear, listening, role_oid
+
+HOLDS = "SELECT role_oid FROM pgrole.claim WHERE role_name = $1 AND released_at IS NULL"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[16, 18])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer]:
+    async with postgres(version=request.param) as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def home(server: PostgresServer) -> AsyncIterator[Connection]:
+    """A superuser in the home database, where roles one and two are and everything has been seen."""
+    connection = await asyncpg.connect(server.dsn())
+    try:
+        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+        await install(connection)
+        await connection.execute("CREATE ROLE one; CREATE ROLE two")
+        await connection.execute("SELECT pgrole.observe()")
+        yield connection
+        await connection.execute("DROP ROLE IF EXISTS one, two, renamed")
+    finally:
+        await connection.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def ear(server: PostgresServer, home: Connection) -> AsyncIterator[Ear]:
+    async with listening(server.dsn()) as made:
+        yield made
+
+
+def take(name: str, oid: int, uid: str = "", applied: str = "", drifted: str = "") -> str:
+    return (
+        f"SELECT pgrole.take_claim('{name}', {oid}, 'c', 'n', 'nu', 'object of {uid or name}', '{uid or name}',"
+        f" '{applied}', '{{{drifted}}}')"
+    )
+
+
+def expect(name: str, seen_as: str, oid: int, holder: str = "NULL") -> str:
+    return f"SELECT pgrole.expect('{name}', '{seen_as}', {oid}, {holder})"
+
+
+async def is_stale(home: Connection, script: str) -> bool:
+    try:
+        async with home.transaction():
+            await home.execute(script)
+    except asyncpg.PostgresError as error:
+        assert error.sqlstate == "PGR01", error  # noqa: PT017
+        return True
+    return False
+
+
+async def test_a_claim_is_taken_of_the_role_that_was_expected_and_of_no_other(home: Connection) -> None:
+    one, two = await role_oid(home, "one"), await role_oid(home, "two")
+    assert await is_stale(home, take("one", two))
+    assert await is_stale(home, take("absent", one))
+    assert await home.fetchval("SELECT count(*) FROM pgrole.claim") == 0
+    assert not await is_stale(home, take("one", one))
+    await home.execute("DROP ROLE one; CREATE ROLE one")
+    assert await is_stale(home, take("one", one))
+    assert await home.fetchval(HOLDS, "one") == one
+    assert not await is_stale(home, take("one", await role_oid(home, "one")))
+    assert await home.fetchval(HOLDS, "one") == await role_oid(home, "one")
+
+
+async def test_without_an_expected_oid_only_a_role_that_this_transaction_created_is_claimed(home: Connection) -> None:
+    assert await is_stale(home, take("one", 0))
+    assert not await is_stale(home, f"CREATE ROLE renamed; COMMENT ON ROLE renamed IS 'c'; {take('renamed', 0)}")
+    assert await home.fetchval(HOLDS, "renamed") == await role_oid(home, "renamed")
+
+
+async def test_where_pg_authid_cannot_be_read_a_created_role_is_claimed_too(
+    server: PostgresServer, home: Connection
+) -> None:
+    await home.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
+    await home.execute("CREATE DATABASE stewards OWNER steward")
+    steward = await asyncpg.connect(server.dsn("steward", "stewards", "p"))
+    try:
+        await install(steward)
+        await steward.execute(f"CREATE ROLE renamed; {take('renamed', 0)}")
+        assert await steward.fetchval(HOLDS, "renamed") == await role_oid(home, "renamed")
+    finally:
+        await steward.close()
+        await home.execute("DROP DATABASE stewards WITH (FORCE)")
+        await home.execute("DROP ROLE renamed; DROP ROLE steward")
+
+
+async def test_a_role_that_is_claimed_under_another_name_is_not_taken(home: Connection) -> None:
+    one = await role_oid(home, "one")
+    await home.execute(take("one", one))
+    await home.execute("ALTER ROLE one RENAME TO renamed")
+    assert await is_stale(home, expect("renamed", "renamed", one))
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await home.execute(take("renamed", one))
+    # its own holder looks at it under that name
+    assert not await is_stale(home, expect("one", "renamed", one, "'one'"))
+    await home.execute("SELECT pgrole.release_claim('one', 'one')")
+    assert not await is_stale(home, expect("renamed", "renamed", one) + ";" + take("renamed", one))
+
+
+async def test_a_claim_of_another_server_with_the_same_oid_is_in_nobodys_way(home: Connection) -> None:
+    one = await role_oid(home, "one")
+    await home.execute(take("two", await role_oid(home, "two")))
+    await home.execute(f"UPDATE pgrole.claim SET role_oid = {one}, system_identifier = 1")
+    assert not await is_stale(home, expect("one", "one", one) + ";" + take("one", one))
+    # a logical restore: the name decides, and the claim is renewed
+    assert not await is_stale(home, take("two", await role_oid(home, "two")))
+    assert await home.fetchval(HOLDS, "two") == await role_oid(home, "two")
+
+
+async def test_a_claim_whose_oid_came_round_again_does_not_hold_the_role_that_has_it_now(home: Connection) -> None:
+    await home.execute(take("two", await role_oid(home, "two")))
+    async with home.transaction():
+        await home.execute("CREATE ROLE renamed")
+        oid = await role_oid(home, "renamed")
+        await home.execute(f"UPDATE pgrole.claim SET role_oid = {oid} WHERE role_name = 'two'")
+        await home.execute(take("renamed", 0))
+    assert await home.fetchval(HOLDS, "renamed") == oid
+    assert await home.fetchval(HOLDS, "two") == 0
+
+
+async def test_two_claims_of_one_role_that_version_1_let_be_become_one(home: Connection) -> None:
+    one = await role_oid(home, "one")
+    await home.execute("DROP INDEX pgrole.claim_holds")
+    await home.execute(f"{take('one', one)}; ALTER ROLE one RENAME TO renamed; {take('renamed', one)}")
+    assert await home.fetchval("SELECT count(DISTINCT role_oid) FROM pgrole.claim") == 1
+    await install(home)
+    assert await home.fetchval(HOLDS, "one") == 0
+    assert await home.fetchval(HOLDS, "renamed") == one
+
+
+async def test_version_1_takes_claims_as_it_did(home: Connection) -> None:
+    await home.execute("SELECT pgrole.take_claim('one', 'c', 'n', 'nu', 'o', 'uid', '', '{}')")
+    assert await home.fetchval(HOLDS, "one") == await role_oid(home, "one")
+
+
+async def test_a_claim_counts_its_drifts_and_forgets_those_of_another_object(home: Connection) -> None:
+    one = await role_oid(home, "one")
+    count = "SELECT drift_count, last_drift_fields FROM pgrole.claim"
+    await home.execute(take("one", one))
+    await home.execute(take("one", one, drifted="login"))
+    await home.execute(take("one", one, applied="x"))
+    assert tuple(await home.fetchrow(count) or ()) == (1, ["login"])
+    await home.execute(take("one", one, uid="other"))
+    assert tuple(await home.fetchrow(count) or ()) == (0, None)
+
+
+async def test_what_is_told_of_a_renamed_role_names_its_claim(home: Connection, ear: Ear) -> None:
+    one = await role_oid(home, "one")
+    await home.execute(take("one", one))
+    for statement, op in (
+        ("ALTER ROLE one RENAME TO renamed", "update"),
+        ("ALTER ROLE renamed CREATEDB", "update"),
+        ("DROP ROLE renamed", "delete"),
+    ):
+        await home.execute(statement)
+        await ear.so_far()
+        await home.execute("SELECT pgrole.observe()")
+        (message,) = await ear.so_far()
+        assert {"op": op, "oid": one, "name": "renamed", "claim": "one"}.items() <= message.items()
+
+
+async def test_a_released_claim_or_one_under_the_same_name_is_not_named(home: Connection, ear: Ear) -> None:
+    one, two = await role_oid(home, "one"), await role_oid(home, "two")
+    await home.execute(f"{take('one', one)}; {take('two', two)}; SELECT pgrole.release_claim('two', 'two')")
+    await home.execute("ALTER ROLE one CREATEDB; ALTER ROLE two RENAME TO renamed; SELECT pgrole.observe()")
+    assert all("claim" not in message for message in await ear.so_far())
+
+
+def test_the_name_of_the_claim_is_looked_at_too() -> None:
+    assert read_names('{"op": "delete", "oid": 5, "name": "renamed", "claim": "one"}') == ("renamed", "one")
+    assert read_names('{"op": "claim", "name": "one"}') == ("one",)
+    assert read_names('{"op": "delete", "name": "renamed", "claim": ["one"]}') == ("renamed",)
+
+
+async def test_a_claim_that_is_given_up_or_changes_hands_is_told(home: Connection, ear: Ear) -> None:
+    one = await role_oid(home, "one")
+    told = [{"op": "claim", "name": "one"}]
+    await home.execute(take("one", one))
+    for quiet in (take("one", one, applied="x"), take("one", one, drifted="login"), "SELECT pgrole.observe()"):
+        await home.execute(quiet)
+    assert await ear.so_far() == []
+    for loud in (
+        take("one", one, uid="other"),
+        "SELECT pgrole.release_claim('one', 'other')",
+        "SELECT pgrole.forget_claim('one', 'other')",
+    ):
+        await home.execute(loud)
+        assert await ear.so_far() == told, loud
+    await home.execute(f"{take('one', one)}; UPDATE pgrole.claim SET role_name = 'moved'")
+    assert await ear.so_far() == told
+    await home.execute("TRUNCATE pgrole.claim")
+    assert await ear.so_far() == [{"op": "many"}]
+
+
+async def test_more_than_a_hundred_claims_given_up_at_once_are_told_as_many(home: Connection, ear: Ear) -> None:
+    for count in (100, 101):
+        await home.execute(
+            "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid,"
+            " object, object_uid) SELECT 'r' || i, i, 1, 'c', 'n', 'nu', 'o', 'ou'"
+            f" FROM generate_series(1, {count}) AS i"
+        )
+        await home.execute("DELETE FROM pgrole.claim")
+        heard = await ear.so_far()
+        assert len(heard) == (count if count == 100 else 1)
+        assert (heard == [{"op": "many"}]) is (count > 100)

@@ -1,0 +1,201 @@
+"""sql/install: whoever may do nothing but connect can neither stop nor fail those who look."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.install import install
+from tests.integration.sql_support import MISMATCHES, Ear, listening, role_oid
+
+# As version 1 used them.
+ADVISORY_LOCKS = (8102098230143320033, 8102098230143320034, 8102098230143320035)
+TURNS = ("turn_to_look", "turn_to_change")
+MODES = ("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "EXCLUSIVE")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[16, 18])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer]:
+    async with postgres(version=request.param) as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def home(server: PostgresServer) -> AsyncIterator[Connection]:
+    """A superuser in the home database, who waits for no lock, where everything has been seen."""
+    connection = await asyncpg.connect(server.dsn())
+    try:
+        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE; SET lock_timeout = '5s'")
+        await install(connection)
+        await connection.execute("CREATE ROLE subject; CREATE ROLE tenant LOGIN PASSWORD 'p'")
+        await connection.execute("SELECT pgrole.observe()")
+        yield connection
+        await connection.execute("DROP ROLE IF EXISTS subject, tenant")
+    finally:
+        await connection.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tenant(server: PostgresServer, home: Connection) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(server.dsn("tenant", password="p"))
+    yield connection
+    await connection.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def ear(server: PostgresServer, home: Connection) -> AsyncIterator[Ear]:
+    async with listening(server.dsn()) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def elsewhere(server: PostgresServer, home: Connection) -> AsyncIterator[Connection]:
+    """A superuser in a database of another encoding."""
+    await home.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    connection = await asyncpg.connect(server.dsn(database="latin"))
+    yield connection
+    await connection.execute("DROP ROLE IF EXISTS café, thé")
+    await connection.close()
+    await home.execute("DROP DATABASE latin")
+
+
+async def told(home: Connection, ear: Ear) -> list[dict[str, object]]:
+    await home.execute("SELECT pgrole.observe()")
+    return await ear.so_far()
+
+
+async def test_no_lock_that_a_tenant_may_take_stops_a_look_a_change_or_an_installation(
+    home: Connection, tenant: Connection, ear: Ear
+) -> None:
+    for number in ADVISORY_LOCKS:
+        await tenant.execute(f"SELECT pg_advisory_lock_shared({number})")
+    await home.execute("ALTER ROLE subject CREATEDB; SELECT pgrole.take_turn()")
+    assert [message["name"] for message in await told(home, ear)] == ["subject"]
+    await home.execute("CALL pgrole.watch(lasting => '1 ms')")
+    await home.execute("UPDATE pgrole.installation SET version = 0")
+    await install(home)
+
+
+async def test_a_tenant_may_not_lock_what_turns_are_taken_by(home: Connection, tenant: Connection) -> None:
+    await home.execute("GRANT USAGE ON SCHEMA pgrole TO tenant")
+    try:
+        for turn in TURNS:
+            for mode in MODES:
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await tenant.execute(f"BEGIN; LOCK TABLE pgrole.{turn} IN {mode} MODE")
+                await tenant.execute("ROLLBACK")
+    finally:
+        await home.execute("REVOKE USAGE ON SCHEMA pgrole FROM tenant")
+
+
+async def test_turns_and_the_care_of_tables_do_not_wait_for_each_other(
+    server: PostgresServer, home: Connection
+) -> None:
+    carer = await asyncpg.connect(server.dsn())
+    try:
+        await carer.execute("SET lock_timeout = '5s'")
+        async with home.transaction():
+            await home.execute("SELECT pgrole.take_turn(), pgrole.try_turn_to_look()")
+            await carer.execute("VACUUM (ANALYZE)")
+        async with carer.transaction():
+            await carer.execute("ANALYZE")
+            await home.execute("SELECT pgrole.take_turn(), pgrole.try_turn_to_look()")
+    finally:
+        await carer.close()
+
+
+async def test_a_turn_to_look_is_one_connections_at_a_time_and_needs_no_transaction_id(
+    server: PostgresServer, home: Connection
+) -> None:
+    turn = "SELECT pgrole.try_turn_to_look()"
+    other = await asyncpg.connect(server.dsn())
+    try:
+        async with home.transaction(), other.transaction():
+            assert await home.fetchval(turn)
+            assert not await other.fetchval(turn)
+            assert await home.fetchval(turn)
+            for connection in (home, other):
+                assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
+    finally:
+        await other.close()
+
+
+async def test_a_giant_setting_of_a_tenants_own_does_not_fail_the_look_at_the_others(
+    home: Connection, tenant: Connection, ear: Ear
+) -> None:
+    """140 MB of what is doubled by every quoting."""
+    await tenant.execute(
+        "DO $$ BEGIN"
+        " EXECUTE 'ALTER ROLE CURRENT_USER SET search_path = ''' || repeat(chr(92), 140000000) || ''''; END $$",
+        timeout=120,
+    )
+    await home.execute("ALTER ROLE subject CREATEDB")
+    assert {message["name"] for message in await told(home, ear)} == {"subject", "tenant"}
+    await home.execute("ALTER ROLE tenant IN DATABASE postgres SET work_mem = '8MB'")
+    assert [message["name"] for message in await told(home, ear)] == ["tenant"]
+    await home.execute("SELECT pgrole.observe(true)")
+    assert await home.fetchval("SELECT count(*) FROM pgrole.role_state WHERE digest = 'undigested'") == 0
+
+
+async def test_a_role_that_cannot_be_digested_is_told_of_when_touched_and_holds_no_other(
+    home: Connection, ear: Ear
+) -> None:
+    await home.execute(
+        "CREATE OR REPLACE FUNCTION pgrole.hash_text(content text) RETURNS text LANGUAGE sql IMMUTABLE"
+        " RETURN CASE WHEN content = 'poison' THEN (1 / (octet_length(content) - 6))::text ELSE content END"
+    )
+    await home.execute("COMMENT ON ROLE tenant IS 'poison'; ALTER ROLE subject CREATEDB")
+    assert {message["name"] for message in await told(home, ear)} == {"subject", "tenant"}
+    await home.execute("ALTER ROLE tenant CONNECTION LIMIT 3")
+    assert [message["name"] for message in await told(home, ear)] == ["tenant"]
+    await home.execute("SELECT pgrole.observe(true)")
+    undigested = "SELECT array_agg(name) FROM pgrole.role_state WHERE digest = 'undigested'"
+    assert await home.fetchval(undigested) == ["tenant"]
+    assert await home.fetchval("SELECT count(*) FROM pgrole.role_state") == await home.fetchval(
+        "SELECT count(*) FROM pg_roles"
+    )
+
+
+async def test_what_a_database_of_another_encoding_wrote_is_noticed_and_said_legibly(
+    home: Connection, elsewhere: Connection, ear: Ear
+) -> None:
+    await elsewhere.execute("COMMENT ON ROLE subject IS 'café'")
+    oid = await role_oid(home, "subject")
+    assert await told(home, ear) == [{"op": "update", "oid": oid, "name": "subject"}]
+    await elsewhere.execute("ALTER ROLE subject SET application_name = 'thé'")
+    assert await told(home, ear) == [{"op": "update", "oid": oid, "name": "subject"}]
+    for statement in (
+        "CREATE ROLE café",
+        "COMMENT ON ROLE café IS 'é'",
+        "ALTER ROLE café SET application_name = 'é'",
+        "GRANT subject TO café",
+        "ALTER ROLE café RENAME TO thé",
+        "DROP ROLE thé",
+    ):
+        await elsewhere.execute(statement)
+        assert {"op": "many"} in await told(home, ear), statement
+    await home.execute("SELECT pgrole.observe(true)")
+    assert await home.fetch(MISMATCHES) == []
+
+
+async def test_one_illegible_name_leaves_the_others_told_by_theirs(
+    home: Connection, elsewhere: Connection, ear: Ear
+) -> None:
+    await elsewhere.execute("CREATE ROLE café; ALTER ROLE subject CREATEDB")
+    oid = await role_oid(home, "subject")
+    heard = await told(home, ear)
+    assert {"op": "update", "oid": oid, "name": "subject"} in heard
+    assert {"op": "many"} in heard
+
+
+async def test_a_digest_is_the_same_whatever_the_sessions_settings(home: Connection) -> None:
+    await home.execute("ALTER ROLE subject SET work_mem = '8MB'; ALTER ROLE subject VALID UNTIL '2031-01-01'")
+    await home.execute("COMMENT ON ROLE subject IS E'a\\\\b'; SELECT pgrole.observe()")
+    await home.execute(
+        "SET bytea_output = 'escape'; SET DateStyle = 'German'; SET TimeZone = 'Asia/Tokyo';"
+        "SET client_encoding = 'LATIN1'"
+    )
+    assert await home.fetch(MISMATCHES) == []
