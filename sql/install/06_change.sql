@@ -102,20 +102,6 @@ BEGIN
 END
 $$;
 
--- As version 1 calls it.
-CREATE OR REPLACE FUNCTION pgrole.take_claim(
-    claimed_name text, cluster text, namespace text, namespace_uid text, object text, object_uid text,
-    applied text, drifted text[]
-) RETURNS void
-LANGUAGE sql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT pgrole.take_claim(
-        claimed_name, (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = claimed_name::name),
-        cluster, namespace, namespace_uid, object, object_uid, applied, drifted
-    )
-$$;
-
 -- The object is gone; its role stays, and the claim remembers for whom.
 CREATE OR REPLACE FUNCTION pgrole.release_claim(claimed_name text, holder text) RETURNS void
 LANGUAGE sql VOLATILE

@@ -18,7 +18,7 @@ from pgrole_controller.local.apiserver import ApiError, ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.local.process import Process
+from pgrole_controller.local.process import Process, bound_to_us
 from pgrole_controller.postgres.connection import Connection
 
 Json = dict[str, Any]
@@ -250,11 +250,13 @@ class Controller:
         self.health_port = free_port()
         self.process = Process(
             "controller",
-            [
-                *(sys.executable, "-m", "pgrole_controller", "run"),
-                *("--kubeconfig", str(kubeconfig), "--health-port", str(self.health_port)),
-                *("--log-level", "debug", "--log-format", "text", *arguments),
-            ],
+            bound_to_us(
+                [
+                    *(sys.executable, "-m", "pgrole_controller", "run"),
+                    *("--kubeconfig", str(kubeconfig), "--health-port", str(self.health_port)),
+                    *("--log-level", "debug", "--log-format", "text", *arguments),
+                ]
+            ),
             folder / "controller.log",
             {**os.environ, "PGROLE_DSN": dsn, **environment},
         )

@@ -142,11 +142,6 @@ async def test_two_claims_of_one_role_that_version_1_let_be_become_one(home: Con
     assert await home.fetchval(HOLDS, "renamed") == one
 
 
-async def test_version_1_takes_claims_as_it_did(home: Connection) -> None:
-    await home.execute("SELECT pgrole.take_claim('one', 'c', 'n', 'nu', 'o', 'uid', '', '{}')")
-    assert await home.fetchval(HOLDS, "one") == await role_oid(home, "one")
-
-
 async def test_a_claim_counts_its_drifts_and_forgets_those_of_another_object(home: Connection) -> None:
     one = await role_oid(home, "one")
     count = "SELECT drift_count, last_drift_fields FROM pgrole.claim"
