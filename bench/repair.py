@@ -104,8 +104,12 @@ async def measure_floor(stand: Stand, pause: float) -> Floor:
     return Floor(*(Quantiles.of(each).p50 for each in zip(*took, strict=True)))
 
 
+#: Seconds over which the next drift is spread: more than the watch looks away at any size, so that any phase is met.
+PHASES = 0.25
+
+
 async def measure_repairs(stand: Stand, roles: int, drifts: int, *, busy: bool) -> Repairs:
-    """`drifts` drifts of roles at random, one at a time, at any phase of the watch's tick."""
+    """`drifts` drifts of roles at random, one at a time, at any phase of the watch."""
     whole, detection, reaction = [], [], []
     ear = _Ear()
     async with stand.connect() as hand, stand.connect() as listening, _commits(stand, BUSY_RATE if busy else 0.0):
@@ -116,7 +120,7 @@ async def measure_repairs(stand: Stand, roles: int, drifts: int, *, busy: bool) 
             detection.append(heard - began)
             reaction.append(repaired - heard)
             stand.display.advance(f"{turn + 1} of {drifts} drifts")
-            await anyio.sleep(_rest(roles) + random.uniform(0, 0.03))
+            await anyio.sleep(_rest(roles) + random.uniform(0, PHASES))
     return Repairs(Quantiles.of(whole), Quantiles.of(detection), Quantiles.of(reaction))
 
 

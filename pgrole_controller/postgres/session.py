@@ -33,6 +33,15 @@ TICK = "5 ms"
 #: How long one call of `watch` lasts, so that its caller knows that it is alive.
 WATCH_SECONDS = 30
 _WATCH_DEADLINE = WATCH_SECONDS + 15.0
+#: To plan the look at a role takes several times as long as to do it, so it is planned once, when the tables may still
+#: be empty: for few roles among many, by index.
+_PLANNING = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+
 #: For one look in a transaction of its own.
 GUARDED_SECONDS = 10.0
 _GREETING_SECONDS = 5.0
@@ -97,8 +106,7 @@ async def attend(
     changes after that is heard. Raises PgRoleError when there is no session to be had or it has failed.
     """
     async with (
-        # to plan the look at a role takes several times as long as to do it
-        connect(endpoint, "work", plan_cache_mode="force_generic_plan") as writer,
+        connect(endpoint, "work", **_PLANNING) as writer,
         connect(endpoint, "listen") as ear,
         connect(endpoint, "watch", statement_timeout="0") as eye,
     ):
@@ -107,10 +115,14 @@ async def attend(
             if not identity.is_same_server(await inspect.identify(other)):
                 raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")
         installation = await install(writer, allowed=may_install)
+        guarded = await others_may_create(writer)
         await _listen(ear, eye, heard)
         with speaking():  # now, since what may not be read must fail the attempt and not the session
-            await eye.execute("SELECT pgrole.observe()")
-        session = Session(identity, installation, cluster, await others_may_create(writer), writer)
+            async with eye.transaction():
+                if guarded:
+                    await eye.execute(queries.inspect("guard"))
+                await eye.execute("SELECT pgrole.observe()")
+        session = Session(identity, installation, cluster, guarded, writer)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_watch, eye, session.guarded)

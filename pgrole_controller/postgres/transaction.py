@@ -89,6 +89,9 @@ async def _run(
 
 
 def _statements(plan: Plan, options: bool) -> Iterator[str]:
+    # First, since the role may be the one that this object had under another name.
+    for role_name, uid in plan.releases:
+        yield _call("release_claim", role_name, uid)
     if plan.changes or plan.owner or plan.forget:
         holder = plan.claim.owner.object_uid if plan.claim else None
         yield _call("expect", plan.role_name, plan.seen_as, plan.oid, holder)
@@ -109,8 +112,6 @@ def _statements(plan: Plan, options: bool) -> Iterator[str]:
         )
     if plan.forget and plan.claim:
         yield _call("forget_claim", plan.role_name, plan.claim.owner.object_uid)
-    for role_name, uid in plan.releases:
-        yield _call("release_claim", role_name, uid)
 
 
 def _call(function: str, *arguments: str | int | tuple[str, ...] | None) -> str:

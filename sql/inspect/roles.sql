@@ -58,7 +58,7 @@ SELECT
     (
         SELECT format('%s/%s', y.namespace, y.object)
         FROM pgrole.claim AS y
-        WHERE y.role_oid = r.oid AND y.system_identifier = $5 AND y.released_at IS NULL
+        WHERE y.role_oid = r.oid AND y.system_identifier = $5 AND y.released_at IS NULL AND y.role_oid <> 0
           AND y.role_name <> a.role_name::text
         LIMIT 1
     ) AS held_by,
