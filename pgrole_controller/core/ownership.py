@@ -71,6 +71,8 @@ def find_target(claim: Claim, sight: Sight, server: Server, policy: Policy) -> F
     A role that is not known by a claim in the database is looked at as for adoption: status, too, is only written text.
     """
     named, claimed = sight.named, sight.claimed
+    if claimed and claimed.held_by:
+        claimed = None  # while our claim was released, another object took the role under its other name
     same_server = claim.system_identifier == server.system_identifier
     known = sight.claim is not None and same_server and not claim.released
     if named and known and named.oid == claim.role_oid:

@@ -192,6 +192,11 @@ class TestOwnership:
             error = refusal(asked, Sight(named=renamed, claim=held))
             assert "shop/other" in error.message
 
+    def test_a_retained_role_that_another_object_took_under_another_name_stays_its(self) -> None:
+        theirs = Found(OID, replace(WANTED, name="theirs"), held_by="shop/other")
+        plan = look(ask(), Sight(claimed=theirs, claim=claim(released=True)))
+        assert plan.changes == (Create(WANTED),)
+
     def test_who_had_a_role_by_its_status_goes_before_an_older_object_that_would_adopt_it(self) -> None:
         proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
         error = refusal(ask(adopt=True, proven_rivals=(("shop/owner", proof),)), Sight(named=FOUND))
