@@ -2,9 +2,9 @@
 -- message, again and again.
 --
 -- Each `tick` compares snapshots, which costs the same at any number of roles. A look at the catalogs costs more with more
--- roles, so after one there is none for `rest` times what it took. What it took when there was something to do does not
--- count: changes are rare, and the next one shall not wait for the last. COMMIT sends what was notified, and lets go of
--- the snapshot before the nap.
+-- roles, so after one there is none for `rest` times what it took, and a little more. What it took when there was something
+-- to do does not count: changes are rare, and the next one shall not wait for the last. COMMIT sends what was notified, and
+-- lets go of the snapshot before the nap.
 --
 -- The schema may be dropped while this runs, and made by whoever may create one; so before anything in it is called, a lock
 -- keeps it from being dropped, and its owner and those who may create in it must be trusted: our role, or superusers.
@@ -15,7 +15,8 @@ CREATE OR REPLACE PROCEDURE pgrole.watch(tick interval DEFAULT '10 ms', lasting 
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    rest    CONSTANT float8 := 48;
+    rest    CONSTANT float8 := 40;
+    round   CONSTANT float8 := 0.003; -- what a round costs beside its look, in the same measure
     longest CONSTANT float8 := 1;
     path    CONSTANT text := pg_catalog.current_setting('search_path');
     pause   float8;
@@ -70,7 +71,7 @@ BEGIN
                         cost := least(took, before, 2 * cost);
                         before := took;
                     END IF;
-                    free_at := clock + took + least(rest * cost, longest);
+                    free_at := clock + took + least(rest * cost + round, longest);
                 END IF;
             END IF;
         END IF;
