@@ -4,7 +4,6 @@ Guarantees: `record` neither blocks nor raises; the same (object, reason, note) 
 series; a failure is logged and dropped after a second attempt.
 """
 
-import json
 import logging
 import socket
 import time
@@ -215,7 +214,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def _refer(stored: Stored) -> dict[str, Any]:
-    read = json.loads(stored.body)
+    read = stored.object()
     reference = {
         "apiVersion": read.get("apiVersion", ""),
         "kind": read.get("kind", ""),

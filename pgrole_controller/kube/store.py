@@ -2,6 +2,7 @@
 
 import json
 import sys
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, KeysView
 from dataclasses import dataclass
@@ -21,11 +22,11 @@ class Stored:
     key: Key  # namespace "" when cluster-scoped
     uid: str
     resource_version: str
-    body: bytes  # compact JSON, without metadata.managedFields and kubectl's copy of the whole
+    body: bytes  # compressed JSON, without metadata.managedFields and kubectl's copy of the whole
 
     def object(self) -> dict[str, Any]:
         """The object, parsed anew at each call: keep it no longer than needed."""
-        parsed: dict[str, Any] = json.loads(self.body)
+        parsed: dict[str, Any] = json.loads(zlib.decompress(self.body))
         return parsed
 
     def is_same(self, other: "Stored") -> bool:
@@ -63,8 +64,8 @@ def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Store
     except KeyError as error:
         message = f"an object without metadata.{error.args[0]}"
         raise ValueError(message) from error
-    body = json.dumps(obj, ensure_ascii=False, separators=(",", ":")).encode()
-    return Stored(key, uid, version, body)
+    text = json.dumps(obj, ensure_ascii=False, separators=(",", ":"))
+    return Stored(key, uid, version, zlib.compress(text.encode(), level=1))
 
 
 def is_older(version: str, than: str) -> bool:
