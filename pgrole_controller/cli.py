@@ -10,9 +10,10 @@ from typing import Any
 
 import anyio
 
-from pgrole_controller import __version__, resources
+from pgrole_controller import __version__
 from pgrole_controller.api import crd
 from pgrole_controller.logs import set_up
+from pgrole_controller.postgres import queries
 from pgrole_controller.settings import (
     DSN,
     RUN,
@@ -159,7 +160,5 @@ def _read(path: Path) -> str | None:
 
 
 def _sql(_options: argparse.Namespace) -> int:
-    files = sorted(resources.path("sql", "install").glob("*.sql"))
-    script = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    print(f"BEGIN;\nCREATE SCHEMA IF NOT EXISTS pgrole;\n{script}\nCOMMIT;")  # noqa: T201
+    print(f"BEGIN;\nCREATE SCHEMA IF NOT EXISTS pgrole;\n{queries.install()}\nCOMMIT;")  # noqa: T201
     return 0

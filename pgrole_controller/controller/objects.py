@@ -1,7 +1,6 @@
 """The PgRoles as last seen, and what each of them asks for."""
 
 import json
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,6 @@ from pgrole_controller.kube.client import NAMESPACES, Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored
-
-log = logging.getLogger(__name__)
 
 DEFAULT_SERVER = "default"
 

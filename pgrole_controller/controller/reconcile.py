@@ -4,7 +4,6 @@ Whatever the hint said, everything is read anew. After a write it is looked at o
 read back from the database.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,8 +17,6 @@ from pgrole_controller.core.plan import Deed, Plan, decide, decide_absent
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.sight import Server, Sight
 from pgrole_controller.postgres.session import Session
-
-log = logging.getLogger(__name__)
 
 #: How often one visit looks: a role that was just created can be granted to others of the batch in the next round.
 ROUNDS = 4

@@ -43,8 +43,8 @@ class Plan:
 
     The transaction first makes sure that the role it is about still is `oid` (None: is absent) under `seen_as`, and
     that the claim still is the one that was seen. `owner` is written into the claim, with `applied`; None writes none.
-    `drift` are the fields that somebody else changed; `reported` the ones that are left as they are; `pending` is what
-    waits for something that is not there yet.
+    `drift` are the fields that somebody else changed: set back, or, without changes, left as they are; `pending` is
+    what waits for something that is not there yet.
     """
 
     role_name: str
@@ -55,7 +55,6 @@ class Plan:
     owner: Owner | None = None
     applied: str = ""
     drift: tuple[str, ...] = ()
-    reported: tuple[Change, ...] = ()
     pending: tuple[Waiting, ...] = ()
     releases: tuple[tuple[str, str], ...] = ()
     forget: bool = False
@@ -187,7 +186,7 @@ def _keep(
     fields = ("role", *field_names(changes)) if replaced else field_names(changes)
     drift = fields if claim.applied == applied and not claim.released else ()
     if drift and ask.report_only:
-        return Plan(role_name=ask.wanted.name, claim=claim, reported=changes, drift=drift, releases=releases)
+        return Plan(role_name=ask.wanted.name, claim=claim, drift=drift, releases=releases)
     current = sight.claim == claim and claim.owner == ask.owner and not claim.released and same_server and not replaced
     return Plan(
         role_name=ask.wanted.name,

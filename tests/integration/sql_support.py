@@ -9,6 +9,7 @@ import anyio
 import asyncpg
 
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.install import install
 
 CHANNEL = "pgrole"
 DEADLINE = 60.0
@@ -74,3 +75,22 @@ async def listening(dsn: str) -> AsyncIterator[Ear]:
 
 async def role_oid(connection: Connection, name: str) -> int:
     return int(await connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name))
+
+
+@asynccontextmanager
+async def seen_home(dsn: str, *, before: str = "", after: str) -> AsyncIterator[Connection]:
+    """A superuser in the home database, where schema pgrole is new, `before` was run and everything has been seen.
+
+    `after` is run at the end.
+    """
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+        await install(connection)
+        if before:
+            await connection.execute(before)
+        await connection.execute("SELECT pgrole.observe()")
+        yield connection
+        await connection.execute(after)
+    finally:
+        await connection.close()

@@ -10,7 +10,7 @@ from pgrole_controller.local.postgres import PostgresServer, postgres
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import install
 from pgrole_controller.postgres.notification import read_names
-from tests.integration.sql_support import Ear, listening, role_oid
+from tests.integration.sql_support import Ear, listening, role_oid, seen_home
 
 HOLDS = "SELECT role_oid FROM pgrole.claim WHERE role_name = $1 AND released_at IS NULL"
 
@@ -24,16 +24,10 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
     """A superuser in the home database, where roles one and two are and everything has been seen."""
-    connection = await asyncpg.connect(server.dsn())
-    try:
-        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
-        await install(connection)
-        await connection.execute("CREATE ROLE one; CREATE ROLE two")
-        await connection.execute("SELECT pgrole.observe()")
-        yield connection
-        await connection.execute("DROP ROLE IF EXISTS one, two, renamed")
-    finally:
-        await connection.close()
+    async with seen_home(
+        server.dsn(), before="CREATE ROLE one; CREATE ROLE two", after="DROP ROLE IF EXISTS one, two, renamed"
+    ) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="session")

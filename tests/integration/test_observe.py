@@ -11,7 +11,7 @@ from pgrole_controller.local.postgres import PostgresServer, postgres
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import Installation, install
-from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid
+from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid, seen_home
 
 CHANGES = {
     "login": "ALTER ROLE subject LOGIN",
@@ -49,15 +49,8 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
     """A superuser in the home database, where schema pgrole is new and everything has been seen."""
-    connection = await asyncpg.connect(server.dsn())
-    try:
-        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
-        await install(connection)
-        await connection.execute("SELECT pgrole.observe()")
-        yield connection
-        await connection.execute("DROP ROLE IF EXISTS subject, renamed, other")
-    finally:
-        await connection.close()
+    async with seen_home(server.dsn(), after="DROP ROLE IF EXISTS subject, renamed, other") as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="session")

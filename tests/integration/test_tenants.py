@@ -9,7 +9,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer, postgres
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import install
-from tests.integration.sql_support import MISMATCHES, Ear, listening, role_oid
+from tests.integration.sql_support import MISMATCHES, Ear, listening, role_oid, seen_home
 
 # As version 1 used them.
 ADVISORY_LOCKS = (8102098230143320033, 8102098230143320034, 8102098230143320035)
@@ -26,16 +26,12 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
     """A superuser in the home database, who waits for no lock, where everything has been seen."""
-    connection = await asyncpg.connect(server.dsn())
-    try:
-        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE; SET lock_timeout = '5s'")
-        await install(connection)
-        await connection.execute("CREATE ROLE subject; CREATE ROLE tenant LOGIN PASSWORD 'p'")
-        await connection.execute("SELECT pgrole.observe()")
-        yield connection
-        await connection.execute("DROP ROLE IF EXISTS subject, tenant")
-    finally:
-        await connection.close()
+    async with seen_home(
+        server.dsn(),
+        before="SET lock_timeout = '5s'; CREATE ROLE subject; CREATE ROLE tenant LOGIN PASSWORD 'p'",
+        after="DROP ROLE IF EXISTS subject, tenant",
+    ) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="session")

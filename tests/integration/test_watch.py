@@ -12,8 +12,7 @@ import pytest_asyncio
 
 from pgrole_controller.local.postgres import PostgresServer, postgres
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.install import install
-from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid
+from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid, seen_home
 
 # What concurrent role DDL fails with, as it may.
 MAY_FAIL = (
@@ -45,15 +44,10 @@ async def server() -> AsyncIterator[PostgresServer]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
     """A superuser in the home database, where schema pgrole is new and everything has been seen."""
-    connection = await asyncpg.connect(server.dsn())
-    try:
-        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
-        await install(connection)
-        await connection.execute("SELECT pgrole.observe()")
-        yield connection
-        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE; DROP ROLE IF EXISTS subject, other")
-    finally:
-        await connection.close()
+    async with seen_home(
+        server.dsn(), after="DROP SCHEMA IF EXISTS pgrole CASCADE; DROP ROLE IF EXISTS subject, other"
+    ) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="session")
