@@ -14,7 +14,7 @@ _FILE = f"{GROUP}_{_PLURAL}.yaml"
 _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
 
 #: Keywords of JSON Schema that say nothing in Kubernetes, or that it does not allow.
-_DROPPED = frozenset({"title", "$defs", "additionalProperties"})
+_DROPPED = frozenset({"title", "$defs", "additionalProperties", "const"})
 
 _API_VERSION = "The version of the schema that this object is written in: pgrole.dev/v1alpha1."
 _KIND = "The kind of the object: PgRole."

@@ -13,7 +13,10 @@ from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, model_val
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.cel import immutable_optional, rule, rules
-from pgrole_controller.api.meta import Condition, Model, ObjectMeta
+from pgrole_controller.api.connection import ConnectionSecret
+from pgrole_controller.api.meta import Model, ObjectMeta
+from pgrole_controller.api.password import PASSWORD_RULES, Password
+from pgrole_controller.api.status import PgRoleStatus
 
 GROUP = "pgrole.dev"
 VERSION = "v1alpha1"
@@ -38,6 +41,9 @@ _SERVER_FIXED = "spec.serverRef is immutable: create another PgRole to have the 
 _COMMENT_NUL = "spec.comment must not contain NUL (U+0000), which PostgreSQL cannot hold: remove it"
 _COMMENT_SIZE = f"spec.comment must have at most {_COMMENT_LENGTH} characters: shorten it"
 _GROUP_SIZE = "spec.memberOf: role must have 1 to 63 bytes (UTF-8), as every name in PostgreSQL"
+_HEIR_SIZE = "spec.reassignOwnedTo must have at most 63 bytes (UTF-8) and no NUL, as every name in PostgreSQL"
+_NOT_DELIVERED = "spec.password.generate needs spec.connectionSecret, in which the password is delivered: add it"
+_ONLY_WITH_DROP = "spec.reassignOwnedTo and spec.terminateSessions need spec.deletionPolicy: Drop"
 _GROUP_NUL = "spec.memberOf: role must not contain NUL (U+0000): remove it"
 _PARAMETER_NAMES = (
     "the names of parameters are letters, digits, _ and $, with dots in custom ones, and have at most 63 characters"
@@ -104,6 +110,13 @@ def _check_group(name: str) -> str:
     return name
 
 
+def _check_heir(name: str) -> str:
+    if len(name.encode()) > _NAME_BYTES or "\x00" in name:
+        raise PydanticCustomError("heir", _HEIR_SIZE)
+    return name
+
+
+OptionalRole = Annotated[str, AfterValidator(_check_heir)]
 GroupName = Annotated[str, AfterValidator(_check_group)]
 DatabaseName = Annotated[str, Field(min_length=1, max_length=_NAME_BYTES)]
 Parameters = Annotated[dict[str, str], AfterValidator(_check_parameters)]
@@ -118,6 +131,7 @@ IgnoredField = Literal[
     "connectionLimit",
     "validUntil",
     "comment",
+    "password",
     "memberOf",
     "parameters",
     "databaseParameters",
@@ -248,6 +262,11 @@ class PgRoleSpec(Model):
             **rules(rule(r"!self.contains('\u0000')", _COMMENT_NUL)),
         },
     )
+    password: Password | None = Field(
+        default=None,
+        description="The role's password. When absent it is not managed: whatever it is, it is left so.",
+        json_schema_extra=PASSWORD_RULES,
+    )
     member_of: list[Membership] = Field(
         default_factory=list,
         description="The roles that it is a member of. Exact: a membership that is not listed is revoked.",
@@ -271,6 +290,10 @@ class PgRoleSpec(Model):
             "x-kubernetes-list-map-keys": ["database"],
         },
     )
+    connection_secret: ConnectionSecret | None = Field(
+        default=None,
+        description="A Secret with what an application needs to connect as the role; owned by this object.",
+    )
     drift: Drift = Field(
         default=Drift(),
         description="What is done when the role is changed inside the database.",
@@ -289,72 +312,30 @@ class PgRoleSpec(Model):
             "and the object stays until it could be; setting Retain lets the object go at once."
         ),
     )
-    suspend: StrictBool = Field(default=False, description="While true, the controller leaves the role as it is.")
-
-
-class AppliedRole(Model):
-    """The role in the database."""
-
-    name: str = Field(description="Its name.", json_schema_extra={"maxLength": _NAME_BYTES})
-    oid: int = Field(
-        description="Its object identifier in the server.",
-        json_schema_extra={"format": "int64", "minimum": 1, "maximum": 2**32 - 1},
-    )
-    applied: str = Field(
+    reassign_owned_to: OptionalRole = Field(
         default="",
-        description="Digest of the declaration that was last brought into the database.",
-        json_schema_extra={"maxLength": 128},
-    )
-
-
-class AppliedServer(Model):
-    """The server that the role is on."""
-
-    name: str = Field(description="Name of the PgServer.", json_schema_extra={"maxLength": 253})
-    system_identifier: str = Field(
-        description="PostgreSQL's system identifier of the server.", json_schema_extra={"maxLength": 20}
-    )
-
-
-class LastDrift(Model):
-    """The last time that the role was found changed inside the database."""
-
-    time: datetime = Field(description="When it was noticed.")
-    fields: list[Annotated[str, Field(json_schema_extra={"maxLength": 63})]] = Field(
-        default_factory=list,
-        description="The fields of spec that differed.",
-        json_schema_extra={"maxItems": 64, "x-kubernetes-list-type": "atomic"},
-    )
-    corrected: bool = Field(description="Whether the role was set back.")
-
-
-class PgRoleStatus(Model):
-    """What the controller last saw and did. It is output: changing it changes nothing."""
-
-    observed_generation: int = Field(
-        default=-1,
-        description="The metadata.generation that was last looked at; -1 before the first look.",
-        json_schema_extra={"format": "int64", "minimum": -1},
-    )
-    conditions: list[Condition] = Field(
-        default_factory=list,
-        description="Ready; Reconciling, Stalled and DriftDetected while they hold.",
+        description=(
+            "With Drop: the role that gets what this one owns, in every database; its other privileges are dropped. "
+            "Another PgRole's of this namespace, or one that the server's policy allows. Empty: a role that still "
+            "owns anything is not dropped."
+        ),
         json_schema_extra={
-            "maxItems": 16,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["type"],
+            "maxLength": _NAME_BYTES,
+            **rules(
+                rule(f"size(bytes(self)) <= {_NAME_BYTES}", _HEIR_SIZE), rule(r"!self.contains('\u0000')", _HEIR_SIZE)
+            ),
         },
     )
-    role: AppliedRole | None = Field(default=None, description="The role in the database.")
-    server: AppliedServer | None = Field(default=None, description="The server that the role is on.")
-    last_drift: LastDrift | None = Field(
-        default=None, description="The last time that the role was found changed inside the database."
+    terminate_sessions: StrictBool = Field(
+        default=False, description="With Drop: the role's sessions are ended instead of waited for."
     )
-    drift_count: int | None = Field(
-        default=None,
-        description="How many times drift was corrected since the role was first applied.",
-        json_schema_extra={"format": "int64", "minimum": 0},
-    )
+    suspend: StrictBool = Field(default=False, description="While true, the controller leaves the role as it is.")
+
+    @model_validator(mode="after")
+    def _check_delivery(self) -> Self:
+        if self.password is not None and self.password.generate is not None and self.connection_secret is None:
+            raise PydanticCustomError("password", _NOT_DELIVERED)
+        return self
 
 
 class PgRole(Model):
@@ -367,6 +348,22 @@ class PgRole(Model):
         json_schema_extra=rules(
             rule("self.serverRef.name == oldSelf.serverRef.name", _SERVER_FIXED, field_path=".serverRef.name"),
             immutable_optional("name", _NAME_FIXED),
+            rule(
+                "!has(self.password) || !has(self.password.generate) || has(self.connectionSecret)",
+                _NOT_DELIVERED,
+                field_path=".connectionSecret",
+            ),
+            # Of an object that has them already, Retain is the way out of a blocked deletion.
+            {
+                **rule(
+                    "self.deletionPolicy == 'Drop' || (self.reassignOwnedTo == '' && !self.terminateSessions) || "
+                    "oldSelf.hasValue() && (oldSelf.value().deletionPolicy == 'Drop' || "
+                    "oldSelf.value().reassignOwnedTo != '' || oldSelf.value().terminateSessions)",
+                    _ONLY_WITH_DROP,
+                    field_path=".deletionPolicy",
+                ),
+                "optionalOldSelf": True,
+            },
         )
     )
     status: PgRoleStatus | None = Field(default=None, json_schema_extra={"default": {"observedGeneration": -1}})

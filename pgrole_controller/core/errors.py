@@ -23,6 +23,7 @@ class Reason(StrEnum):
     SERVER_NOT_READY = "ServerNotReady"
     SERVER_GONE = "ServerGone"
     MEMBERSHIP_PENDING = "MembershipPending"
+    SECRET_MISSING = "SecretMissing"
     NOT_ALLOWED = "NotAllowed"
     PROTECTED = "Protected"
     INVALID_SPEC = "InvalidSpec"

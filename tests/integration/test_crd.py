@@ -24,6 +24,8 @@ _DEFAULTS = {
     "drift": {"policy": "Correct"},
     "adopt": False,
     "deletionPolicy": "Retain",
+    "reassignOwnedTo": "",
+    "terminateSessions": False,
     "suspend": False,
 }
 
@@ -128,6 +130,21 @@ async def test_a_name_that_postgresql_can_hold_passes(kind: Kind, name: str) -> 
         ({"name": "public"}, 'spec.name must not be "public" or "none"'),
         ({"name": "none"}, 'spec.name must not be "public" or "none"'),
         ({"comment": "a\x00"}, "spec.comment must not contain NUL"),
+        ({"password": {}}, "exactly one of secretRef, generate and disabled"),
+        ({"password": {"disabled": False}}, "spec.password.disabled: Unsupported value"),
+        ({"password": {"disabled": True, "secretRef": {"name": "a"}}}, "exactly one of"),
+        ({"password": {"secretRef": {"name": "A"}}}, "spec.password.secretRef.name"),
+        ({"password": {"secretRef": {"name": "a", "key": "a/b"}}}, "spec.password.secretRef.key"),
+        ({"password": {"generate": {}}}, "needs spec.connectionSecret"),
+        ({"password": {"generate": {"length": 8}}, "connectionSecret": {"name": "a"}}, "greater than or equal to 16"),
+        ({"password": {"generate": {"rotateEvery": "1d"}}, "connectionSecret": {"name": "a"}}, "rotateEvery"),
+        ({"password": {"generate": {"rotateEvery": "10ms"}}, "connectionSecret": {"name": "a"}}, "1s to 87600h"),
+        ({"password": {"generate": {"rotateEvery": "9999999999h"}}, "connectionSecret": {"name": "a"}}, "rotateEvery"),
+        ({"connectionSecret": {}}, "spec.connectionSecret.name: Required value"),
+        ({"connectionSecret": {"name": "a", "template": {"data": {"a b": "x"}}}}, "keys are letters"),
+        ({"reassignOwnedTo": "x", "deletionPolicy": "Retain"}, "need spec.deletionPolicy: Drop"),
+        ({"terminateSessions": True}, "need spec.deletionPolicy: Drop"),
+        ({"reassignOwnedTo": "é" * 32, "deletionPolicy": "Drop"}, "63 bytes"),
         ({"comment": "x" * 1025}, "spec.comment: Too long"),
         ({"connectionLimit": -2}, "spec.connectionLimit in body should be greater than or equal to -1"),
         ({"connectionLimit": 2**31}, "spec.connectionLimit in body should be less than or equal to 2147483647"),
@@ -202,6 +219,12 @@ async def test_the_default_server_may_be_written_out_or_left_out(kind: Kind) -> 
     assert (await kind.patch({"spec": {"serverRef": None}}))["spec"] == _DEFAULTS
 
 
+async def test_the_way_out_of_a_blocked_deletion_is_open_whatever_else_is_declared(kind: Kind) -> None:
+    await kind.create({"deletionPolicy": "Drop", "reassignOwnedTo": "heir", "terminateSessions": True})
+    assert (await kind.patch({"spec": {"deletionPolicy": "Retain"}}))["spec"]["reassignOwnedTo"] == "heir"
+    assert (await kind.patch({"spec": {"comment": "still"}}))["spec"]["comment"] == "still"
+
+
 async def test_everything_else_can_be_changed(kind: Kind) -> None:
     await kind.create({"name": "a"})
     spec = {
@@ -218,7 +241,14 @@ async def test_everything_else_can_be_changed(kind: Kind) -> None:
         "drift": {"policy": "Report"},
         "adopt": True,
         "deletionPolicy": "Drop",
+        "reassignOwnedTo": "heir",
+        "terminateSessions": True,
         "suspend": True,
+        "password": {"generate": {"length": 40, "rotateEvery": "1h30m"}},
+        "connectionSecret": {
+            "name": "app",
+            "template": {"metadata": {"labels": {"team": "shop"}, "annotations": {}}, "data": {"URL": "{host}"}},
+        },
     }
     changed = await kind.patch({"spec": spec})
     assert changed["spec"] == {**spec, "name": "a", "serverRef": {"name": "default"}}

@@ -69,7 +69,7 @@ def test_schema_holds_only_what_kubernetes_knows() -> None:
 def test_every_rule_has_a_message_and_a_reason() -> None:
     rules = [rule for _, schema in _fields() for rule in schema.get("x-kubernetes-validations", ())]
     rules += _root()["x-kubernetes-validations"]
-    assert len(rules) == 15
+    assert len(rules) == 22
     assert all(rule["message"] and rule["reason"] for rule in rules)
 
 
@@ -89,15 +89,28 @@ def test_fields_are_those_of_this_version_and_no_others() -> None:
         "connectionLimit",
         "validUntil",
         "comment",
+        "password",
         "memberOf",
         "parameters",
         "databaseParameters",
+        "connectionSecret",
         "drift",
         "adopt",
         "deletionPolicy",
+        "reassignOwnedTo",
+        "terminateSessions",
         "suspend",
     }
-    assert set(status) == {"observedGeneration", "conditions", "role", "server", "lastDrift", "driftCount"}
+    assert set(status) == {
+        "observedGeneration",
+        "conditions",
+        "role",
+        "server",
+        "lastDrift",
+        "driftCount",
+        "passwordSecretVersion",
+        "nextRotation",
+    }
 
 
 def test_kubectl_get_shows_role_server_ready_reason_drifts_and_age() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pgrole_controller.api.meta import ObjectMeta
+from pgrole_controller.api.password import read_duration
 from pgrole_controller.api.pgrole import Drift, PgRole, PgRoleSpec, ServerRef
 from tests.roles import names
 
@@ -29,6 +30,8 @@ _DEFAULTS = {
     "drift": {"policy": "Correct", "ignore": []},
     "adopt": False,
     "deletionPolicy": "Retain",
+    "reassignOwnedTo": "",
+    "terminateSessions": False,
     "suspend": False,
 }
 
@@ -48,6 +51,8 @@ _STATUS = {
     "server": {"name": "default", "systemIdentifier": "7421"},
     "lastDrift": {"time": "2026-01-01T00:00:00Z", "fields": ["superuser"], "corrected": True},
     "driftCount": 4,
+    "passwordSecretVersion": "816",
+    "nextRotation": "2026-02-01T00:00:00Z",
 }
 
 
@@ -182,6 +187,28 @@ def test_a_comment_is_bounded_and_has_no_nul() -> None:
 def test_a_flag_is_true_or_false_and_nothing_like_it(flag: str, value: object) -> None:
     with pytest.raises(ValidationError, match=flag):
         build(**{flag: value})
+
+
+@pytest.mark.parametrize("password", [{}, {"disabled": False}, {"disabled": True, "secretRef": {"name": "a"}}])
+def test_a_password_has_exactly_one_source(password: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="exactly one of|disabled"):
+        build(password=password)
+
+
+def test_a_generated_password_needs_a_secret_to_be_delivered_in() -> None:
+    assert "needs spec.connectionSecret" in message_of(password={"generate": {}})
+    assert build(password={"generate": {}}, connection_secret={"name": "app"}).spec.password
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("720h", 2_592_000), ("1h30m", 5400), ("1500ms", 1.5), ("1.5m", 90)])
+def test_a_duration_is_read_as_go_reads_it(text: str, seconds: float) -> None:
+    assert read_duration(text).total_seconds() == seconds
+
+
+@pytest.mark.parametrize("text", ["", "1", "1d", "-1h", "0s", "999ms", "87601h", "1h ", "9" * 60 + "h"])
+def test_a_time_of_rotation_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="1s to 87600h"):
+        build(password={"generate": {"rotateEvery": text}}, connection_secret={"name": "app"})
 
 
 def test_an_object_cannot_be_changed_in_place() -> None:
