@@ -1,0 +1,220 @@
+"""Passwords as SCRAM-SHA-256 verifiers: what PostgreSQL keeps of a password, and what can be made of it here.
+
+Made here, so that no clear text is in any SQL. As PostgreSQL does it (src/common/saslprep.c and scram-common.c,
+src/backend/libpq/auth-scram.c): for the same salt and iterations the server's own verifier of a password is this one.
+"""
+
+import base64
+import hashlib
+import hmac
+import re
+import stringprep
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pgrole_controller.core.errors import Reason, Refused, Waiting
+
+#: Bounds of the iterations of a ready verifier in a Secret: fewer are no protection, and the server itself computes
+#: with what it is given, which no statement_timeout stops.
+LEAST_ITERATIONS = 4096
+MOST_ITERATIONS = 100_000
+
+#: SCRAM_DEFAULT_SALT_LEN: bytes of the salt that PostgreSQL itself takes.
+SALT_BYTES = 16
+
+#: Of the content of a Secret.
+PASSWORD_BYTES = 1024
+
+#: MAX_ENCRYPTED_PASSWORD_LEN: PostgreSQL 18 refuses a longer verifier.
+VERIFIER_BYTES = 512
+
+_INT_MAX = 2**31 - 1  # PostgreSQL cuts off what does not fit into an int
+_PREFIX = "SCRAM-SHA-256$"
+_SCRAM = re.compile(
+    r"SCRAM-SHA-256\$([1-9][0-9]{0,9}):([A-Za-z0-9+/]+={0,2})\$([A-Za-z0-9+/]{43}=):([A-Za-z0-9+/]{43}=)"
+)
+_MD5 = re.compile(r"md5[0-9a-f]{32}")
+
+#: Not allowed in what is prepared: RFC 4013, section 2.3, and the code points that Unicode 3.2 does not know.
+_PROHIBITED: tuple[Callable[[str], bool], ...] = (
+    stringprep.in_table_a1,
+    stringprep.in_table_c12,
+    stringprep.in_table_c21_c22,
+    stringprep.in_table_c3,
+    stringprep.in_table_c4,
+    stringprep.in_table_c5,
+    stringprep.in_table_c6,
+    stringprep.in_table_c7,
+    stringprep.in_table_c8,
+    stringprep.in_table_c9,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scram:
+    """A SCRAM verifier, taken apart. The keys have 32 bytes, the salt at least one, iterations are 1 to 2³¹ - 1."""
+
+    iterations: int
+    salt: bytes = field(repr=False)
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """What pg_authid.rolpassword holds: a SCRAM verifier, or whatever else is there (an MD5 hash)."""
+
+    text: str = field(repr=False)
+
+    @property
+    def digest(self) -> str:
+        """What a claim keeps of it: `sha256:` and 64 hex digits."""
+        return "sha256:" + hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def scram(self) -> Scram | None:
+        """None for what is no SCRAM verifier."""
+        return parse_verifier(self.text)
+
+
+def parse_verifier(text: str) -> Scram | None:
+    """The parts of a SCRAM verifier. None for a text that PostgreSQL might take for a clear password, hash and log.
+
+    Stricter than its parse_scram_secret, which passes over doubled delimiters, takes signs and spaces before the
+    iterations and cuts them off at 32 bits, and takes a base64 text in several spellings.
+    """
+    found = _SCRAM.fullmatch(text)
+    if found is None or len(text) > VERIFIER_BYTES:
+        return None
+    iterations = int(found[1])
+    salt, stored_key, server_key = (_decode(part) for part in found.groups()[1:])
+    if salt is None or stored_key is None or server_key is None or iterations > _INT_MAX:
+        return None
+    return Scram(iterations, salt, stored_key, server_key)
+
+
+def make_verifier(password: str, salt: bytes, iterations: int) -> Verifier:
+    """The verifier of a clear password. Takes 1.5 ms or so at 4,096 iterations, without holding the GIL.
+
+    `salt`: random, SALT_BYTES of them. Raises ValueError for a password that PostgreSQL cannot hold (empty, NUL, lone
+    surrogates), for no salt, and for iterations outside 1 to 2³¹ - 1.
+    """
+    if not password or not salt:
+        raise ValueError("neither the password nor the salt may be empty")
+    if not 1 <= iterations <= _INT_MAX:
+        raise ValueError(f"iterations are 1 to {_INT_MAX}, not {iterations}")
+    stored_key, server_key = _keys(password, salt, iterations)
+    encoded = (base64.b64encode(part).decode() for part in (salt, stored_key, server_key))
+    return Verifier("{}{}:{}${}:{}".format(_PREFIX, iterations, *encoded))
+
+
+def verifies(password: str, verifier: Verifier, *, most: int = MOST_ITERATIONS) -> bool:
+    """Whether it is a verifier of that password. Takes as long as `make_verifier`, whatever the answer.
+
+    False, without hashing, for what is no SCRAM verifier and for one of more than `most` iterations: the role itself
+    can set one that takes minutes. Raises ValueError for NUL and lone surrogates.
+    """
+    scram = verifier.scram
+    if scram is None or scram.iterations > most:
+        return False
+    stored_key, server_key = _keys(password, scram.salt, scram.iterations)
+    return hmac.compare_digest(stored_key + server_key, scram.stored_key + scram.server_key)
+
+
+def read_password(content: bytes) -> Verifier | str:
+    """The content of a Secret: a ready verifier, or the clear password as it is.
+
+    A verifier is hashed with once, which takes up to 25 times as long as `make_verifier` at 4,096 iterations. Raises
+    Waiting when it is empty and Refused when it cannot be used, with a message that follows the Secret's name
+    ("… is empty") and shows nothing of the content.
+    """
+    if not content:
+        raise Waiting(Reason.SECRET_MISSING, "is empty")
+    if len(content) > PASSWORD_BYTES:
+        raise _refused(f"has {len(content)} bytes; a password has at most {PASSWORD_BYTES}")
+    text = _decode_utf8(content)
+    if text is None:
+        raise _refused("is not text in UTF-8")
+    if "\x00" in text:
+        raise _refused("contains a NUL byte, which PostgreSQL cannot hold")
+    if _MD5.fullmatch(text):
+        raise _refused(
+            "is an MD5 hash, which PostgreSQL would take for one and not for the password;"
+            " the clear password or a SCRAM-SHA-256 verifier is wanted"
+        )
+    return _read_verifier(text) if text.startswith(_PREFIX) else text
+
+
+def saslprep(text: str) -> str:
+    """A password as PostgreSQL prepares it before hashing. What cannot be prepared is returned as it is.
+
+    As pg_saslprep does: only what is not plain ASCII is touched at all, and what is prohibited, unassigned or mixed in
+    direction is looked for before the normalisation, not, as RFC 3454 has it, after it.
+    """
+    if text.isascii():
+        return text
+    mapped = "".join(
+        " " if stringprep.in_table_c12(character) else character
+        for character in text
+        if stringprep.in_table_c12(character) or not stringprep.in_table_b1(character)
+    )
+    if not mapped or any(prohibits(character) for character in mapped for prohibits in _PROHIBITED):
+        return text
+    return unicodedata.normalize("NFKC", mapped) if _has_one_direction(mapped) else text
+
+
+def _has_one_direction(text: str) -> bool:
+    """RFC 3454, section 6: right-to-left text begins and ends as such, with nothing left-to-right inside."""
+    if not any(stringprep.in_table_d1(character) for character in text):
+        return True
+    if any(stringprep.in_table_d2(character) for character in text):
+        return False
+    return stringprep.in_table_d1(text[0]) and stringprep.in_table_d1(text[-1])
+
+
+def _keys(password: str, salt: bytes, iterations: int) -> tuple[bytes, bytes]:
+    """StoredKey and ServerKey of RFC 5802. Raises ValueError, which does not show the password."""
+    if any(character == "\x00" or stringprep.in_table_c5(character) for character in password):
+        raise ValueError("a password can contain neither NUL nor lone surrogates")
+    salted = hashlib.pbkdf2_hmac("sha256", saslprep(password).encode(), salt, iterations)
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    return hashlib.sha256(client_key).digest(), hmac.digest(salted, b"Server Key", "sha256")
+
+
+def _read_verifier(text: str) -> Verifier:
+    verifier = Verifier(text)
+    scram = verifier.scram
+    if scram is None:
+        raise _refused(
+            f"begins as a SCRAM-SHA-256 verifier and is none: that is {_PREFIX}<iterations>:<salt>$<stored key>:"
+            f"<server key> in base64, of at most {VERIFIER_BYTES} bytes, with nothing after it, not even a line break"
+        )
+    if not LEAST_ITERATIONS <= scram.iterations <= MOST_ITERATIONS:
+        raise _refused(
+            f"is a SCRAM-SHA-256 verifier of {scram.iterations} iterations;"
+            f" between {LEAST_ITERATIONS} and {MOST_ITERATIONS} are accepted"
+        )
+    if verifies("", verifier):
+        raise _refused("is the verifier of an empty password, for which PostgreSQL would remove the role's password")
+    return verifier
+
+
+def _refused(message: str) -> Refused:
+    return Refused(Reason.INVALID_SPEC, message)
+
+
+def _decode(text: str) -> bytes | None:
+    """Base64 in its one canonical spelling, else None."""
+    if len(text) % 4:
+        return None
+    decoded = base64.b64decode(text)
+    return decoded if base64.b64encode(decoded).decode() == text else None
+
+
+def _decode_utf8(content: bytes) -> str | None:
+    """None in place of an error that carries the content with it."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
