@@ -1,9 +1,10 @@
 """The real things that tests run against: started once for a session, and only when a test asks for one."""
 
+import os
 import secrets
 import sys
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import asyncpg
 import pytest
@@ -14,16 +15,66 @@ from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries, find, find_present
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
-from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.postgres import PostgresServer, find_programs
+from tests.servers import DEFAULT, Servers, missing_docker, read_choice
+
+SERVERS = pytest.StashKey[Servers]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--postgres",
+        default=os.environ.get("PGROLE_TEST_POSTGRES", DEFAULT),
+        metavar="VERSION",
+        help=f"PostgreSQL to test against: a major version, or docker:VERSION (PGROLE_TEST_POSTGRES, else {DEFAULT})",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SERVERS] = read_choice(config.getoption("--postgres"))
+    config.addinivalue_line("markers", "postgres: runs against the PostgreSQL of --postgres (set by itself)")
+    config.addinivalue_line("markers", "since(version, what): is about what PostgreSQL has since a version")
+    config.addinivalue_line("markers", "before(version, what): is about how PostgreSQL was before a version")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    version = config.stash[SERVERS].version
+    for item in items:
+        if servers.__name__ in getattr(item, "fixturenames", ()):
+            item.add_marker("postgres")
+        for mark in item.iter_markers("since"):
+            since, what = mark.args
+            item.add_marker(pytest.mark.skipif(version < since, reason=f"PostgreSQL {since} or later: {what}"))
+        for mark in item.iter_markers("before"):
+            before, what = mark.args
+            item.add_marker(pytest.mark.skipif(version >= before, reason=f"before PostgreSQL {before}: {what}"))
+
+
+def shown(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
+    """What is written meanwhile is seen at once: how far something is that takes long."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    return nullcontext() if capture is None else capture.global_and_fixture_disabled()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def binaries(request: pytest.FixtureRequest) -> Binaries:
     """kube-apiserver and etcd. When they must be built first, pytest shows how far that is."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    shown = nullcontext() if find_present() or capture is None else capture.global_and_fixture_disabled()
-    with shown:
+    with nullcontext() if find_present() else shown(request):
         return await find(Display(sys.stderr))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def servers(request: pytest.FixtureRequest) -> Servers:
+    """Starts servers of the version that --postgres asks for, which is fetched first when it must be."""
+    chosen = request.config.stash[SERVERS]
+    if chosen.docker:
+        if why := missing_docker():
+            pytest.skip(why)
+    else:
+        with shown(request):
+            await find_programs(chosen.version, Display(sys.stderr))
+    return chosen
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -35,16 +86,16 @@ async def api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def postgres_server() -> AsyncIterator[PostgresServer]:
+async def postgres_server(servers: Servers) -> AsyncIterator[PostgresServer]:
     """One PostgreSQL for all tests: never stop, freeze or kill this one. Roles are common to all its databases."""
-    async with postgres() as server:
+    async with servers.run() as server:
         yield server
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own_postgres() -> AsyncIterator[PostgresServer]:
+async def own_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
     """A PostgreSQL for one test alone (0.6 s), which may do with it what it likes."""
-    async with postgres() as server:
+    async with servers.run() as server:
         yield server
 
 

@@ -57,6 +57,8 @@ class Stop(Enum):
 class PostgresServer:
     """Made by `postgres`. `port` and `password` (the superuser's) stay the same from start to start."""
 
+    host = "127.0.0.1"
+
     def __init__(self, folder: Path, programs: Path, *, port: int, password: str, settings: Mapping[str, str]) -> None:
         self.folder = folder
         self.programs = programs
@@ -65,7 +67,7 @@ class PostgresServer:
         self.data = folder / "data"
         self.log = folder / "postgres.log"
         options = {
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": self.host,
             "port": str(port),
             "unix_socket_directories": _sockets(folder),
             **settings,
@@ -87,7 +89,7 @@ class PostgresServer:
             password = self.password
         secret = "" if password is None else f":{quote(password, safe='')}"
         login = f"{quote(user, safe='')}{secret}"
-        return f"postgresql://{login}@127.0.0.1:{self.port}/{quote(database, safe='')}"
+        return f"postgresql://{login}@{self.host}:{self.port}/{quote(database, safe='')}"
 
     async def start(self) -> None:
         """Start it unless it runs, and wait until it accepts connections. Raises LocalError with the end of its log."""

@@ -11,14 +11,15 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds, create_namespace
-from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.world import Controller, Database, Kube, Stage, open_database, running
+from tests.servers import Servers
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_postgres() -> AsyncIterator[PostgresServer]:
+async def shared_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
     """The server of the shared controller: never stop, freeze or kill this one."""
-    async with postgres() as server:
+    async with servers.run() as server:
         yield server
 
 

@@ -15,9 +15,10 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, read_folder
-from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.conftest import make_kube, remove
 from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, is_ready, open_database, running
+from tests.servers import Servers
 
 STEWARD, STEWARD_PASSWORD = "steward", "steward's own"
 
@@ -33,10 +34,10 @@ FROM pg_authid AS a
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def house(
-    api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory
+    api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[PostgresServer, Controller, Kube]]:
     """A server that the controller enters as a superuser other than the one it was set up with."""
-    async with postgres() as server:
+    async with servers.run() as server:
         async with open_database(server.dsn()) as database:
             await database.execute(
                 f"CREATE ROLE {STEWARD} SUPERUSER LOGIN PASSWORD '{STEWARD_PASSWORD.replace(chr(39), chr(39) * 2)}';"

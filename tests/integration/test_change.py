@@ -6,18 +6,19 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import install
 from pgrole_controller.postgres.notification import read_names
 from tests.integration.sql_support import Ear, listening, role_oid, seen_home
+from tests.servers import Servers
 
 HOLDS = "SELECT role_oid FROM pgrole.claim WHERE role_name = $1 AND released_at IS NULL"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[16, 18])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer]:
-    async with postgres(version=request.param) as own:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
         yield own
 
 

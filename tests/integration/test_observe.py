@@ -7,11 +7,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import Installation, install
 from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid, seen_home
+from tests.servers import Servers
 
 CHANGES = {
     "login": "ALTER ROLE subject LOGIN",
@@ -40,9 +41,9 @@ CHANGES = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[16, 18])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer]:
-    async with postgres(version=request.param) as own:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
         yield own
 
 

@@ -6,10 +6,11 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import install
 from tests.integration.sql_support import MISMATCHES, Ear, listening, role_oid, seen_home
+from tests.servers import Servers
 
 # As version 1 used them.
 ADVISORY_LOCKS = (8102098230143320033, 8102098230143320034, 8102098230143320035)
@@ -17,9 +18,9 @@ TURNS = ("turn_to_look", "turn_to_change")
 MODES = ("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "EXCLUSIVE")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[16, 18])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer]:
-    async with postgres(version=request.param) as own:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
         yield own
 
 

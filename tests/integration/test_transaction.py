@@ -23,6 +23,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import install
 from pgrole_controller.postgres.transaction import Dialect, carry_out
 from tests.roles import GROUPS, names, roles, texts
+from tests.servers import Servers
 
 CLUSTER = "cluster-a"
 KEY = Key("shop", "orders-app")
@@ -34,10 +35,8 @@ EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[Healt
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server() -> AsyncIterator[PostgresServer]:
-    from pgrole_controller.local.postgres import postgres
-
-    async with postgres() as own:
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
         yield own
 
 

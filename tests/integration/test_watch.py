@@ -10,9 +10,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid, seen_home
+from tests.servers import Servers
 
 # What concurrent role DDL fails with, as it may.
 MAY_FAIL = (
@@ -36,8 +37,8 @@ FORGERY = """
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server() -> AsyncIterator[PostgresServer]:
-    async with postgres(settings={"autovacuum": "off"}) as own:
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run(settings={"autovacuum": "off"}) as own:
         yield own
 
 

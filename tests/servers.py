@@ -1,0 +1,112 @@
+"""Which PostgreSQL the tests run against: of any version that is supported, on this machine or in a container."""
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from pgrole_controller.local.postgres import DEFAULT_VERSION, SUPERUSER, PostgresServer, Stop, postgres
+
+VERSIONS = (14, 15, 16, 17, 18)
+DEFAULT = str(DEFAULT_VERSION)
+_PORT = 5432
+_OF_THIS_MACHINE = frozenset({"process", "programs", "folder", "data", "log"})
+#: As on this machine: the tests count on the order of locale C, and nothing of a test outlasts a loss of power.
+_INITDB_ARGS = "--auth=scram-sha-256 --encoding=UTF8 --locale=C"
+_SETTINGS = {"fsync": "off", "full_page_writes": "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Starts servers as the option --postgres asks: `16` on this machine, `docker:16` in containers."""
+
+    version: int
+    docker: bool = False
+
+    def run(self, settings: Mapping[str, str] | None = None) -> AbstractAsyncContextManager[PostgresServer]:
+        """A server for as long as the context lasts; `settings` are those of postgresql.conf."""
+        if self.docker:
+            return container(self.version, settings or {})
+        return postgres(version=self.version, settings=settings)
+
+
+class ContainerServer(PostgresServer):
+    """A PostgreSQL in a container. A test that would break it, or reads its files, is skipped."""
+
+    def __init__(self, host: str, port: int, password: str) -> None:
+        self.host, self.port, self.password = host, port, password
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_THIS_MACHINE:
+            _skip("reads the files or the processes of PostgreSQL")
+        raise AttributeError(name)
+
+    async def start(self) -> None:
+        _skip("starts PostgreSQL itself")
+
+    async def stop(self, mode: Stop = Stop.FAST) -> None:  # noqa: ARG002 -- as of every server
+        _skip("stops PostgreSQL")
+
+    async def kill(self) -> None:
+        _skip("kills PostgreSQL")
+
+    def pause(self) -> None:
+        _skip("freezes PostgreSQL")
+
+    def resume(self) -> None:
+        _skip("freezes PostgreSQL")
+
+
+def read_choice(text: str) -> Servers:
+    """What the option --postgres says. Raises pytest.UsageError."""
+    place, _, version = text.rpartition(":")
+    if place not in ("", "docker") or version not in map(str, VERSIONS):
+        known = ", ".join(map(str, VERSIONS))
+        raise pytest.UsageError(f"--postgres {text}: a version ({known}) or docker:VERSION is expected")
+    return Servers(int(version), docker=place == "docker")
+
+
+def missing_docker() -> str | None:
+    """Why no container can be started here; None when one can."""
+    import docker  # type: ignore[import-untyped]
+    from docker.errors import DockerException  # type: ignore[import-untyped]
+
+    try:
+        client = docker.from_env()
+        try:
+            client.ping()
+        finally:
+            client.close()
+    except DockerException as error:
+        return f"Docker cannot be reached ({error}): start it, or run without --postgres docker:…"
+    return None
+
+
+@asynccontextmanager
+async def container(version: int, settings: Mapping[str, str]) -> AsyncIterator[PostgresServer]:
+    """The official image of a version, removed with its data at the end."""
+    from testcontainers.community.postgres import PostgresContainer
+
+    password = secrets.token_urlsafe(18)
+    command = ["postgres"]
+    for name, value in {**_SETTINGS, **settings}.items():
+        command += ["-c", f"{name}={value}"]
+    made = PostgresContainer(
+        f"postgres:{version}", port=_PORT, username=SUPERUSER, password=password, dbname="postgres", driver=None
+    )
+    made.with_env("POSTGRES_INITDB_ARGS", _INITDB_ARGS).with_command(command)
+    try:
+        await anyio.to_thread.run_sync(made.start)
+        yield ContainerServer(made.get_container_host_ip(), int(made.get_exposed_port(_PORT)), password)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(made.stop)
+
+
+def _skip(what: str) -> NoReturn:
+    pytest.skip(f"this test {what}, which it does on this machine only: run it without --postgres docker:…")
