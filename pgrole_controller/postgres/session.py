@@ -23,6 +23,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect,
 from pgrole_controller.postgres.inspect import Identity
 from pgrole_controller.postgres.install import Installation, install, others_may_create
 from pgrole_controller.postgres.notification import CHANNEL, greeting, is_greeting, read_names
+from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION, explain_access, is_lacking
 from pgrole_controller.postgres.transaction import Dialect, carry_out
 
 log = logging.getLogger(__name__)
@@ -77,8 +78,13 @@ class Session:
             return await inspect.look_for_claims(self._connection, self.cluster)
 
     async def carry_out(self, plans: Sequence[Plan]) -> list[PgRoleError | None]:
-        options = self.identity.version_number >= inspect.MEMBERSHIP_OPTIONS_VERSION
-        return await carry_out(self._connection, plans, Dialect(options, self.guarded))
+        version = self.identity.version_number
+        dialect = Dialect(
+            options=version >= inspect.MEMBERSHIP_OPTIONS_VERSION,
+            guarded=self.guarded,
+            parameter_grants=version >= PARAMETER_GRANTS_VERSION,
+        )
+        return await carry_out(self._connection, plans, dialect)
 
     @asynccontextmanager
     async def _trusting(self) -> AsyncIterator[None]:
@@ -110,18 +116,19 @@ async def attend(
         connect(endpoint, "listen") as ear,
         connect(endpoint, "watch", statement_timeout="0") as eye,
     ):
-        identity = await inspect.identify(writer)
-        for other in (ear, eye):
-            if not identity.is_same_server(await inspect.identify(other)):
-                raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")
-        installation = await install(writer, allowed=may_install)
-        guarded = await others_may_create(writer)
-        await _listen(ear, eye, heard)
-        with speaking():  # now, since what may not be read must fail the attempt and not the session
-            async with eye.transaction():
-                if guarded:
-                    await eye.execute(queries.inspect("guard"))
-                await eye.execute("SELECT pgrole.observe()")
+        async with _explaining(writer):
+            identity = await inspect.identify(writer)
+            for other in (ear, eye):
+                if not identity.is_same_server(await inspect.identify(other)):
+                    raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")
+            installation = await install(writer, allowed=may_install)
+            guarded = await others_may_create(writer)
+            await _listen(ear, eye, heard)
+            with speaking():  # now, since what may not be read must fail the attempt and not the session
+                async with eye.transaction():
+                    if guarded:
+                        await eye.execute(queries.inspect("guard"))
+                    await eye.execute("SELECT pgrole.observe()")
         session = Session(identity, installation, cluster, guarded, writer)
         try:
             async with anyio.create_task_group() as tasks:
@@ -132,6 +139,17 @@ async def attend(
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise _first(group) from group
+
+
+@asynccontextmanager
+async def _explaining(writer: Connection) -> AsyncIterator[None]:
+    """Where a privilege is lacking for a session: the error names the grant."""
+    try:
+        yield
+    except PgRoleError as error:
+        if not is_lacking(error) or writer.is_closed():
+            raise
+        raise await explain_access(writer, error) from error
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -5,16 +5,18 @@ ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shi
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 import anyio.lowlevel
 
 from pgrole_controller.core.ddl import literal, statements
+from pgrole_controller.core.diff import Rename, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.privilege import Obstacle, explain, find_obstacles, is_lacking, look_for_rights
 
 #: For one transaction, whatever its statements wait for. It is not interrupted, so stopping may take that long.
 TRANSACTION_SECONDS = 4.0
@@ -37,10 +39,12 @@ class Dialect:
 
     `options`: memberships have INHERIT and SET, and grants by several grantors (PostgreSQL 16 and later). `guarded`:
     others may create schemas in the home database, so each transaction makes sure of schema pgrole first.
+    `parameter_grants`: parameters of superusers can be granted to others (15 and later).
     """
 
     options: bool = True
     guarded: bool = False
+    parameter_grants: bool = True
 
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
@@ -56,8 +60,10 @@ async def carry_out(connection: Connection, plans: Sequence[Plan], dialect: Dial
     if not plans:
         return []
     together = await _run(connection, plans, dialect, _TOGETHER)
-    if together is None or len(plans) == 1 or connection.is_closed():
+    if together is None or connection.is_closed():
         return [together] * len(plans)
+    if len(plans) == 1:
+        return [await _answer(connection, plans[0], dialect, together)]
     return await _carry_out_each(connection, plans, dialect)
 
 
@@ -68,10 +74,38 @@ async def _carry_out_each(connection: Connection, plans: Sequence[Plan], dialect
     for plan in plans:
         await anyio.lowlevel.checkpoint()  # the transactions themselves are not interrupted
         if anyio.current_time() < ends:
-            results.append(await _run(connection, [plan], dialect, _ALONE))
+            error = await _run(connection, [plan], dialect, _ALONE)
+            results.append(await _answer(connection, plan, dialect, error))
         else:
             results.append(Transient(Reason.DATABASE_ERROR, "put off, since others of its batch wait for locks"))
     return results
+
+
+async def _answer(
+    connection: Connection, plan: Plan, dialect: Dialect, error: PgRoleError | None
+) -> PgRoleError | None:
+    """Where a privilege is lacking: says which, and brings in what is left of the drift without it."""
+    if error is None or not is_lacking(error) or connection.is_closed():
+        return error
+    rights = await look_for_rights(connection, plan, scoped=dialect.options, parameter_grants=dialect.parameter_grants)
+    obstacles = find_obstacles(plan.changes, rights)
+    rest = _without(plan, obstacles)
+    failure = await _run(connection, [rest], dialect, _ALONE) if rest else None
+    return failure or explain(error, obstacles)
+
+
+def _without(plan: Plan, obstacles: Sequence[Obstacle]) -> Plan | None:
+    """The changes of a role of ours that nothing stands against; None where there are none.
+
+    What was applied stays what it was: drift is told as far as it was set back, a changed spec is not yet applied.
+    """
+    blocked = [obstacle.change for obstacle in obstacles]
+    left = tuple(change for change in plan.changes if change not in blocked)
+    ours = plan.oid is not None and plan.claim is not None and plan.claim.owner == plan.owner
+    if not (ours and blocked and left) or any(isinstance(change, Rename) for change in blocked):
+        return None
+    owner = plan.owner if plan.drift else None
+    return replace(plan, changes=left, owner=owner, drift=field_names(left) if owner else ())
 
 
 async def _run(

@@ -27,6 +27,7 @@ SELECT
     pg_catalog.to_regclass('pgrole.installation') IS NOT NULL
         AND pg_catalog.to_regclass('pgrole.turn_to_look') IS NOT NULL AS versioned,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
+    format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), current_user) AS grant_to_create,
     -- anybody else: the database's owner too, who can grant it to himself
     EXISTS (
         SELECT

@@ -1,0 +1,246 @@
+"""What the controller's role lacks when PostgreSQL says that it may not, and the SQL that would let it.
+
+PostgreSQL decides what is permitted; what it refused is explained here, from the rights that the controller's role has.
+The rules are those of CREATE ROLE, ALTER ROLE and GRANT in PostgreSQL's reference, for 16 and later ("scoped": a role
+with CREATEROLE reaches only roles that it has ADMIN on, and gives only attributes that it has) and for those before.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import asyncpg
+
+from pgrole_controller.core.ddl import quote_identifier
+from pgrole_controller.core.diff import (
+    Change,
+    Create,
+    Drop,
+    GrantMembership,
+    Rename,
+    RevokeMembership,
+    RevokeOption,
+    SetAttribute,
+    SetParameter,
+    field_names,
+)
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.role import POWERS
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection, speaking
+
+#: From here on ALTER ROLE … SET of a parameter that is for superusers can be granted (GRANT SET ON PARAMETER).
+PARAMETER_GRANTS_VERSION = 150_000
+
+_ADMIN = "WITH ADMIN TRUE, INHERIT FALSE, SET FALSE"
+_WAY_OUT = "To keep the role and let the object go, set spec.deletionPolicy: Retain"
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What the controller's role may do, as far as one plan needs it.
+
+    `attributes` are its own of `POWERS`; `administered`: it has ADMIN on the plan's role, or makes it; `administers`
+    are the roles of memberships that it has ADMIN on, `acts_for` the grantors whose privileges it has, `superusers`
+    those of both that are superusers; `settable` are the parameters that it may set. `scoped`: PostgreSQL 16 and later.
+    """
+
+    own_role: str
+    attributes: frozenset[str] = frozenset()
+    is_superuser: bool = False
+    is_replication: bool = False
+    administered: bool = True
+    administers: frozenset[str] = frozenset()
+    acts_for: frozenset[str] = frozenset()
+    superusers: frozenset[str] = frozenset()
+    settable: frozenset[str] = frozenset()
+    scoped: bool = True
+    parameter_grants: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why one change may not be made. `sql` is for a superuser: it `allows` the change, or else does it."""
+
+    change: Change
+    sql: str
+    allows: bool = True
+
+
+def is_lacking(error: BaseException | None) -> bool:
+    """Whether PostgreSQL refused for want of a privilege (insufficient_privilege)."""
+    return error is not None and isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError)
+
+
+async def look_for_rights(connection: Connection, plan: Plan, *, scoped: bool, parameter_grants: bool) -> Rights:
+    """The rights that the plan is about. Raises PgRoleError."""
+    groups = [
+        change.membership.role if isinstance(change, GrantMembership) else change.group
+        for change in plan.changes
+        if isinstance(change, GrantMembership | RevokeMembership | RevokeOption)
+    ]
+    grantors = [
+        grantor
+        for change in plan.changes
+        if isinstance(change, RevokeMembership | RevokeOption)
+        for grantor in change.grantors
+    ]
+    parameters = [change.name for change in plan.changes if isinstance(change, SetParameter)]
+    with speaking():
+        row = await connection.fetchrow(queries.inspect("rights"), plan.oid or 0, groups, grantors, parameters)
+        granted = await connection.fetch(queries.inspect("granted_parameters"), parameters) if parameter_grants else []
+    if row is None:
+        raise Transient(Reason.SERVER_NOT_READY, "the controller's role is not there any more")
+    return Rights(
+        own_role=row["own_role"],
+        attributes=frozenset(row["attributes"]),
+        is_superuser=row["is_superuser"],
+        is_replication=row["is_replication"],
+        administered=row["administered"],
+        administers=frozenset(row["administers"]),
+        acts_for=frozenset(row["acts_for"]),
+        superusers=frozenset(row["superusers"]),
+        settable=frozenset((*row["settable"], *(one["name"] for one in granted))),
+        scoped=scoped,
+        parameter_grants=parameter_grants,
+    )
+
+
+def explain(error: PgRoleError, obstacles: Sequence[Obstacle]) -> PgRoleError:
+    """The error with what would help against it; as it is where nothing is known."""
+    if not obstacles:
+        return error
+    fields = ", ".join(field_names(tuple(obstacle.change for obstacle in obstacles)))
+    allow = "; ".join(dict.fromkeys(obstacle.sql for obstacle in obstacles if obstacle.allows))
+    do = "; ".join(dict.fromkeys(obstacle.sql for obstacle in obstacles if not obstacle.allows))
+    text = f"{error.message} ({fields})"
+    text += f". A superuser can allow it: {allow}" if allow else ""
+    text += f". Only a superuser can do it: {do}" if do else ""
+    if any(isinstance(obstacle.change, Drop) for obstacle in obstacles):
+        return Waiting(Reason.DROP_BLOCKED, f"{text}. {_WAY_OUT}")
+    return Refused(error.reason, text)
+
+
+def find_obstacles(changes: Iterable[Change], rights: Rights) -> tuple[Obstacle, ...]:
+    """What may not be done of these changes, in their order; one change can have several."""
+    return tuple(obstacle for change in changes for obstacle in _obstacles(change, rights))
+
+
+def _obstacles(change: Change, rights: Rights) -> Iterator[Obstacle]:
+    if "superuser" in rights.attributes:
+        return
+    match change:
+        case Create(role=role):
+            yield from _reach(change, role.name, rights)
+            for attribute in POWERS:
+                if attribute != "createrole" and getattr(role, attribute):
+                    yield from _give(change, role.name, attribute, True, rights)
+        case GrantMembership(role=name, membership=membership):
+            yield from _join(change, name, membership.role, rights)
+        case RevokeMembership(role=name, group=group, grantors=grantors):
+            yield from _leave(change, name, group, "", grantors, rights)
+        case RevokeOption(role=name, group=group, option=option, grantors=grantors):
+            yield from _leave(change, name, group, f"{option.upper()} OPTION FOR ", grantors, rights)
+        case Rename(old=name):
+            yield from _reach(change, name, rights)
+        case SetAttribute(role=name, attribute=attribute, value=value) if attribute in POWERS:
+            yield from _reach(change, name, rights)
+            if attribute != "createrole":
+                yield from _give(change, name, attribute, bool(value), rights)
+        case SetParameter(role=name, name=parameter):
+            yield from _reach(change, name, rights)
+            if parameter not in rights.settable:
+                yield _parameter(change, name, parameter, rights)
+        case _:
+            yield from _reach(change, change.role, rights)
+
+
+def _reach(change: Change, name: str, rights: Rights) -> Iterator[Obstacle]:
+    """Altering the role at all."""
+    role, own = quote_identifier(name), quote_identifier(rights.own_role)
+    if "createrole" not in rights.attributes:
+        yield Obstacle(change, f"ALTER ROLE {own} CREATEROLE")
+    if rights.is_superuser:
+        yield Obstacle(change, f"ALTER ROLE {role} NOSUPERUSER", allows=False)
+    elif rights.is_replication and not rights.scoped:
+        yield Obstacle(change, f"ALTER ROLE {role} NOREPLICATION", allows=False)
+    if rights.scoped and not rights.administered:
+        yield Obstacle(change, f"GRANT {role} TO {own} {_ADMIN}")
+
+
+def _give(change: Change, name: str, attribute: str, value: bool, rights: Rights) -> Iterator[Obstacle]:
+    """Giving or taking an attribute that gives power."""
+    word = attribute.upper()
+    if attribute == "superuser" or (attribute != "createdb" and not rights.scoped):
+        verb = "CREATE" if isinstance(change, Create) else "ALTER"
+        sql = f"{verb} ROLE {quote_identifier(name)} {word if value else f'NO{word}'}"
+        yield Obstacle(change, sql, allows=False)
+    elif rights.scoped and attribute not in rights.attributes:
+        yield Obstacle(change, f"ALTER ROLE {quote_identifier(rights.own_role)} {word}")
+
+
+def _join(change: Change, name: str, group: str, rights: Rights) -> Iterator[Obstacle]:
+    joined, own = quote_identifier(group), quote_identifier(rights.own_role)
+    if group in rights.superusers:
+        yield Obstacle(change, f"GRANT {joined} TO {quote_identifier(name)}", allows=False)
+    elif group not in rights.administers:
+        if rights.scoped:
+            yield Obstacle(change, f"GRANT {joined} TO {own} {_ADMIN}")
+        elif "createrole" not in rights.attributes:
+            yield Obstacle(change, f"ALTER ROLE {own} CREATEROLE")
+
+
+def _leave(
+    change: Change, name: str, group: str, what: str, grantors: Iterable[str], rights: Rights
+) -> Iterator[Obstacle]:
+    """Since PostgreSQL 16 a grant is taken back in the name of who gave it."""
+    yield from _join(change, name, group, rights)
+    if not rights.scoped:
+        return
+    for grantor in grantors:
+        by, own = quote_identifier(grantor), quote_identifier(rights.own_role)
+        if grantor in rights.superusers:
+            sql = f"REVOKE {what}{quote_identifier(group)} FROM {quote_identifier(name)} GRANTED BY {by}"
+            yield Obstacle(change, sql, allows=False)
+        elif grantor not in rights.acts_for:
+            yield Obstacle(change, f"GRANT {by} TO {own} WITH INHERIT TRUE, SET FALSE")
+
+
+def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) -> Obstacle:
+    quoted = ".".join(quote_identifier(part) for part in parameter.split("."))
+    if rights.parameter_grants:
+        return Obstacle(change, f"GRANT SET ON PARAMETER {quoted} TO {quote_identifier(rights.own_role)}")
+    where = "" if change.database is None else f" IN DATABASE {quote_identifier(change.database)}"
+    verb = "RESET" if change.value is None else "SET"
+    end = "" if change.value is None else " = …"
+    return Obstacle(change, f"ALTER ROLE {quote_identifier(role)}{where} {verb} {quoted}{end}", allows=False)
+
+
+async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleError:
+    """Why there can be no session, with the grants that are missing in the home database. Raises PgRoleError."""
+    with speaking():
+        row = await connection.fetchrow(queries.inspect("access"))
+    missing = [] if row is None else list(_missing(row))
+    if row is None or not missing:
+        return error
+    return Transient(
+        Reason.SERVER_NOT_READY,
+        f"{error.message}. A superuser can allow it, in database {quote_identifier(row['database'])}: "
+        f"{'; '.join(missing)}",
+    )
+
+
+def _missing(row: asyncpg.Record) -> Iterator[str]:
+    own, database = quote_identifier(row["own_role"]), quote_identifier(row["database"])
+    if not row["sees_system"]:
+        yield f"GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO {own}"
+    if not row["present"] and not row["creates"]:
+        yield f"GRANT CREATE ON DATABASE {database} TO {own}"
+    if not row["sees_versions"] and (row["owns"] or not row["present"]):
+        yield f"GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid TO {own}"
+    if row["present"] and not row["owns"] and not row["uses"]:
+        yield f"GRANT USAGE ON SCHEMA pgrole TO {own}"
+        yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgrole TO {own}"
+        yield f"GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {own}"
+    elif row["present"] and not row["owns"]:
+        yield "the output of `pgrole-controller sql`"
