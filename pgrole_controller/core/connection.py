@@ -1,0 +1,383 @@
+"""The content of a connection Secret: what an object asks for, rendered, and recognised again.
+
+A Secret that was rendered here says so by a hash among its annotations. It tells content that was changed from content
+that was not; it is no signature: whoever may write the Secret can make one that fits.
+"""
+
+import hashlib
+import hmac
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.role import to_microseconds, to_moment
+from pgrole_controller.core.template import (
+    PASSWORD,
+    PASSWORD_FIELDS,
+    PGPASS_FIELDS,
+    Template,
+    fill,
+    find,
+    measure,
+    parse,
+    vary,
+)
+
+HASH = "pgrole.dev/hash"
+PASSWORD_IN = "pgrole.dev/password-in"  # noqa: S105 -- says where, not what
+ROTATED_AT = "pgrole.dev/rotated-at"
+ROTATE_HANDLED = "pgrole.dev/rotate-handled"
+
+#: What the hash covers beside the data.
+_HASHED = (PASSWORD_IN, ROTATED_AT, ROTATE_HANDLED)
+_HASH_VERSION = "v1"
+#: Annotations get into metrics and logs: trying weak passwords against the hash has to cost something.
+_ITERATIONS = 4_096
+SALT_BYTES = 16
+_LONGEST_SALT = 64
+
+#: What the API server takes, https://kubernetes.io/docs/concepts/configuration/secret/#restriction-data-size
+MAX_BYTES = 1 << 20
+
+_SERVER = "{host_url}:{port}/{database_url}"
+_PLAIN = (
+    ("username", "{username}"),
+    ("host", "{host}"),
+    ("port", "{port}"),
+    ("database", "{database}"),
+    ("sslmode", "{sslmode}"),
+)
+_WITHOUT_PASSWORD = (
+    *_PLAIN,
+    ("uri", f"postgresql://{{username_url}}@{_SERVER}?sslmode={{sslmode}}"),
+    ("jdbc-uri", f"jdbc:postgresql://{_SERVER}?user={{username_url}}&sslmode={{sslmode}}"),
+)
+#: Key → template where an object names none; pgpass only where its values are of one line each.
+_WITH_PASSWORD = (
+    *_PLAIN,
+    ("password", "{password}"),
+    ("uri", f"postgresql://{{username_url}}:{{password_url}}@{_SERVER}?sslmode={{sslmode}}"),
+    # As CloudNativePG writes it, https://github.com/cloudnative-pg/cloudnative-pg/blob/main/pkg/specs/secrets.go
+    (
+        "jdbc-uri",
+        f"jdbc:postgresql://{_SERVER}?password={{password_url}}&user={{username_url}}&sslmode={{sslmode}}",
+    ),
+    ("pgpass", "{host_pgpass}:{port}:{database_pgpass}:{username_pgpass}:{password_pgpass}\n"),
+)
+
+#: Prefixes by which other controllers know what is theirs.
+_RESERVED_PREFIXES = ("kubernetes.io", "k8s.io", "pgrole.dev")
+#: k8s.io/apimachinery/pkg/util/validation: IsConfigMapKey, IsQualifiedName and IsValidLabelValue.
+_DATA_KEY = re.compile(r"(?!\.\.)(?!\.\Z)[-._a-zA-Z0-9]{1,253}")
+_NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DOMAIN = r"(?=[^/]{1,253}/)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
+_QUALIFIED_NAME = re.compile(rf"(?:{_DOMAIN}/)?{_NAME}")
+_LABEL_VALUE = re.compile(rf"(?:{_NAME})?")
+
+_GENERATED = re.compile(r"[A-Za-z0-9]+")
+_PLACE = re.compile(rf"(?P<key>{_DATA_KEY.pattern})/(?P<offset>[0-9]{{1,7}})\+(?P<length>[0-9]{{1,7}})")
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}(?:\.[0-9]{6})?Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where applications reach the server."""
+
+    host: str
+    port: int
+    database: str
+    sslmode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What an object asks for. `data` is key → template; empty: the conventional keys."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    data: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    data: Mapping[str, bytes] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What the Secret itself remembers of a generated password; only where one is generated.
+
+    `rotate` is the last value of the annotation pgrole.dev/rotate that was handled.
+    """
+
+    rotated_at: datetime | None = None
+    rotate: str = ""
+
+
+def check_connection(wanted: Connection, *, password_known: bool, generated: bool, forbidden: Sequence[str]) -> None:
+    """Raises Refused for what cannot be rendered, or must not be written onto a Secret.
+
+    `password_known`: there is a password and its clear text can be had, as always where it is `generated`. `forbidden`
+    are prefixes of labels and annotations, with or without a slash; what is under a subdomain is forbidden with them.
+    """
+    _check_metadata("labels", wanted.labels, forbidden)
+    _check_metadata("annotations", wanted.annotations, forbidden)
+    for key, value in wanted.labels:
+        if not _LABEL_VALUE.fullmatch(value):
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f'spec.connectionSecret.template.metadata.labels: the value of "{key}" is none for a label: '
+                f"write up to 63 letters, digits, -, _ and ., with a letter or digit at both ends",
+            )
+    templates = _parse(wanted.data)
+    if not (password_known or generated):
+        _check_no_password(templates)
+    if generated and templates and not any(one.fields & PASSWORD_FIELDS for one in templates.values()):
+        raise Refused(
+            Reason.INVALID_SPEC,
+            "spec.connectionSecret.template.data: no key holds the generated password, which is kept nowhere else: "
+            "write {password} into one of them",
+        )
+
+
+def render(
+    wanted: Connection, *, username: str, password: str | None, address: Address, stamp: Stamp, salt: bytes
+) -> Content:
+    """The content of the Secret, the same for the same arguments.
+
+    `password` is None where it is not known in clear text; with a stamp it was generated, of A–Z, a–z and 0–9 alone.
+    `salt` is random, of 16 to 64 bytes. Raises Refused for what `check_connection` refuses of templates, for values
+    that a template cannot hold, and for more than 1 MiB; ValueError for a salt or a generated password of other form.
+    """
+    if not SALT_BYTES <= len(salt) <= _LONGEST_SALT:
+        raise ValueError(f"a salt has {SALT_BYTES} to {_LONGEST_SALT} bytes, this one {len(salt)}")
+    data, annotations = _compose(wanted, username, password, address, stamp)
+    annotations[HASH] = _seal(data, annotations, salt)
+    return Content(dict(wanted.labels), annotations, data)
+
+
+def is_ours(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> bool:
+    """Whether the hash among the annotations fits the content."""
+    given = annotations.get(HASH, "")
+    salt = _salt_of(given)
+    if salt is None:
+        return False
+    # Whole texts are compared: a salt can be spelt in more than one way.
+    return hmac.compare_digest(_seal(data, annotations, salt).encode(), given.encode())
+
+
+def recover_password(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> str | None:
+    """The generated password that the Secret holds, whatever its template was; None unless `is_ours`."""
+    place = _PLACE.fullmatch(annotations.get(PASSWORD_IN, ""))
+    if place is None or not is_ours(data, annotations):
+        return None
+    offset, length = int(place["offset"]), int(place["length"])
+    try:
+        found = data[place["key"]].decode()[offset : offset + length]
+    except (KeyError, UnicodeDecodeError):
+        return None
+    return found if len(found) == length and _GENERATED.fullmatch(found) else None
+
+
+def read_stamp(annotations: Mapping[str, str]) -> Stamp:
+    """What `render` wrote of the stamp. Nonsense is an empty one."""
+    text, rotate = annotations.get(ROTATED_AT), annotations.get(ROTATE_HANDLED, "")
+    if text is None:
+        return Stamp(None, rotate)
+    if not _MOMENT.fullmatch(text):
+        return Stamp()
+    try:
+        return Stamp(datetime.fromisoformat(text), rotate)
+    except ValueError:
+        return Stamp()
+
+
+def inputs_digest(wanted: Connection, username: str, address: Address) -> str:
+    """Equal for equal Secrets, but for password, stamp and salt: it can be kept where anybody may read it."""
+    templates = sorted(wanted.data or _WITH_PASSWORD)
+    where = (address.host, address.port, address.database, address.sslmode)
+    inputs = (wanted.name, sorted(wanted.labels), sorted(wanted.annotations), templates, username, where)
+    return "sha256:" + hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+
+
+def is_current(
+    wanted: Connection,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    data: Mapping[str, bytes],
+    *,
+    username: str,
+    password: str | None,
+    address: Address,
+    stamp: Stamp,
+) -> bool:
+    """Whether the Secret with these labels, annotations and data is as it would be rendered.
+
+    What others added to labels and annotations does not count; neither can it be told from what an older template
+    asked for: `inputs_digest` tells that. Raises Refused as `render` does.
+    """
+    composed, ours = _compose(wanted, username, password, address, stamp)
+    if composed != data or any(labels.get(key) != value for key, value in wanted.labels):
+        return False
+    if any(annotations.get(key) != ours.get(key) for key in (*ours, *_HASHED)):
+        return False
+    return is_ours(data, annotations)
+
+
+def _compose(
+    wanted: Connection, username: str, password: str | None, address: Address, stamp: Stamp
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Data, and annotations without the hash."""
+    values = {
+        "username": username,
+        "host": address.host,
+        "port": str(address.port),
+        "database": address.database,
+        "sslmode": address.sslmode,
+    }
+    if password is not None:
+        values[PASSWORD] = password
+    templates = _templates(wanted, values)
+    values = vary(values)
+    sizes = {name: len(value.encode()) for name, value in values.items()}
+    if sum(measure(template, sizes) for template in templates.values()) > MAX_BYTES:
+        raise Refused(
+            Reason.INVALID_SPEC,
+            "spec.connectionSecret: the Secret would have more than 1 MiB, the most that Kubernetes takes: "
+            "shorten its template",
+        )
+    data = {key: fill(template, values).encode() for key, template in templates.items()}
+    annotations = dict(wanted.annotations)
+    if stamp != Stamp():
+        annotations.update(_write_stamp(stamp))
+        annotations.update(_write_place(templates, values))
+    return data, annotations
+
+
+def _templates(wanted: Connection, values: Mapping[str, str]) -> dict[str, Template]:
+    """Key → template. Raises Refused for one that cannot be filled with these values."""
+    # libpq reads the file line by line, and knows no escape for the end of one.
+    broken = {f"{name}_pgpass" for name, value in values.items() if "\n" in value or "\r" in value} & PGPASS_FIELDS
+    if not wanted.data:
+        templates = _parse(_WITH_PASSWORD if PASSWORD in values else _WITHOUT_PASSWORD)
+        return {key: template for key, template in templates.items() if not template.fields & broken}
+    templates = _parse(wanted.data)
+    if PASSWORD not in values:
+        _check_no_password(templates)
+    for key, template in templates.items():
+        for name in sorted(template.fields & broken):
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"{_spell(key)} uses {{{name}}}, but this value has a line break, which a password file cannot hold: "
+                f"remove the line break from it, or the field from the template",
+            )
+    return templates
+
+
+def _parse(data: Sequence[tuple[str, str]]) -> dict[str, Template]:
+    templates: dict[str, Template] = {}
+    for key, text in data:
+        if not _DATA_KEY.fullmatch(key):
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f'spec.connectionSecret.template.data: "{key[:253]}" is no key of a Secret: '
+                f"write up to 253 letters, digits, -, _ and ., and no two dots at the beginning",
+            )
+        try:
+            templates[key] = parse(text)
+        except ValueError as error:
+            raise Refused(Reason.INVALID_SPEC, f"{_spell(key)}: {error}") from error
+    return templates
+
+
+def _check_no_password(templates: Mapping[str, Template]) -> None:
+    for key, template in templates.items():
+        for name in sorted(template.fields & PASSWORD_FIELDS):
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"{_spell(key)} uses {{{name}}}, but there is no password in clear text to write: remove the field, or "
+                f"set spec.password.generate, or spec.password.secretRef to a Secret with the clear text",
+            )
+
+
+def _check_metadata(kind: str, pairs: Sequence[tuple[str, str]], forbidden: Sequence[str]) -> None:
+    for key, _ in pairs:
+        place = f'spec.connectionSecret.template.metadata.{kind}: "{key[:317]}"'
+        # The API server takes annotations in upper case too.
+        lowered = key.lower()
+        if not _QUALIFIED_NAME.fullmatch(lowered if kind == "annotations" else key) or not key.isascii():
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f"{place} is no name for one: write a name of up to 63 letters, digits, -, _ and ., "
+                f"after a domain and a slash if it has one, e.g. example.com/team",
+            )
+        for prefix in (*_RESERVED_PREFIXES, *forbidden):
+            if _is_under(lowered, prefix.lower()):
+                raise Refused(
+                    Reason.NOT_ALLOWED,
+                    f'{place} is under "{prefix}", which is kept for other controllers: use another prefix',
+                )
+
+
+def _is_under(key: str, prefix: str) -> bool:
+    domain, _, rest = prefix.partition("/")
+    if rest:
+        return key.startswith(prefix)
+    own, slash, _ = key.partition("/")
+    return bool(slash and domain) and (own == domain or own.endswith(f".{domain}"))
+
+
+def _write_stamp(stamp: Stamp) -> Iterator[tuple[str, str]]:
+    if stamp.rotated_at is not None:
+        moment = to_moment(to_microseconds(stamp.rotated_at))
+        yield ROTATED_AT, moment.isoformat().replace("+00:00", "Z")
+    if stamp.rotate:
+        yield ROTATE_HANDLED, stamp.rotate
+
+
+def _write_place(templates: Mapping[str, Template], values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Where the generated password stands: the first place in the first key, in the order of the keys' names."""
+    password = values.get(PASSWORD)
+    if password is None:
+        return
+    if not _GENERATED.fullmatch(password):
+        raise ValueError("a generated password has A–Z, a–z and 0–9 alone: so all its variants are the same text")
+    for key in sorted(templates):
+        place = find(templates[key], values, PASSWORD_FIELDS)
+        if place is not None:
+            offset, length = place
+            yield PASSWORD_IN, f"{key}/{offset}+{length}"
+            return
+
+
+def _seal(data: Mapping[str, bytes], annotations: Mapping[str, str], salt: bytes) -> str:
+    covered = {
+        "data": {key: b64encode(value).decode() for key, value in data.items()},
+        "annotations": {key: annotations[key] for key in _HASHED if key in annotations},
+    }
+    text = json.dumps(covered, sort_keys=True, ensure_ascii=True)
+    digest = hashlib.pbkdf2_hmac("sha256", text.encode(), salt, _ITERATIONS)
+    return f"{_HASH_VERSION}:{b64encode(salt).decode()}:{b64encode(digest).decode()}"
+
+
+def _salt_of(given: str) -> bytes | None:
+    """The salt of a hash; None for a text that is none."""
+    version, _, rest = given.partition(":")
+    if version != _HASH_VERSION or not given.isascii():
+        return None
+    try:
+        salt = b64decode(rest.partition(":")[0], validate=True)
+    except ValueError:
+        return None
+    return salt if SALT_BYTES <= len(salt) <= _LONGEST_SALT else None
+
+
+def _spell(key: str) -> str:
+    return f'spec.connectionSecret.template.data["{key}"]'

@@ -1,0 +1,111 @@
+"""The texts of connection Secrets: `{field}` stands for a value, `{{` and `}}` for braces, and there is nothing more.
+
+No attribute, index, conversion or format can be written, so that a template reaches nothing but its fields.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from ipaddress import IPv6Address
+from string import Formatter
+from urllib.parse import quote
+
+PASSWORD = "password"  # noqa: S105 -- the name of a field
+#: Fields that also come as `…_url`, percent-encoded, and `…_pgpass`, escaped for a line of a password file.
+VARIED = ("username", PASSWORD, "host", "database")
+FIELDS = frozenset({"username", PASSWORD, "host", "port", "database", "sslmode"}) | {
+    f"{name}_{variant}" for name in VARIED for variant in ("url", "pgpass")
+}
+PASSWORD_FIELDS = frozenset({PASSWORD, f"{PASSWORD}_url", f"{PASSWORD}_pgpass"})
+PGPASS_FIELDS = frozenset(f"{name}_pgpass" for name in VARIED)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Pairs of a literal text and the name of the field that follows it, None where none does."""
+
+    parts: tuple[tuple[str, str | None], ...]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        return frozenset(field for _, field in self.parts if field is not None)
+
+
+def parse(text: str) -> Template:
+    """Reads a template. Raises ValueError that says what is wrong and what to write instead; it quotes no value."""
+    try:
+        text.encode()
+        parsed = list(Formatter().parse(text))
+    except UnicodeEncodeError:
+        raise ValueError("it contains half of a surrogate pair, which UTF-8 cannot hold: remove it") from None
+    except ValueError:
+        raise ValueError("a brace stands alone: write {field} for a value, {{ or }} for a brace") from None
+    parts = tuple((literal, field) for literal, field, _, _ in parsed)
+    for _, field, spec, conversion in parsed:
+        if field is not None and (field not in FIELDS or spec or conversion):
+            shown = field[:40] + (f"!{conversion}" if conversion else "") + (":…" if spec else "")
+            raise ValueError(
+                f"{{{shown}}} is no field: write one of {', '.join(sorted(FIELDS))}, and nothing beside it"
+            )
+    # The parser says the same of {port} and {port:}.
+    if "".join(map(_write, parts)) != text:
+        raise ValueError("a field is followed by something inside its braces: write its name alone, e.g. {port}")
+    return Template(parts)
+
+
+def vary(values: Mapping[str, str]) -> dict[str, str]:
+    """The values with their variants: of `VARIED` as far as they are given."""
+    varied = dict(values)
+    for name in VARIED:
+        if name in values:
+            value = values[name]
+            varied[f"{name}_url"] = _quote_host(value) if name == "host" else quote(value, safe="")
+            varied[f"{name}_pgpass"] = _escape_pgpass(value)
+    return varied
+
+
+def fill(template: Template, values: Mapping[str, str]) -> str:
+    """The text. Raises KeyError for a field that has no value."""
+    return "".join(literal + _value(field, values) for literal, field in template.parts)
+
+
+def measure(template: Template, sizes: Mapping[str, int]) -> int:
+    """The bytes that the text will have in UTF-8, from those of the values."""
+    return sum(len(literal.encode()) + (0 if field is None else sizes[field]) for literal, field in template.parts)
+
+
+def find(template: Template, values: Mapping[str, str], fields: frozenset[str]) -> tuple[int, int] | None:
+    """Offset and length, in characters of the text, of the first of these fields; None when it has none of them."""
+    return next(_places(template, values, fields), None)
+
+
+def _places(template: Template, values: Mapping[str, str], fields: frozenset[str]) -> Iterator[tuple[int, int]]:
+    offset = 0
+    for literal, field in template.parts:
+        offset += len(literal)
+        length = len(_value(field, values))
+        if field in fields:
+            yield offset, length
+        offset += length
+
+
+def _value(field: str | None, values: Mapping[str, str]) -> str:
+    return "" if field is None else values[field]
+
+
+def _write(part: tuple[str, str | None]) -> str:
+    literal, field = part
+    return literal.replace("{", "{{").replace("}", "}}") + ("" if field is None else f"{{{field}}}")
+
+
+def _quote_host(host: str) -> str:
+    """RFC 3986, 3.2.2: an IPv6 address stands in brackets; its zone is percent-encoded (RFC 6874)."""
+    try:
+        IPv6Address(host)
+    except ValueError:
+        return quote(host, safe="")
+    return f"[{quote(host, safe=':')}]"
+
+
+def _escape_pgpass(value: str) -> str:
+    # libpq takes a field that is * alone for any value: this one is the very name.
+    return "\\*" if value == "*" else value.replace("\\", "\\\\").replace(":", "\\:")

@@ -1,0 +1,489 @@
+"""core/connection: what stands in a connection Secret, and how it is known again."""
+
+import json
+import string
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgrole_controller.core.connection import (
+    HASH,
+    PASSWORD_IN,
+    ROTATE_HANDLED,
+    ROTATED_AT,
+    Address,
+    Connection,
+    Content,
+    Stamp,
+    check_connection,
+    inputs_digest,
+    is_current,
+    is_ours,
+    read_stamp,
+    recover_password,
+    render,
+)
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.template import FIELDS
+from tests.roles import names, texts
+
+SALT = bytes(range(16))
+ADDRESS = Address("pg.example.internal", 5432, "orders", "verify-full")
+STAMP = Stamp(datetime(2027, 1, 1, 12, 30, 0, 5, tzinfo=UTC), "now please")
+WANTED = Connection("orders-app-connection", labels=(("team", "shop"),), annotations=(("example.com/for", "orders"),))
+GENERATED = "hQ7fK2nX9sLw"
+# A hash of 4,096 rounds for each example.
+few = settings(max_examples=40, deadline=None)
+
+
+def rendered(wanted: Connection = WANTED, **values: object) -> Content:
+    plain: dict[str, object] = {
+        "username": "app",
+        "password": GENERATED,
+        "address": ADDRESS,
+        "stamp": STAMP,
+        "salt": SALT,
+    }
+    return render(wanted, **(plain | values))  # type: ignore[arg-type]
+
+
+def current(content: Content, wanted: Connection = WANTED, **values: object) -> bool:
+    plain: dict[str, object] = {"username": "app", "password": GENERATED, "address": ADDRESS, "stamp": STAMP}
+    return is_current(wanted, content.labels, content.annotations, content.data, **(plain | values))  # type: ignore[arg-type]
+
+
+def check(wanted: Connection, *, password_known: bool = True, generated: bool = False, forbidden: str = "") -> None:
+    check_connection(
+        wanted, password_known=password_known, generated=generated, forbidden=forbidden.split(",") if forbidden else ()
+    )
+
+
+def refusal(deed: Callable[[], object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        deed()
+    return caught.value
+
+
+def templates() -> st.SearchStrategy[str]:
+    """Templates that can be read, of any fields and any text."""
+    literal = texts().map(lambda text: text.replace("{", "{{").replace("}", "}}"))
+    field = st.sampled_from(sorted(FIELDS)).map("{{{}}}".format)
+    return st.lists(literal | field, max_size=6).map("".join)
+
+
+def connections() -> st.SearchStrategy[Connection]:
+    keys = st.text(string.ascii_letters + string.digits + "-_.", min_size=1, max_size=12)
+    plain = keys.filter(lambda key: not key.startswith("..") and key != ".")
+    some = st.dictionaries(plain, templates(), max_size=4).map(lambda data: tuple(data.items()))
+    return st.builds(Connection, name=st.just("c"), data=some)
+
+
+def generated_passwords() -> st.SearchStrategy[str]:
+    return st.text(string.ascii_letters + string.digits, min_size=1, max_size=64)
+
+
+def one_line(strategy: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return strategy.filter(lambda text: not set(text) & set("\r\n"))
+
+
+def lookup_pgpass(file: bytes, host: str, port: str, database: str, username: str) -> str | None:
+    """passwordFromFile and pwdfMatchesString of libpq's fe-connect.c, 18."""
+    for line in file.decode().split("\n"):
+        rest: str | None = line.rstrip("\r\n")
+        if not rest or rest.startswith("#"):
+            continue
+        for token in (host, port, database, username):
+            rest = None if rest is None else match_pgpass(rest, token)
+        if rest is not None:
+            return unescape_pgpass(rest)
+    return None
+
+
+def match_pgpass(rest: str, token: str) -> str | None:
+    if rest.startswith("*:"):
+        return rest[2:]
+    place = 0
+    for letter in token:
+        place += rest[place : place + 1] == "\\"
+        if rest[place : place + 1] != letter:
+            return None
+        place += 1
+    return rest[place + 1 :] if rest[place : place + 1] == ":" else None
+
+
+def unescape_pgpass(text: str) -> str:
+    place, password = 0, ""
+    while place < len(text) and text[place] != ":":
+        place += text[place] == "\\" and place + 1 < len(text)
+        password += text[place]
+        place += 1
+    return password
+
+
+class TestConventionalKeys:
+    def test_they_are_what_an_application_mounts(self) -> None:
+        content = rendered()
+        server = "pg.example.internal:5432/orders"
+        assert content.data == {
+            "username": b"app",
+            "password": GENERATED.encode(),
+            "host": b"pg.example.internal",
+            "port": b"5432",
+            "database": b"orders",
+            "sslmode": b"verify-full",
+            "uri": f"postgresql://app:{GENERATED}@{server}?sslmode=verify-full".encode(),
+            "jdbc-uri": f"jdbc:postgresql://{server}?password={GENERATED}&user=app&sslmode=verify-full".encode(),
+            "pgpass": f"pg.example.internal:5432:orders:app:{GENERATED}\n".encode(),
+        }
+
+    def test_without_a_password_in_clear_text_those_that_need_it_are_left_out(self) -> None:
+        content = rendered(password=None, stamp=Stamp())
+        server = "pg.example.internal:5432/orders"
+        assert set(content.data) == {"username", "host", "port", "database", "sslmode", "uri", "jdbc-uri"}
+        assert content.data["uri"] == f"postgresql://app@{server}?sslmode=verify-full".encode()
+        assert content.data["jdbc-uri"] == f"jdbc:postgresql://{server}?user=app&sslmode=verify-full".encode()
+
+    @few
+    @given(names(), texts(), names(), st.sampled_from(["pg.example", "::1", "fe80::1%eth0", "10.0.0.1"]))
+    def test_any_name_and_password_comes_back_from_the_uris(
+        self, username: str, password: str, database: str, host: str
+    ) -> None:
+        address = Address(host, 6432, database, "require")
+        data = rendered(username=username, password=password, address=address, stamp=Stamp()).data
+        uri = urlsplit(data["uri"].decode())
+        assert (unquote(uri.username or ""), unquote(uri.password or "")) == (username, password)
+        assert (unquote(uri.hostname or ""), uri.port, unquote(uri.path)) == (host, 6432, f"/{database}")
+        assert parse_qs(uri.query) == {"sslmode": ["require"]}
+        jdbc = urlsplit(data["jdbc-uri"].decode().removeprefix("jdbc:"))
+        assert (unquote(jdbc.hostname or ""), jdbc.port, unquote(jdbc.path)) == (host, 6432, f"/{database}")
+        assert parse_qs(jdbc.query, keep_blank_values=True) == {
+            "user": [username],
+            "password": [password],
+            "sslmode": ["require"],
+        }
+
+    @few
+    @given(one_line(names()), one_line(texts()), one_line(names()), st.sampled_from(["pg.example", "::1"]))
+    def test_libpq_finds_the_password_of_any_name_in_pgpass(
+        self, username: str, password: str, database: str, host: str
+    ) -> None:
+        address = Address(host, 5432, database, "require")
+        file = rendered(username=username, password=password, address=address, stamp=Stamp()).data["pgpass"]
+        assert lookup_pgpass(file, host, "5432", database, username) == password
+        assert lookup_pgpass(file, host, "5432", database, username + "x") is None
+
+    def test_a_role_named_like_the_wildcard_of_a_password_file_gives_its_password_to_no_other(self) -> None:
+        file = rendered(username="*").data["pgpass"]
+        assert lookup_pgpass(file, "pg.example.internal", "5432", "orders", "*") == GENERATED
+        assert lookup_pgpass(file, "pg.example.internal", "5432", "orders", "other") is None
+
+    @pytest.mark.parametrize("password", ["two\nlines", "secret\n", "secret\r", "x\n*:*:*:*:y"])
+    def test_what_a_password_file_cannot_hold_leaves_pgpass_out(self, password: str) -> None:
+        data = rendered(password=password, stamp=Stamp()).data
+        assert "pgpass" not in data
+        assert data["password"] == password.encode()
+        check(Connection("c", data=(("PGPASS", "{password_pgpass}"),)))
+        asked = Connection("c", data=(("PGPASS", "{password_pgpass}"),))
+        told = refusal(lambda: rendered(asked, password=password, stamp=Stamp()))
+        assert "PGPASS" in told.message
+        assert "line break" in told.message
+        assert password not in told.message
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize("template", ["{password", "{dbname}", "{username.__class__}", "{username!r}", "{port:d}"])
+    def test_a_template_that_cannot_be_read_is_refused_by_its_key(self, template: str) -> None:
+        wanted = Connection("c", data=(("GOOD", "{host}"), ("BAD_URL", template)))
+        for told in (refusal(lambda: check(wanted)), refusal(lambda: rendered(wanted))):
+            assert told.reason is Reason.INVALID_SPEC
+            assert 'data["BAD_URL"]' in told.message
+
+    @pytest.mark.parametrize("key", ["", "a b", "a/b", "..", ".", "..a", "x" * 254, "é", "a\n"])
+    def test_what_is_no_key_of_a_secret_is_refused(self, key: str) -> None:
+        assert refusal(lambda: check(Connection("c", data=((key, ""),)))).reason is Reason.INVALID_SPEC
+
+    @pytest.mark.parametrize("field", ["password", "password_url", "password_pgpass"])
+    def test_a_template_that_needs_a_password_is_refused_where_none_is_known(self, field: str) -> None:
+        wanted = Connection("c", data=(("URL", f"x{{{field}}}"),))
+        told = refusal(lambda: check(wanted, password_known=False))
+        assert told.reason is Reason.INVALID_SPEC
+        assert f"{{{field}}}" in told.message
+        assert "URL" in told.message
+        assert refusal(lambda: rendered(wanted, password=None, stamp=Stamp())).message == told.message
+        check(wanted)
+        check(wanted, password_known=False, generated=True)
+
+    def test_a_generated_password_must_stand_in_some_key(self) -> None:
+        wanted = Connection("c", data=(("USER", "{username} {{password}}"),))
+        assert "{password}" in refusal(lambda: check(wanted, generated=True)).message
+        check(wanted)
+        check(replace(wanted, data=(*wanted.data, ("URL", "{password_url}"))), generated=True)
+        check(Connection("c"), generated=True)
+
+    @pytest.mark.parametrize("kind", ["labels", "annotations"])
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "kubernetes.io/name",
+            "app.kubernetes.io/name",
+            "k8s.io/x",
+            "a.b.k8s.io/x",
+            "pgrole.dev/hash",
+            "pgrole.dev/anything",
+            "argocd.argoproj.io/instance",
+            "tools.example/x",
+            "deep.tools.example/x",
+            "example.com/owned-by",
+        ],
+    )
+    def test_labels_and_annotations_of_other_controllers_are_refused(self, kind: str, key: str) -> None:
+        wanted = Connection("c", **{kind: ((key, "x"),)})
+        told = refusal(lambda: check(wanted, forbidden="argoproj.io,tools.example/,example.com/owned"))
+        assert told.reason is Reason.NOT_ALLOWED
+        assert key in told.message
+
+    def test_upper_case_is_no_way_around_it(self) -> None:
+        wanted = Connection("c", annotations=(("App.Kubernetes.IO/name", "x"),))
+        assert refusal(lambda: check(wanted)).reason is Reason.NOT_ALLOWED
+        # U+212A is a K that is k in lower case, to the API server as well.
+        kelvin = Connection("c", annotations=(("\u212aubernetes.io/name", "x"),))
+        assert refusal(lambda: check(kelvin)).reason is Reason.INVALID_SPEC
+
+    @pytest.mark.parametrize(
+        "key", ["team", "kubernetes.io", "mykubernetes.io/x", "nottools.example/x", "example.com/x"]
+    )
+    def test_what_only_looks_like_a_reserved_prefix_is_taken(self, key: str) -> None:
+        pairs = ((key, "x"),)
+        check(Connection("c", labels=pairs, annotations=pairs), forbidden="tools.example,,/,example.com/owned")
+
+    @pytest.mark.parametrize(
+        ("key", "value"), [("", "x"), ("-a", "x"), ("a/b/c", "x"), ("A.b/c", "x"), ("a", "no spaces"), ("a", "x" * 64)]
+    )
+    def test_what_kubernetes_takes_for_no_label_is_refused(self, key: str, value: str) -> None:
+        assert refusal(lambda: check(Connection("c", labels=((key, value),)))).reason is Reason.INVALID_SPEC
+
+    def test_what_is_more_than_a_secret_holds_is_refused_before_it_is_made(self) -> None:
+        wanted = Connection("c", data=(("MANY", "{password}" * 5_000),))
+        told = refusal(lambda: rendered(wanted, password="x" * 1_000_000, stamp=Stamp()))
+        assert told.reason is Reason.INVALID_SPEC
+        assert "1 MiB" in told.message
+
+
+class TestRecognition:
+    @few
+    @given(connections(), generated_passwords(), one_line(names()), st.booleans())
+    def test_a_generated_password_is_recovered_from_any_template_that_is_accepted(
+        self, wanted: Connection, password: str, username: str, ours: bool
+    ) -> None:
+        try:
+            check(wanted, generated=True)
+        except Refused:
+            return
+        stamp = STAMP if ours else Stamp(None, "x")
+        content = rendered(wanted, password=password, username=username, stamp=stamp)
+        assert recover_password(content.data, content.annotations) == password
+        assert read_stamp(content.annotations) == stamp
+
+    def test_a_password_that_was_not_generated_leaves_no_trace_in_the_annotations(self) -> None:
+        content = rendered(stamp=Stamp())
+        assert set(content.annotations) == {HASH, "example.com/for"}
+        assert is_ours(content.data, content.annotations)
+        assert recover_password(content.data, content.annotations) is None
+
+    def test_what_is_added_says_where_the_password_stands_and_when_it_was_made(self) -> None:
+        wanted = Connection("c", data=(("B", "é:{password_url}"), ("a", "{host}")))
+        assert rendered(wanted).annotations == {
+            PASSWORD_IN: f"B/2+{len(GENERATED)}",
+            ROTATED_AT: "2027-01-01T12:30:00.000005Z",
+            ROTATE_HANDLED: "now please",
+            HASH: rendered(wanted).annotations[HASH],
+        }
+
+    @few
+    @given(st.data())
+    def test_any_change_of_the_content_is_noticed(self, draw: st.DataObject) -> None:
+        content = rendered()
+        data, annotations = dict(content.data), dict(content.annotations)
+        key = draw.draw(st.sampled_from([*data, PASSWORD_IN, ROTATED_AT, ROTATE_HANDLED, HASH, "new", "gone"]))
+        if key in data:
+            data[key] = draw.draw(st.binary(max_size=9) | st.just(data[key] + b"\n"))
+        elif key == "new":
+            data[draw.draw(st.text(max_size=3).map("new{}".format))] = draw.draw(st.binary(max_size=2))
+        elif key == "gone":
+            del data[draw.draw(st.sampled_from(sorted(data)))]
+        elif draw.draw(st.booleans()):
+            del annotations[key]
+        else:
+            annotations[key] = draw.draw(st.text(max_size=9) | st.just(annotations[key] + " "))
+        unchanged = data == content.data and annotations == content.annotations
+        assert is_ours(data, annotations) == unchanged
+        assert (recover_password(data, annotations) == GENERATED) == unchanged
+        assert current(Content(content.labels, annotations, data)) == unchanged
+
+    def test_content_that_only_moves_between_keys_is_noticed(self) -> None:
+        one = rendered(Connection("c", data=(("a", "bc"), ("d", ""))))
+        assert not is_ours({"a": b"b", "d": b"c"}, one.annotations)
+        assert not is_ours({"abc": b"", "d": b""}, one.annotations)
+        swapped = dict(one.annotations) | {ROTATED_AT: STAMP.rotate, ROTATE_HANDLED: one.annotations[ROTATED_AT]}
+        assert not is_ours(one.data, swapped)
+
+    def test_the_hash_spelt_in_another_way_does_not_fit(self) -> None:
+        content = rendered()
+        version, salt, digest = content.annotations[HASH].split(":")
+        # Sixteen bytes leave four bits of the last letter unused.
+        assert salt.endswith("w==")
+        for other in (f"{version}:{salt[:-3]}x==:{digest}", f"{version}:{salt}:{digest}:", f"v2:{salt}:{digest}"):
+            assert not is_ours(content.data, {**content.annotations, HASH: other})
+
+    @few
+    @given(
+        st.dictionaries(
+            st.sampled_from([HASH, PASSWORD_IN, ROTATED_AT, ROTATE_HANDLED, "x"]),
+            st.text(st.characters())
+            | st.builds("v1:{}:{}".format, st.binary(max_size=70).map(lambda salt: b64encode(salt).decode()), st.text())
+            | st.builds("{}/{}+{}".format, st.sampled_from(["password", ".."]), st.integers(), st.integers())
+            | st.datetimes().map(lambda moment: moment.isoformat() + "Z"),
+        ),
+        st.dictionaries(st.text(), st.binary(), max_size=3) | st.just(rendered().data),
+    )
+    def test_no_annotation_is_an_error(self, annotations: dict[str, str], data: dict[str, bytes]) -> None:
+        assert not is_ours(data, annotations)
+        assert recover_password(data, annotations) is None
+        assert isinstance(read_stamp(annotations), Stamp)
+        assert not current(Content({}, annotations, data))
+
+    @few
+    @given(
+        st.sampled_from(["password", "uri", "binary", "none", ".."]),
+        st.integers(0, 10**8),
+        st.integers(0, 10**8) | st.integers(0, 12),
+    )
+    def test_a_place_that_somebody_sealed_is_read_only_where_a_password_can_stand(
+        self, key: str, offset: int, length: int
+    ) -> None:
+        data = {"password": b"abc-def", "uri": "é日x".encode(), "binary": b"\xff\xfe"}
+        annotations = sealed(data, {PASSWORD_IN: f"{key}/{offset}+{length}"})
+        assert is_ours(data, annotations)
+        found = recover_password(data, annotations)
+        assert found is None or (found.isascii() and found.isalnum() and found in "abc-def é日x")
+
+    @pytest.mark.parametrize("place", ["password/0+99999999999999", "password/" + "9" * 5000 + "+1", "password/٣+١"])
+    def test_numbers_that_are_none_say_no_place(self, place: str) -> None:
+        data = {"password": b"abc"}
+        assert recover_password(data, sealed(data, {PASSWORD_IN: place})) is None
+
+    @pytest.mark.parametrize(
+        "moment", ["", "yesterday", "2027-13-01T00:00:00Z", "2027-01-01T00:00:00", "0000-01-01T00:00:00Z", "2027-01-01"]
+    )
+    def test_a_stamp_that_makes_no_sense_is_an_empty_one(self, moment: str) -> None:
+        assert read_stamp({ROTATED_AT: moment, ROTATE_HANDLED: "x"}) == Stamp()
+
+
+def sealed(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> dict[str, str]:
+    """Annotations with a hash that fits, as anybody who may write the Secret can make it."""
+    from hashlib import pbkdf2_hmac
+
+    covered = {"data": {key: b64encode(value).decode() for key, value in data.items()}, "annotations": annotations}
+    digest = pbkdf2_hmac("sha256", json.dumps(covered, sort_keys=True).encode(), SALT, 4_096)
+    return {**annotations, HASH: f"v1:{b64encode(SALT).decode()}:{b64encode(digest).decode()}"}
+
+
+class TestNothingIsWrittenWhenNothingChanged:
+    def test_what_was_rendered_is_current_with_any_salt_and_whatever_others_added(self) -> None:
+        content = rendered(salt=b"another salt of 24 bytes")
+        assert current(content)
+        assert current(
+            Content({**content.labels, "x": "y"}, {**content.annotations, "example.com/x": "y"}, content.data)
+        )
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"username": "other"},
+            {"password": "other"},
+            {"password": None, "stamp": Stamp()},
+            {"address": replace(ADDRESS, host="other")},
+            {"address": replace(ADDRESS, port=1)},
+            {"address": replace(ADDRESS, sslmode="require")},
+            {"stamp": Stamp()},
+            {"stamp": replace(STAMP, rotate="again")},
+            {"wanted": replace(WANTED, data=(("URL", "{password}"),))},
+            {"wanted": replace(WANTED, labels=(("team", "other"),))},
+            {"wanted": replace(WANTED, annotations=(("example.com/more", ""),))},
+        ],
+    )
+    def test_whatever_else_is_wanted_has_to_be_written(self, values: dict[str, object]) -> None:
+        assert not current(rendered(), **values)  # type: ignore[arg-type]
+
+    def test_a_secret_that_nobody_rendered_is_not_current(self) -> None:
+        content = rendered()
+        assert not current(Content(content.labels, {}, content.data))
+        assert not current(Content({}, content.annotations, content.data))
+
+    @few
+    @given(connections(), one_line(names()), st.none() | generated_passwords())
+    def test_whatever_was_rendered_is_current(self, wanted: Connection, username: str, password: str | None) -> None:
+        stamp = STAMP if password else Stamp()
+        try:
+            check(wanted, password_known=password is not None)
+        except Refused:
+            return
+        content = rendered(wanted, username=username, password=password, stamp=stamp)
+        assert current(content, wanted, username=username, password=password, stamp=stamp)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            replace(WANTED, name="other"),
+            replace(WANTED, labels=()),
+            replace(WANTED, annotations=()),
+            replace(WANTED, data=(("URL", "{host}"),)),
+        ],
+    )
+    def test_the_digest_of_the_inputs_changes_with_the_template(self, other: Connection) -> None:
+        assert inputs_digest(other, "app", ADDRESS) != inputs_digest(WANTED, "app", ADDRESS)
+
+    def test_the_digest_of_the_inputs_changes_with_name_and_address_and_not_with_the_order_of_keys(self) -> None:
+        wanted = Connection("c", labels=(("a", "1"), ("b", "2")), data=(("a", "1"), ("b", "2")))
+        turned = Connection("c", labels=(("b", "2"), ("a", "1")), data=(("b", "2"), ("a", "1")))
+        digests = {
+            inputs_digest(wanted, *where)
+            for where in (
+                ("app", ADDRESS),
+                ("other", ADDRESS),
+                ("app", replace(ADDRESS, host="x")),
+                ("app", replace(ADDRESS, port=1)),
+                ("app", replace(ADDRESS, database="x")),
+                ("app", replace(ADDRESS, sslmode="x")),
+            )
+        }
+        assert len(digests) == 6
+        assert inputs_digest(turned, "app", ADDRESS) == inputs_digest(wanted, "app", ADDRESS)
+        assert all(digest.startswith("sha256:") for digest in digests)
+
+
+class TestSecrecy:
+    def test_the_password_is_in_no_representation_and_in_no_annotation(self) -> None:
+        content = rendered()
+        assert GENERATED not in repr(content)
+        assert GENERATED not in str(content)
+        assert not any(GENERATED in text for text in (*content.annotations.values(), *content.labels.values()))
+
+    def test_equal_passwords_have_other_hashes_with_another_salt(self) -> None:
+        assert rendered().annotations[HASH] != rendered(salt=SALT[::-1]).annotations[HASH]
+
+    @pytest.mark.parametrize("salt", [b"", b"short", b"x" * 65])
+    def test_a_salt_of_another_length_is_an_error_of_the_program(self, salt: bytes) -> None:
+        with pytest.raises(ValueError, match="salt"):
+            rendered(salt=salt)
+
+    def test_a_generated_password_of_other_letters_is_an_error_of_the_program_that_does_not_show_it(self) -> None:
+        with pytest.raises(ValueError, match="generated password") as caught:
+            rendered(password="p:w")
+        assert "p:w" not in str(caught.value)
