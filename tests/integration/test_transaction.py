@@ -56,7 +56,8 @@ async def see(connection: Connection, name: str, key: Key = KEY, wanted: Role | 
         return sight
     groups = [membership.role for membership in wanted.member_of]
     databases = [database for database, _ in wanted.database_parameters]
-    around = await inspect.look_around(connection, groups, wanted.parameter_names, databases, 180_000)
+    version = (await inspect.identify(connection)).version_number
+    around = await inspect.look_around(connection, groups, wanted.parameter_names, databases, version)
     return replace(sight, around=around)
 
 
@@ -68,8 +69,14 @@ async def known(connection: Connection) -> Server:
 async def bring_in(connection: Connection, ask: Ask) -> Plan:
     sight = await see(connection, ask.wanted.name, wanted=ask.wanted)
     plan = decide(ask, sight, await known(connection), ALLOWING)
-    assert await carry_out(connection, [plan], Dialect(guarded=True)) == [None]
+    dialect = Dialect(options=sight.around.options, guarded=True)
+    assert await carry_out(connection, [plan], dialect) == [None]
     return plan
+
+
+def as_known_before_16(role: Role) -> Role:
+    """The role with memberships as they always were before PostgreSQL 16: with INHERIT and SET."""
+    return replace(role, member_of=tuple(replace(one, inherit=True, set=True) for one in role.member_of))
 
 
 async def clean(connection: Connection, *names_: str) -> None:
@@ -101,11 +108,15 @@ async def test_texts_are_quoted_as_quote_literal_does(connection: Connection, te
 @EXAMPLES
 @given(roles(), st.none() | roles())
 async def test_whatever_was_there_is_as_wanted_afterwards_and_a_second_plan_is_empty(
-    connection: Connection, wanted: Role, there: Role | None
+    servers: Servers, connection: Connection, wanted: Role, there: Role | None
 ) -> None:
     before = None if there is None else replace(there, name=wanted.name)
+    options = servers.version >= 16
+    if not options:
+        wanted = as_known_before_16(wanted)
+        before = None if before is None else as_known_before_16(before)
     try:
-        for statement in statements(diff(before, None)) if before else ():
+        for statement in statements(diff(before, None), options=options) if before else ():
             await connection.execute(statement)
         await bring_in(connection, Ask(OWNER, wanted, adopt=True))
         sight = await see(connection, wanted.name, wanted=wanted)
