@@ -5,7 +5,8 @@ minutes, and the next goes on where it ended.
 
 Guarantees: after a disconnect nothing is lost (the watch goes on from the last version, or everything is listed
 again and what went meanwhile is announced as gone); `changed` is called only when an object really differs from
-the one in the store; a server that answers at once and uselessly is not asked in a tight loop.
+the one in the store; a server that answers at once and uselessly is not asked in a tight loop, and what it
+refuses is said in the store.
 
 Caveats: what changed several times while nobody looked is announced once.
 """
@@ -22,13 +23,18 @@ from typing import Any, Final
 import anyio
 
 from pgrole_controller.kube.backoff import Backoff
-from pgrole_controller.kube.client import Client, read_status
+from pgrole_controller.kube.client import JSON, Client, read_status
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.lines import LIMIT, LineTooLong
 from pgrole_controller.kube.resource import Resource
-from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack
+from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack, pack_metadata
 
 log = logging.getLogger(__name__)
+
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+_PASSING = (408, 410, 429)  # of the answers below 500: not what was asked for is at fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +72,17 @@ async def reflect(
     changed: Callable[[Change], None],
     *,
     namespace: str | None = None,
+    metadata_only: bool = False,
     timing: Timing = DEFAULT,
     clock: Callable[[], float] = time.monotonic,
     draw: Callable[[], float] = random.random,
 ) -> None:
     """Runs until cancelled. `changed` is called in the loop, synchronously: it may only enqueue.
 
-    `namespace` None: all. `draw` gives numbers in [0, 1). What `changed` raises ends it.
+    `namespace` None: all. `metadata_only`: neither asked for nor kept is more than `pack_metadata` takes (Secrets).
+    `draw` gives numbers in [0, 1). What `changed` raises ends it.
     """
-    run = _Reflection(client, resource, store, changed, namespace, timing, clock, draw)
+    run = _Reflection(client, resource, store, changed, namespace, metadata_only, timing, clock, draw)
     while True:
         await run.round()
 
@@ -87,6 +95,7 @@ class _Reflection:
         store: Store,
         changed: Callable[[Change], None],
         namespace: str | None,
+        metadata_only: bool,
         timing: Timing,
         clock: Callable[[], float],
         draw: Callable[[], float],
@@ -96,6 +105,7 @@ class _Reflection:
         self._path = resource.path(namespace)
         self._store = store
         self._changed = changed
+        self._metadata_only = metadata_only
         self._timing = timing
         self._clock = clock
         self._draw = draw
@@ -119,6 +129,8 @@ class _Reflection:
         except ApiError as error:
             if error.status != 429 and error.status < 500:
                 self._version = None  # refused as asked; a definition removed and made again, too
+                if error.status not in _PASSING:
+                    self._store.refused = str(error)
             await self._rest(error, min(error.retry_after or 0.0, self._timing.retry_after_most))
         except LineTooLong as error:
             self._version = None
@@ -184,7 +196,7 @@ class _Reflection:
         items = []
         try:
             for item in page.get("items") or ():
-                listed = pack(item, api_version=api_version, kind=kind)
+                listed = self._pack(item, api_version, kind)
                 old = self._store.get(listed.key)
                 items.append(old if old is not None and old.is_same(listed) else listed)
         except (ValueError, TypeError, AttributeError) as error:
@@ -192,8 +204,13 @@ class _Reflection:
             raise BadStream(message) from error
         return items
 
+    def _pack(self, obj: dict[str, Any], api_version: str = "", kind: str = "") -> Stored:
+        return pack_metadata(obj) if self._metadata_only else pack(obj, api_version=api_version, kind=kind)
+
     async def _page(self, query: dict[str, str]) -> dict[str, Any]:
-        text = await self._client.request("GET", self._path, query=query, timeout=self._timing.list_timeout)
+        accept = METADATA_LIST if self._metadata_only else JSON
+        timeout = self._timing.list_timeout
+        text = await self._client.request("GET", self._path, query=query, accept=accept, timeout=timeout)
         self._store.last_contact = self._clock()
         try:
             page = json.loads(text)
@@ -222,9 +239,14 @@ class _Reflection:
         started = self._clock()
         try:
             async with self._client.stream(
-                self._path, query=query, inactivity=timing.inactivity, line_limit=timing.line_limit
+                self._path,
+                query=query,
+                inactivity=timing.inactivity,
+                line_limit=timing.line_limit,
+                accept=METADATA if self._metadata_only else JSON,
             ) as lines:
                 self._store.last_contact = self._clock()
+                self._store.refused = None
                 log.debug("watching", extra={"resource": self._resource.plural, "version": version})
                 async for line in lines:
                     self._store.last_contact = self._clock()
@@ -244,14 +266,12 @@ class _Reflection:
             kind, obj = event["type"], event["object"]
             metadata = obj.get("metadata") or {}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            message = f"not an event: {line[:200]!r}"
-            raise BadStream(message) from error
+            raise BadStream(self._quote(line)) from error
         if kind == "ERROR":
             raise read_status(obj)
         version = metadata.get("resourceVersion")
         if not isinstance(version, str) or kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}:
-            message = f"not an event: {line[:200]!r}"
-            raise BadStream(message)
+            raise BadStream(self._quote(line))
         if self._version is not None and is_older(version, than=self._version):
             message = "versions went backwards: the API server was restored"
             raise _Expired(message)
@@ -259,10 +279,14 @@ class _Reflection:
             self._apply(kind, obj)
         self._version = version
 
+    def _quote(self, line: bytes) -> str:
+        """What is no event may still hold the content of a Secret."""
+        return f"not an event: {len(line)} bytes" if self._metadata_only else f"not an event: {line[:200]!r}"
+
     def _apply(self, kind: str, obj: dict[str, Any]) -> None:
         try:
-            stored = pack(obj)
-        except ValueError as error:
+            stored = self._pack(obj)
+        except (ValueError, TypeError, AttributeError) as error:
             raise BadStream(str(error)) from error
         gone = kind == "DELETED"
         change = self._store.remove(stored.key, stored.uid) if gone else self._store.put(stored)

@@ -30,3 +30,4 @@ class Resource:
 PGROLES = Resource("pgrole.dev", "v1alpha1", "pgroles")
 EVENTS = Resource("events.k8s.io", "v1", "events")
 NAMESPACES = Resource("", "v1", "namespaces")
+SECRETS = Resource("", "v1", "secrets")

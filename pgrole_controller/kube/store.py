@@ -13,6 +13,7 @@ import anyio
 from pgrole_controller.core.hint import Key
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+OWN_PREFIX = "pgrole.dev/"
 
 _REMOVED_KEPT = 4_096
 
@@ -22,7 +23,7 @@ class Stored:
     key: Key  # namespace "" when cluster-scoped
     uid: str
     resource_version: str
-    body: bytes  # compressed JSON, without metadata.managedFields and kubectl's copy of the whole
+    body: bytes  # compressed JSON: of `pack` or of `pack_metadata`
 
     def object(self) -> dict[str, Any]:
         """The object, parsed anew at each call: keep it no longer than needed."""
@@ -43,29 +44,60 @@ class Change:
 
 
 def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Stored:
-    """An object of the API server as it is stored; it is stripped in place.
+    """An object of the API server as it is stored; without managedFields and kubectl's copy: stripped in place.
 
     `api_version` and `kind` are for items of a list, which need not carry theirs. Raises ValueError when it is
     no object.
     """
-    metadata = obj.get("metadata")
-    if not isinstance(metadata, dict):
-        message = "an object without metadata"
-        raise ValueError(message)
+    metadata = _metadata_of(obj)
     metadata.pop("managedFields", None)
     annotations = metadata.get("annotations")
     if isinstance(annotations, dict):
         annotations.pop(LAST_APPLIED, None)
     if "kind" not in obj and kind:
         obj = {"apiVersion": api_version, "kind": kind, **obj}
+    return Stored(*_identify(metadata), _compress(obj))
+
+
+def pack_metadata(obj: dict[str, Any]) -> Stored:
+    """What says whose an object is, and nothing of its content, whatever the API server answered.
+
+    The body is `{"metadata": {…}}` with annotations under pgrole.dev/, ownerReferences and deletionTimestamp, each
+    only when it is there. Raises ValueError when it is no object.
+    """
+    metadata = _metadata_of(obj)
+    annotations = metadata.get("annotations") or {}
+    kept: dict[str, Any] = {
+        "annotations": {name: text for name, text in annotations.items() if name.startswith(OWN_PREFIX)},
+        "ownerReferences": metadata.get("ownerReferences"),
+        "deletionTimestamp": metadata.get("deletionTimestamp"),
+    }
+    kept = {name: value for name, value in kept.items() if value}
+    return Stored(*_identify(metadata), _compress({"metadata": kept}) if kept else _NOTHING_KEPT)
+
+
+def _metadata_of(obj: dict[str, Any]) -> dict[str, Any]:
+    metadata = obj.get("metadata")
+    if not isinstance(metadata, dict):
+        message = "an object without metadata"
+        raise ValueError(message)
+    return metadata
+
+
+def _identify(metadata: dict[str, Any]) -> tuple[Key, str, str]:
     try:
         key = Key(sys.intern(metadata.get("namespace", "")), metadata["name"])
-        uid, version = metadata["uid"], metadata["resourceVersion"]
+        return key, metadata["uid"], metadata["resourceVersion"]
     except KeyError as error:
         message = f"an object without metadata.{error.args[0]}"
         raise ValueError(message) from error
-    text = json.dumps(obj, ensure_ascii=False, separators=(",", ":"))
-    return Stored(key, uid, version, zlib.compress(text.encode(), level=1))
+
+
+def _compress(obj: dict[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(obj, ensure_ascii=False, separators=(",", ":")).encode(), level=1)
+
+
+_NOTHING_KEPT = _compress({"metadata": {}})  # one for all: most Secrets of a cluster are nobody's here
 
 
 def is_older(version: str, than: str) -> bool:
@@ -77,12 +109,14 @@ class Store:
     """Objects by key, with an optional index.
 
     `index` gives, for a parsed object, the values under which `by_index` finds its key. `synced` is set after the
-    first complete list, `last_contact` (monotonic seconds) whenever the API server was heard: both by the reflector.
+    first complete list, `last_contact` (monotonic seconds) whenever the API server was heard, `refused` is what the
+    API server said while it refuses to list or watch (Forbidden, …), None while it does not: all by the reflector.
     """
 
     def __init__(self, index: Callable[[dict[str, Any]], Iterable[str]] | None = None) -> None:
         self.synced = anyio.Event()
         self.last_contact: float | None = None
+        self.refused: str | None = None
         self._index = index
         self._objects: dict[Key, Stored] = {}
         # Tuples, nearly always of one: 10,000 sets would take 2 MB more.

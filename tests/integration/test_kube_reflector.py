@@ -13,11 +13,14 @@ import pytest
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import MERGE_PATCH, ApiError, Client, Unreachable
 from pgrole_controller.kube.reflector import Timing, reflect
+from pgrole_controller.kube.resource import SECRETS, Resource
+from pgrole_controller.kube.secrets import read_secret, stored_of
 from pgrole_controller.kube.status import apply_status
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.credentials import write_kubeconfig
 from tests.fake_apiserver import (
     WIDGETS,
     FakeApiServer,
@@ -54,12 +57,22 @@ class Followed:
         client: Client,
         namespace: str | None = None,
         timing: Timing = QUICK,
+        resource: Resource = WIDGETS,
+        metadata_only: bool = False,
     ) -> None:
         self.store = Store()
         self.changes: list[Change] = []
 
         async def run() -> None:
-            await reflect(client, WIDGETS, self.store, self.changes.append, namespace=namespace, timing=timing)
+            await reflect(
+                client,
+                resource,
+                self.store,
+                self.changes.append,
+                namespace=namespace,
+                metadata_only=metadata_only,
+                timing=timing,
+            )
 
         tasks.start_soon(run)
 
@@ -455,3 +468,229 @@ async def test_a_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None
     async with Client.connect(str(tmp_path / "kubeconfig")) as client:
         with pytest.raises(Unreachable, match=r"GET .*widgets: "):
             await client.request("GET", WIDGETS.path())
+
+
+SHOWN = b"c2hvd24tbm93aGVyZQ=="
+
+
+async def make_secret(client: Client, namespace: str, name: str, **metadata: object) -> dict[str, Any]:
+    body = {"metadata": {"name": name, **metadata}, "data": {"password": SHOWN.decode()}}
+    made: dict[str, Any] = json.loads(await client.request("POST", SECRETS.path(namespace), body=body))
+    return made
+
+
+async def relabel(client: Client, namespace: str, name: str, label: str) -> None:
+    body = {"metadata": {"labels": {"changed": label}}}
+    await client.request("PATCH", SECRETS.path(namespace, name), body=body, content_type=MERGE_PATCH)
+
+
+OWNER = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "name": "app", "uid": "u-1"}
+
+
+async def test_of_secrets_only_what_says_whose_they_are_comes_in(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[bytes] = []
+    async with Client.connect(str(api_server.kubeconfig)) as client, anyio.create_task_group() as tasks:
+        request = client.request
+
+        async def listen(*given: Any, **named: Any) -> bytes:
+            heard.append(await request(*given, **named))
+            return heard[-1]
+
+        for number in range(5):  # two pages
+            await make_secret(client, namespace, f"s{number}", labels={"team": "shop"})
+        monkeypatch.setattr(client, "request", listen)
+        followed = Followed(tasks, client, namespace, resource=SECRETS, metadata_only=True)
+        await followed.synced()
+        monkeypatch.undo()
+        await make_secret(
+            client,
+            namespace,
+            "ours",
+            annotations={
+                "pgrole.dev/hash": "h",
+                "team": "shop",
+                "kubectl.kubernetes.io/last-applied-configuration": "{}",
+            },
+            ownerReferences=[OWNER],
+            finalizers=["example.dev/held"],
+        )
+        await relabel(client, namespace, "s0", "yes")
+        await client.request("DELETE", SECRETS.path(namespace, "s1"))
+        await client.request("DELETE", SECRETS.path(namespace, "ours"))
+        await followed.saw(("ours", *CHANGED))
+
+        assert len(heard) == 2
+        assert not any(SHOWN in page for page in heard)
+        assert followed.said[5:] == [("ours", *APPEARED), ("s0", *CHANGED), ("s1", *GONE), ("ours", *CHANGED)]
+        assert await current(followed, namespace, "s0") == {"metadata": {}}
+        ours = (await current(followed, namespace, "ours"))["metadata"]
+        assert ours.pop("deletionTimestamp")
+        assert ours == {"annotations": {"pgrole.dev/hash": "h"}, "ownerReferences": [OWNER]}
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_restart_of_the_api_server_loses_and_repeats_no_secret(own_server: ApiServer, real: Path) -> None:
+    async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
+        namespace = await make_namespace(client)
+        await make_secret(client, namespace, "before")
+        followed = Followed(tasks, client, namespace, resource=SECRETS, metadata_only=True)
+        await followed.saw(("before", *APPEARED))
+        await own_server.kill()
+        await own_server.start()
+        await make_secret(client, namespace, "after")
+        await client.request("DELETE", SECRETS.path(namespace, "before"))
+        await followed.saw(("before", *GONE))
+        assert sorted(followed.said) == [("after", *APPEARED), ("before", *APPEARED), ("before", *GONE)]
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_secret_that_was_read_and_put_into_the_store_comes_without_a_change(
+    api_server: ApiServer, namespace: str
+) -> None:
+    async with Client.connect(str(api_server.kubeconfig)) as client, anyio.create_task_group() as tasks:
+        followed = Followed(tasks, client, namespace, resource=SECRETS, metadata_only=True)
+        await followed.synced()
+        await make_secret(client, namespace, "a", annotations={"pgrole.dev/hash": "h"}, ownerReferences=[OWNER])
+        await followed.saw(("a", *APPEARED))
+        secret = await read_secret(client, Key(namespace, "a"))
+        assert secret is not None
+        assert stored_of(secret) == followed.store.get(secret.key)
+        await relabel(client, namespace, "a", "yes")
+        secret = await read_secret(client, secret.key)
+        assert secret is not None
+        followed.store.put(stored_of(secret))
+        await make_secret(client, namespace, "b")
+        await followed.saw(("b", *APPEARED))
+        assert [name for name, *_ in followed.said].count("a") <= 2
+        assert followed.store.get(secret.key) == stored_of(secret)
+        tasks.cancel_scope.cancel()
+
+
+async def make_reader(client: Client, server: ApiServer, namespace: str, folder: Path) -> Path:
+    """The kubeconfig of a service account of the namespace that may do nothing."""
+    path = Resource("", "v1", "serviceaccounts").path
+    await client.request("POST", path(namespace), body={"metadata": {"name": "reader"}})
+    answer = await client.request("POST", path(namespace, "reader", "token"), body={"spec": {}})
+    token = json.loads(answer)["status"]["token"]
+    return write_kubeconfig(folder / "reader", url=server.url, ca=server.ca, user="reader", token=token)
+
+
+async def allow(client: Client, namespace: str) -> None:
+    rules = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]}]
+    group = "rbac.authorization.k8s.io"
+    await client.request(
+        "POST", Resource(group, "v1", "roles").path(namespace), body={"metadata": {"name": "reader"}, "rules": rules}
+    )
+    binding = {
+        "metadata": {"name": "reader"},
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "reader"},
+        "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": namespace}],
+    }
+    await client.request("POST", Resource(group, "v1", "rolebindings").path(namespace), body=binding)
+
+
+async def test_a_list_that_is_not_allowed_is_said_until_it_is(
+    api_server: ApiServer, namespace: str, tmp_path: Path
+) -> None:
+    async with Client.connect(str(api_server.kubeconfig)) as admin:
+        await make_secret(admin, namespace, "a")
+        reader = await make_reader(admin, api_server, namespace, tmp_path)
+        async with Client.connect(str(reader)) as client, anyio.create_task_group() as tasks:
+            followed = Followed(tasks, client, namespace, resource=SECRETS, metadata_only=True)
+            await until(lambda: followed.store.refused, "a refusal")
+            refused = followed.store.refused or ""
+            assert refused.startswith("403 Forbidden: secrets is forbidden")
+            assert 'cannot list resource "secrets"' in refused
+            assert not followed.store.synced.is_set()
+            await allow(admin, namespace)
+            await until(lambda: followed.store.refused is None, "no refusal")
+            assert followed.said == [("a", *APPEARED)]
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_list_that_is_refused_is_not_asked_for_in_a_tight_loop(fake: FakeApiServer, faked: Client) -> None:
+    fake.always["list"] = refuse(403, "Forbidden")
+    timing = Timing(backoff_first=0.2, backoff_most=0.2)
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked, timing=timing)
+        await until(lambda: fake.count("list") >= 1, "a list")
+        before, started = fake.count("list"), time.monotonic()
+        await until(lambda: fake.count("list") >= before + 5, "five more")
+        assert time.monotonic() - started >= 0.4
+        assert followed.store.refused == "403 Forbidden: on purpose"
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_watch_that_is_refused_is_said_as_well(fake: FakeApiServer, faked: Client) -> None:
+    async with anyio.create_task_group() as tasks:
+        fake.always["watch"] = refuse(403, "Forbidden")
+        followed = Followed(tasks, faked)
+        await until(lambda: fake.count("list") >= 3, "three lists")
+        assert followed.store.refused == "403 Forbidden: on purpose"
+        del fake.always["watch"]
+        await until(lambda: followed.store.refused is None, "no refusal")
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("fault", [refuse(429, "TooManyRequests"), refuse(503, "ServiceUnavailable"), plain(200, "<")])
+async def test_a_server_that_is_only_busy_refuses_nothing(fake: FakeApiServer, faked: Client, fault: Fault) -> None:
+    fake.always["list"] = fault
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await until(lambda: fake.count("list") >= 3, "three lists")
+        assert followed.store.refused is None
+        tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def secretive(tmp_path: Path) -> AsyncIterator[FakeApiServer]:
+    """Answers with the content of its Secrets, whatever form was asked for."""
+    server = FakeApiServer(SECRETS)
+    async with server.serve(tmp_path / "kubeconfig"):
+        yield server
+
+
+async def test_content_that_comes_in_all_the_same_is_not_kept(
+    secretive: FakeApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = {"data": {"password": SHOWN.decode()}, "stringData": {"password": SHOWN.decode()}}
+    secretive.put("shop", "a", **content)
+    torn = b'{"type": "ADDED", "object": {"data": {"password": "' + SHOWN
+    for fault in (
+        say(torn + b"\n"),
+        say(torn + b'"}}}\n'),
+        say(torn + b'"}, "metadata": {"resourceVersion": "1"}}}\n'),
+    ):
+        secretive.faults["watch"].append(fault)
+    async with Client.connect(str(tmp_path / "kubeconfig")) as client, anyio.create_task_group() as tasks:
+        followed = Followed(tasks, client, resource=SECRETS, metadata_only=True)
+        await until(lambda: secretive.count("watch") >= 4, "the next watch")
+        secretive.put("shop", "b", **content)
+        await followed.saw(("a", *APPEARED), ("b", *APPEARED))
+        for name in "ab":
+            assert await current(followed, "shop", name) == {"metadata": {}}
+        assert SHOWN.decode() not in "".join(str(vars(record)) for record in caplog.records)
+        tasks.cancel_scope.cancel()
+
+
+async def test_secrets_are_asked_for_by_their_metadata_in_lists_watches_and_after_an_expiry(
+    secretive: FakeApiServer, tmp_path: Path
+) -> None:
+    error = {"type": "ERROR", "object": status_body(410, "Expired", "too old resource version")}
+    mark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "250"}}}
+    secretive.faults["watch"].append(say(json.dumps(mark).encode() + b"\n"))
+    secretive.faults["watch"].append(say(json.dumps(error).encode() + b"\n"))
+    async with Client.connect(str(tmp_path / "kubeconfig")) as client, anyio.create_task_group() as tasks:
+        followed = Followed(tasks, client, resource=SECRETS, metadata_only=True)
+        await until(lambda: secretive.count("watch") == 3, "the third watch")
+        secretive.put("shop", "a")
+        await followed.saw(("a", *APPEARED))
+        forms = ["PartialObjectMetadata" + ("" if "watch" in one.query else "List") for one in secretive.requests]
+        assert forms == [f"PartialObjectMetadata{ending}" for ending in ("List", "", "", "List", "")]
+        assert [one.headers["Accept"] for one in secretive.requests] == [
+            f"application/json;as={form};g=meta.k8s.io;v=v1" for form in forms
+        ]
+        assert secretive.requests[2].query["resourceVersion"] == "250"
+        tasks.cancel_scope.cancel()

@@ -1,10 +1,11 @@
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from pgrole_controller.core.hint import Key
-from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack
+from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack, pack_metadata
 
 
 def made(name: str = "a", uid: str = "u1", version: str = "1", **spec: object) -> Stored:
@@ -140,3 +141,53 @@ def test_the_index_follows_every_change() -> None:
 def test_a_list_item_without_kind_gets_that_of_its_list() -> None:
     item = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}}
     assert pack(item, api_version="v1", kind="Secret").object()["kind"] == "Secret"
+
+
+def metadata(name: str = "a", **more: object) -> dict[str, Any]:
+    return {
+        "namespace": "shop",
+        "name": name,
+        "uid": f"00000000-0000-4000-8000-{name:>012}",
+        "resourceVersion": "7",
+        **more,
+    }
+
+
+def test_of_metadata_only_what_says_whose_an_object_is_is_kept() -> None:
+    reference = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "name": "app", "uid": "u"}
+    given = metadata(
+        labels={"team": "shop"},
+        annotations={"pgrole.dev/hash": "h", "team": "shop", "kubectl.kubernetes.io/last-applied-configuration": "{}"},
+        managedFields=[{"manager": "kubectl"}],
+        ownerReferences=[reference],
+        deletionTimestamp="2026-01-01T00:00:00Z",
+        deletionGracePeriodSeconds=0,
+    )
+    stored = pack_metadata({"kind": "Secret", "metadata": given, "data": {"k": "dg=="}, "stringData": {"k": "v"}})
+    assert (stored.key, stored.resource_version) == (KEY, "7")
+    assert stored.object() == {
+        "metadata": {
+            "annotations": {"pgrole.dev/hash": "h"},
+            "ownerReferences": [reference],
+            "deletionTimestamp": "2026-01-01T00:00:00Z",
+        }
+    }
+
+
+@pytest.mark.parametrize("obj", [{}, {"metadata": None}, {"metadata": {"name": "a"}}])
+def test_metadata_of_what_is_no_object_are_refused(obj: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="without metadata"):
+        pack_metadata(obj)
+
+
+def test_ten_thousand_secrets_of_others_take_less_than_six_mebibytes() -> None:
+    store = Store()
+    tracemalloc.start()
+    try:
+        for number in range(10_000):
+            text = json.dumps({"metadata": metadata(f"s{number}", labels={"team": "shop"}), "data": {"k": "x" * 1000}})
+            store.put(pack_metadata(json.loads(text)))
+        assert tracemalloc.get_traced_memory()[0] < 6 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert len(store) == 10_000
