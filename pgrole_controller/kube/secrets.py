@@ -240,18 +240,25 @@ def _hide(text: str, values: Collection[bytes]) -> str:
     """`text`, cut, with `…` for whatever is also in one of the values, as text or base64."""
     shown = text[:_SEARCHED]
     hidden = [False] * len(shown)
-    for value in values:
-        plain = value.decode(errors="replace")
-        for form in {plain, json.dumps(plain, ensure_ascii=False)[1:-1], b64encode(value).decode()}:
-            width = min(len(form), _WINDOW)
-            if width < _LEAST:
-                continue
-            for start in range(len(shown) - width + 1):
-                if shown[start : start + width] in form:
-                    hidden[start : start + width] = [True] * width
+    for form in _forms(values):
+        width = min(len(form), _WINDOW)
+        windows = {shown[at : at + width] for at in range(len(shown) - width + 1)}
+        found = {form[at : at + width] for at in range(len(form) - width + 1)} & windows
+        for at in range(len(shown) - width + 1 if found else 0):
+            if shown[at : at + width] in found:
+                hidden[at : at + width] = [True] * width
     if len(text) > _SEARCHED:
         hidden[-_WINDOW:] = [True] * _WINDOW  # perhaps the beginning of a value
     return "".join(_leave_out(shown, hidden))[:_MESSAGE_LIMIT]
+
+
+def _forms(values: Collection[bytes]) -> Iterator[str]:
+    """How a value may be written in a message."""
+    for value in values:
+        plain = value.decode(errors="replace")
+        for form in {plain, json.dumps(plain, ensure_ascii=False)[1:-1], b64encode(value).decode()}:
+            if len(form) >= _LEAST:
+                yield form
 
 
 def _leave_out(text: str, hidden: list[bool]) -> Iterator[str]:

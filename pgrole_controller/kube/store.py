@@ -4,7 +4,7 @@ import json
 import sys
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, KeysView
+from collections.abc import Callable, ItemsView, Iterable, KeysView
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,6 +128,10 @@ class Store:
 
     def get(self, key: Key) -> Stored | None:
         return self._objects.get(key)
+
+    def items(self) -> ItemsView[Key, Stored]:
+        """A live view: copy it before awaiting."""
+        return self._objects.items()
 
     def keys(self) -> KeysView[Key]:
         """A live view: copy it before awaiting."""
