@@ -7,6 +7,9 @@ import pytest
 
 from tests.acceptance.world import Database, Json, Kube, condition
 
+OPTIONS = pytest.mark.since(16, "INHERIT and SET of a membership")
+GRANTORS = pytest.mark.since(16, "a grant hangs on the one of its grantor")
+
 
 @pytest.fixture
 def prefix() -> str:
@@ -16,8 +19,11 @@ def prefix() -> str:
 async def memberships(database: Database, role: str) -> dict[str, tuple[bool, bool, bool]]:
     """The options that hold of each membership."""
     rows = await database.connection.fetch(
-        "SELECT roleid::regrole::text AS name, bool_or(admin_option) AS admin, bool_or(inherit_option) AS inherit,"
-        " bool_or(set_option) AS set FROM pg_auth_members WHERE member = to_regrole($1) GROUP BY 1",
+        # before PostgreSQL 16 both options always hold, and have no column
+        "SELECT roleid::regrole::text AS name, bool_or(admin_option) AS admin,"
+        " bool_or(coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true)) AS inherit,"
+        " bool_or(coalesce((to_jsonb(m) ->> 'set_option')::boolean, true)) AS set"
+        " FROM pg_auth_members AS m WHERE member = to_regrole($1) GROUP BY 1",
         role,
     )
     return {row["name"]: (row["admin"], row["inherit"], row["set"]) for row in rows}
@@ -33,20 +39,44 @@ async def declare(kube: Kube, prefix: str, *groups: str | Json) -> Json:
     return await kube.wait_ready("app")
 
 
+async def test_what_is_listed_is_granted(kube: Kube, database: Database, prefix: str) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_b")
+    await declare(kube, prefix, f"{prefix}_a", {"role": f"{prefix}_b", "admin": True})
+    assert await memberships(database, f"{prefix}_app") == {
+        f"{prefix}_a": (False, True, True),
+        f"{prefix}_b": (True, True, True),
+    }
+
+
+@OPTIONS
 async def test_what_is_listed_is_granted_with_its_options(kube: Kube, database: Database, prefix: str) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_b; CREATE ROLE {prefix}_c")
     await declare(
         kube,
         prefix,
         f"{prefix}_a",
-        {"role": f"{prefix}_b", "admin": True},
+        {"role": f"{prefix}_b", "admin": True, "set": False},
         {"role": f"{prefix}_c", "inherit": False, "set": False},
     )
     assert await memberships(database, f"{prefix}_app") == {
         f"{prefix}_a": (False, True, True),
-        f"{prefix}_b": (True, True, True),
+        f"{prefix}_b": (True, True, False),
         f"{prefix}_c": (False, False, False),
     }
+
+
+@pytest.mark.before(16, "memberships have no INHERIT and SET")
+@pytest.mark.parametrize("option", ["inherit", "set"])
+async def test_an_option_that_the_server_does_not_know_is_refused_with_clear_words(
+    kube: Kube, database: Database, prefix: str, option: str
+) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a")
+    await kube.apply("app", name=f"{prefix}_app", memberOf=[{"role": f"{prefix}_a", option: False}])
+    obj = await kube.wait_reason("app", "InvalidSpec")
+    assert "inherit and set of a membership need PostgreSQL 16" in condition(obj, "Ready")["message"]
+    assert await database.role(f"{prefix}_app") is None
+    await declare(kube, prefix, f"{prefix}_a")
+    assert await memberships(database, f"{prefix}_app") == {f"{prefix}_a": (False, True, True)}
 
 
 @pytest.mark.parametrize(
@@ -54,11 +84,11 @@ async def test_what_is_listed_is_granted_with_its_options(kube: Kube, database: 
     [
         "REVOKE {0}_a FROM {0}_app",
         "GRANT {0}_b TO {0}_app",
-        "GRANT {0}_a TO {0}_app WITH ADMIN TRUE",
-        "GRANT {0}_a TO {0}_app WITH INHERIT FALSE",
-        "GRANT {0}_a TO {0}_app WITH SET FALSE",
-        "GRANT {0}_b TO {0}_keeper WITH ADMIN TRUE; GRANT {0}_b TO {0}_app GRANTED BY {0}_keeper",
-        "GRANT {0}_a TO {0}_keeper WITH ADMIN TRUE; GRANT {0}_a TO {0}_app WITH ADMIN TRUE GRANTED BY {0}_keeper",
+        "GRANT {0}_a TO {0}_app WITH ADMIN OPTION",
+        pytest.param("GRANT {0}_a TO {0}_app WITH INHERIT FALSE", marks=OPTIONS),
+        pytest.param("GRANT {0}_a TO {0}_app WITH SET FALSE", marks=OPTIONS),
+        "GRANT {0}_b TO {0}_keeper WITH ADMIN OPTION; GRANT {0}_b TO {0}_app GRANTED BY {0}_keeper",
+        "GRANT {0}_a TO {0}_keeper WITH ADMIN OPTION; GRANT {0}_a TO {0}_app WITH ADMIN OPTION GRANTED BY {0}_keeper",
     ],
 )
 async def test_a_changed_membership_is_set_back(kube: Kube, database: Database, prefix: str, statement: str) -> None:
@@ -75,7 +105,7 @@ async def test_the_same_membership_granted_by_another_too_is_no_drift(
     kube: Kube, database: Database, prefix: str
 ) -> None:
     await database.execute(
-        f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_keeper; GRANT {prefix}_a TO {prefix}_keeper WITH ADMIN TRUE"
+        f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_keeper; GRANT {prefix}_a TO {prefix}_keeper WITH ADMIN OPTION"
     )
     await declare(kube, prefix, f"{prefix}_a")
     await database.execute(f"GRANT {prefix}_a TO {prefix}_app GRANTED BY {prefix}_keeper")
@@ -112,6 +142,7 @@ async def test_a_role_of_another_object_that_is_dropped_is_waited_for_again(
     assert f"{prefix}_group" in await memberships(database, f"{prefix}_app")
 
 
+@GRANTORS
 async def test_a_membership_that_was_passed_on_is_revoked_with_what_hangs_on_it(
     kube: Kube, database: Database, prefix: str
 ) -> None:
@@ -124,6 +155,19 @@ async def test_a_membership_that_was_passed_on_is_revoked_with_what_hangs_on_it(
     assert await memberships(database, f"{prefix}_third") == {}
 
 
+@pytest.mark.before(16, "nothing hangs on the grant of a grantor")
+async def test_a_membership_that_was_passed_on_is_revoked_alone_where_nothing_hangs_on_it(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_third")
+    await declare(kube, prefix, {"role": f"{prefix}_a", "admin": True})
+    await database.execute(f"GRANT {prefix}_a TO {prefix}_third GRANTED BY {prefix}_app")
+    await declare(kube, prefix)
+    assert await memberships(database, f"{prefix}_app") == {}
+    assert await memberships(database, f"{prefix}_third") == {f"{prefix}_a": (False, True, True)}
+
+
+@GRANTORS
 async def test_what_was_taken_by_a_cascade_and_is_declared_is_granted_again(
     kube: Kube, database: Database, prefix: str
 ) -> None:
