@@ -243,7 +243,7 @@ def _hide(text: str, values: Collection[bytes]) -> str:
     for form in _forms(values):
         width = min(len(form), _WINDOW)
         windows = {shown[at : at + width] for at in range(len(shown) - width + 1)}
-        found = {form[at : at + width] for at in range(len(form) - width + 1)} & windows
+        found = {seen for at in range(len(form) - width + 1) if (seen := form[at : at + width]) in windows}
         for at in range(len(shown) - width + 1 if found else 0):
             if shown[at : at + width] in found:
                 hidden[at : at + width] = [True] * width
