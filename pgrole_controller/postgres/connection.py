@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -47,6 +47,11 @@ class Endpoint:
 
     dsn: str = field(repr=False)
     ssl: Literal["verify-full"] | None = None  # None: as the DSN says
+    database: str | None = None  # None: as the DSN says
+
+    def at(self, database: str) -> "Endpoint":
+        """The same server and role, in another database."""
+        return replace(self, database=database)
 
 
 @asynccontextmanager
@@ -58,6 +63,7 @@ async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIte
     with speaking():
         connection = await asyncpg.connect(
             endpoint.dsn,
+            database=endpoint.database,
             ssl=endpoint.ssl,
             timeout=CONNECT_SECONDS,
             command_timeout=COMMAND_SECONDS,

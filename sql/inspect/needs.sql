@@ -1,10 +1,27 @@
 -- What still needs these roles, counted by database ('' for what the whole server shares)?
 -- $1 oid[] roles
-SELECT needed.role, coalesce(d.datname::text, '') AS database, sum(needed.count)::bigint AS count
+SELECT
+    needed.role,
+    CASE
+        WHEN d.oid IS NULL THEN ''
+        -- another database may have written the name in its encoding: what is not UTF-8 is shown by its bytes
+        WHEN encode(textsend(d.datname::text), 'hex') ~ (
+            '^([0-7].|(c[2-9a-f]|d.)[89ab].|(e0[ab].|(e[1-9a-cef])[89ab].|ed[89].)[89ab].'
+            || '|(f0[9ab].|f[1-3][89ab].|f48.)([89ab].){2})*$'
+        ) THEN d.datname::text
+        ELSE encode(textsend(d.datname::text), 'escape')
+    END AS database,
+    sum(needed.count)::bigint AS count
 FROM (
     SELECT s.refobjid AS role, s.dbid, count(*) AS count
     FROM pg_catalog.pg_shdepend AS s
     WHERE s.refclassid = 'pg_catalog.pg_authid'::regclass AND s.refobjid = ANY ($1::oid[])
+      -- a membership that the role granted to itself, or in itself, goes with it; before PostgreSQL 16 it has no oid
+      AND (s.classid, s.objid) NOT IN (
+          SELECT 'pg_catalog.pg_auth_members'::regclass::oid, (to_jsonb(m) ->> 'oid')::oid
+          FROM pg_catalog.pg_auth_members AS m
+          WHERE (m.member = ANY ($1::oid[]) OR m.roleid = ANY ($1::oid[])) AND m.grantor IN (m.member, m.roleid)
+      )
     GROUP BY 1, 2
     UNION ALL
     SELECT m.roleid, 0, count(*)

@@ -1,0 +1,50 @@
+"""Emptying a role before it is dropped: what is asked for, and what to say where something stands in the way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgrole_controller.core.errors import Reason, Waiting
+
+#: A condition is read by people: what is blocked in more places is counted.
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Disown:
+    """A role, by oid and the name it has to have, and who gets what it owns.
+
+    `new_owner` None: only its sessions are taken care of. `terminate`: they are ended, else they stand in the way.
+    """
+
+    role: str
+    oid: int
+    new_owner: str | None
+    terminate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What stands in the way. `database` is empty for what the server shares."""
+
+    database: str
+    words: str
+
+
+def blocked(role: str, obstacles: Sequence[Obstacle]) -> Waiting:
+    """What to say on the object; `obstacles` is not empty."""
+    shown = [f'in database "{some.database}": {some.words}' if some.database else some.words for some in obstacles]
+    more = len(shown) - _SHOWN
+    end = f"; and {more} more" if more > 0 else ""
+    return Waiting(Reason.DROP_BLOCKED, f'role "{role}" cannot be emptied: {"; ".join(shown[:_SHOWN])}{end}')
+
+
+def check_new_owner(task: Disown) -> None:
+    """Raises Waiting for a name that nothing is handed to. Whether the object may name it is for policy."""
+    if task.new_owner is None:
+        return
+    if task.new_owner.startswith("pg_"):
+        raise blocked(
+            task.role, [Obstacle("", f'spec.reassignOwnedTo: "{task.new_owner}" is one of PostgreSQL\'s own')]
+        )
+    if task.new_owner == task.role:
+        raise blocked(task.role, [Obstacle("", "spec.reassignOwnedTo is the role itself: name another one")])

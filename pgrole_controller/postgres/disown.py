@@ -1,0 +1,306 @@
+"""Empties a role before it is dropped: its sessions, what it owns and its privileges, in every database that needs it.
+
+Works on connections of its own, one at a time beside the one in the home database, so that a lane need not wait for
+it. Everything can be repeated, and nothing is dropped: what a session makes as the role until the last moment is handed
+over as well, or the role stays.
+
+Expected flow: NOLOGIN is committed before; sessions end; REASSIGN OWNED in each database; then, when nothing stands in
+the way anywhere, the memberships that it granted are revoked, DROP OWNED takes its privileges away in each database,
+and its members are revoked. What stands in the way is collected over all databases, and said at once.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+
+import anyio
+import anyio.lowlevel
+import asyncpg
+
+from pgrole_controller import resources
+from pgrole_controller.core.disown import Disown, Obstacle, blocked, check_new_owner
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
+
+log = logging.getLogger(__name__)
+
+#: For one role in all databases. What is done by then stays done, and the next attempt goes on from there.
+DISOWN_SECONDS = 60.0
+#: For its sessions to end when they are asked to.
+SESSIONS_SECONDS = 5.0
+_SESSIONS_EVERY = 0.05
+#: Beyond the server's own statement_timeout, for a statement that is not interrupted.
+STATEMENT_SECONDS = 12.0
+_TIMEOUTS = {"statement_timeout": "10s", "lock_timeout": "2s", "client_min_messages": "error"}
+#: How often a database is begun with anew, when somebody makes something as the role meanwhile.
+ROUNDS = 8
+
+#: Raised by sql/disown/drop_owned.sql when something was made as the role since it was looked at: nothing was changed.
+MADE_MEANWHILE = "PGR03"
+
+_AGAIN = {MADE_MEANWHILE, "XX000", "40001", "40P01"}
+_DATABASE_IS_GONE = "3D000"
+#: Classes of SQLSTATE that say something of the server or the connection, not of the one database.
+_OF_THE_SERVER = ("08", "53300", "57P", "PGR01")
+_REMEDIES = {
+    "2BP01": "what belongs to others depends on it",
+    "42501": "the controller needs the privileges of both roles, and CONNECT on the database",
+    "53200": "too many objects for one transaction, unless max_locks_per_transaction is raised",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Emptying:
+    """What is the same in each database: `place` is the home connection's row of sql/disown/place.sql."""
+
+    endpoint: Endpoint
+    task: Disown
+    settings: dict[str, str]
+    place: asyncpg.Record
+
+
+@dataclass(frozen=True, slots=True)
+class _Database:
+    oid: int
+    name: bytes
+    connectable: bool
+    invalid: bool
+
+    @property
+    def shown(self) -> str:
+        return _shown(self.name)
+
+
+async def disown(endpoint: Endpoint, task: Disown, deadline: float = DISOWN_SECONDS) -> None:
+    """Returns when the role has no sessions and, with a new owner, owns and may nothing and has no members.
+
+    `endpoint` is the home database, `deadline` is in seconds for all of it. Raises Waiting (DropBlocked) with what
+    stands in the way, by database, and Transient when the server is not ready, the role is not the one that was meant,
+    or time ran out.
+    """
+    check_new_owner(task)
+    with anyio.move_on_after(deadline):
+        async with connect(endpoint, "disown", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
+            new_owner = await _find_new_owner(home, task)
+            await _end_sessions(home, task)
+            if task.new_owner is not None:
+                settings = {**_TIMEOUTS, "pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner)}
+                with speaking():
+                    place = await home.fetchrow(_sql("place"))
+                assert place is not None  # noqa: S101
+                await _empty(home, _Emptying(endpoint, task, settings, place))
+        log.info("role was emptied", extra={"role": task.role, "new_owner": task.new_owner})
+        return
+    raise Transient(
+        Reason.PROGRESSING,
+        f'role "{task.role}" was not emptied within {deadline:.0f} s: what is left is done next time',
+    )
+
+
+async def _find_new_owner(home: Connection, task: Disown) -> int | None:
+    with speaking():
+        row = await home.fetchrow(_sql("roles"), task.oid, task.role, task.new_owner or "")
+    if row is None or not row["is_named"]:
+        raise Transient(Reason.PROGRESSING, f'role "{task.role}" is not the one that was looked at any more')
+    if task.new_owner is not None and row["new_owner"] is None:
+        raise blocked(task.role, [Obstacle("", f'spec.reassignOwnedTo: role "{task.new_owner}" does not exist')])
+    return row["new_owner"]  # type: ignore[no-any-return]
+
+
+async def _end_sessions(home: Connection, task: Disown) -> None:
+    """Raises Waiting while the role has sessions or prepared transactions."""
+    count = await _count_sessions(home, task)
+    if count and task.terminate:
+        with anyio.move_on_after(SESSIONS_SECONDS):
+            while count:
+                async with _refusing(task):
+                    await home.execute(_sql("terminate"), task.oid)
+                await anyio.sleep(_SESSIONS_EVERY)
+                count = await _count_sessions(home, task)
+    obstacles: list[Obstacle] = []
+    if count:
+        remedy = "they were asked to end and have not" if task.terminate else "spec.terminateSessions: true ends them"
+        obstacles.append(Obstacle("", f"sessions of the role that are open: {count} ({remedy})"))
+    with speaking():
+        prepared = await home.fetch(_sql("prepared"), task.role)
+    obstacles.extend(
+        Obstacle(
+            _shown(row["database"]), f'its prepared transaction "{_shown(row["gid"])}" is neither committed nor not'
+        )
+        for row in prepared
+    )
+    if obstacles:
+        raise blocked(task.role, obstacles)
+
+
+async def _count_sessions(home: Connection, task: Disown) -> int:
+    with speaking():
+        rows = await home.fetch(queries.inspect("sessions"), [task.oid])
+    return sum(row["count"] for row in rows)
+
+
+async def _empty(home: Connection, emptying: _Emptying) -> None:
+    await _visit_each(home, emptying, partial(_hand_over, emptying, drop=False))
+    async with _refusing(emptying.task):
+        await _execute(home, "revoke_given")
+    await _visit_each(home, emptying, partial(_hand_over, emptying, drop=True))
+    async with _refusing(emptying.task):
+        await _execute(home, "revoke_members")
+    await _check_left(home, emptying.task)
+
+
+async def _visit_each(home: Connection, emptying: _Emptying, work: Callable[[Connection], Awaitable[None]]) -> None:
+    """Does `work` in each database that needs the role. Raises Waiting with all that stood in the way."""
+    with speaking():
+        rows = await home.fetch(_sql("databases"), emptying.task.oid)
+    obstacles: list[Obstacle] = []
+    for row in rows:
+        database = _Database(row["oid"], row["name"], row["connectable"], row["invalid"])
+        words = _refuse_visit(database) or await _visit(home, emptying, database, work)
+        if words:
+            obstacles.append(Obstacle(database.shown, words))
+    if obstacles:
+        raise blocked(emptying.task.role, obstacles)
+
+
+def _refuse_visit(database: _Database) -> str | None:
+    """Why a database cannot be connected to, with what to do about it, as far as that is known beforehand."""
+    if database.invalid:
+        return "its DROP DATABASE was interrupted: DROP DATABASE it again"
+    if not database.connectable:
+        return "it needs the role and takes no connections: ALTER DATABASE … ALLOW_CONNECTIONS true, or drop it"
+    try:
+        database.name.decode()
+    except UnicodeDecodeError:
+        return "it needs the role and its name is not UTF-8: rename it, or there REASSIGN OWNED and DROP OWNED by hand"
+    return None
+
+
+async def _visit(
+    home: Connection, emptying: _Emptying, database: _Database, work: Callable[[Connection], Awaitable[None]]
+) -> str | None:
+    """What stood in the way there, None for nothing. Raises what concerns the whole server."""
+    try:
+        return await _try(home, emptying, database, work)
+    except Transient:
+        # DROP DATABASE ends the connections before it is committed; a new one waits for that, and finds nothing
+        log.info("database is visited again", extra={"database": database.shown})
+        return await _try(home, emptying, database, work)
+
+
+async def _try(
+    home: Connection, emptying: _Emptying, database: _Database, work: Callable[[Connection], Awaitable[None]]
+) -> str | None:
+    try:
+        there = emptying.endpoint.at(database.name.decode())
+        async with connect(there, "disown", **emptying.settings) as connection:
+            await _check_place(connection, emptying.place, database)
+            await work(connection)
+    except UnicodeDecodeError:
+        return "PostgreSQL refuses with a message in an encoding that cannot be read: REASSIGN OWNED there by hand"
+    except PgRoleError as error:
+        if _sqlstate(error) == _DATABASE_IS_GONE or not await _exists(home, database):
+            return None
+        return _words(error)
+    return None
+
+
+async def _exists(home: Connection, database: _Database) -> bool:
+    with speaking():
+        found = await home.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE oid = $1)", database.oid)
+    return bool(found)
+
+
+async def _check_place(connection: Connection, home: asyncpg.Record, database: _Database) -> None:
+    """A pooler may lead elsewhere, and settings of the database may make us act as another role."""
+    with speaking():
+        place = await connection.fetchrow(_sql("place"))
+    if place is None or any(place[some] != home[some] for some in ("system_identifier", "started_at")):
+        raise Waiting(Reason.DROP_BLOCKED, "the same address leads to another server for this database")
+    if place["acting_role"] != home["acting_role"]:
+        raise Waiting(
+            Reason.DROP_BLOCKED, "its settings make the controller act as another role: ALTER DATABASE … RESET role"
+        )
+    if place["database"] != database.oid:
+        raise Transient(Reason.PROGRESSING, "it was renamed meanwhile")
+
+
+async def _hand_over(emptying: _Emptying, connection: Connection, *, drop: bool) -> None:
+    """Hands over what the role owns; `drop`: then takes its privileges away, when it owns nothing any more."""
+    reason = ""
+    for _ in range(ROUNDS):
+        try:
+            if await _owns(connection, emptying.task):
+                await _execute(connection, "reassign")
+                continue  # look again, at what is committed now
+            if drop:
+                await _execute(connection, "drop_owned")
+        except PgRoleError as error:
+            if _sqlstate(error) not in _AGAIN:
+                raise
+            reason = f" ({error.message})"
+        else:
+            return
+    words = "it is changed as the role time and again: end the sessions that have done SET ROLE to it"
+    raise Waiting(Reason.DROP_BLOCKED, words + reason)
+
+
+async def _owns(connection: Connection, task: Disown) -> bool:
+    with speaking():
+        return bool(await connection.fetchval(_sql("owned"), task.oid))
+
+
+async def _check_left(home: Connection, task: Disown) -> None:
+    """Raises Waiting for what came to need the role meanwhile, or is about to."""
+    with speaking():
+        needs = await home.fetch(queries.inspect("needs"), [task.oid])
+        makers = await home.fetch(_sql("makers"), task.oid)
+    obstacles = [Obstacle(row["database"], f"{row['count']} came to need the role meanwhile") for row in needs]
+    for row in makers:
+        who = f"the open transaction of process {row['pid']}" if row["pid"] else "a prepared transaction"
+        obstacles.append(Obstacle(_shown(row["database"] or b""), f"{who} is about to need the role"))
+    if obstacles:
+        raise blocked(task.role, obstacles)
+
+
+async def _execute(connection: Connection, name: str) -> None:
+    """One file as one message, which is one transaction; between two of them is where a task can be cancelled."""
+    await anyio.lowlevel.checkpoint()
+    with speaking(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
+        await connection.execute(_sql(name))
+
+
+@asynccontextmanager
+async def _refusing(task: Disown) -> AsyncIterator[None]:
+    """What PostgreSQL refuses in here, of what the whole server shares, is said as what stands in the way."""
+    try:
+        with speaking():
+            yield
+    except PgRoleError as error:
+        raise blocked(task.role, [Obstacle("", _words(error))]) from error
+
+
+def _words(error: PgRoleError) -> str:
+    """What to say of one database. Raises the error itself when it concerns the whole server."""
+    code = _sqlstate(error)
+    if error.reason != Reason.DROP_BLOCKED and (code is None or code.startswith(_OF_THE_SERVER)):
+        raise error
+    remedy = _REMEDIES.get(code or "")
+    return f"{error.message} ({remedy})" if remedy else error.message
+
+
+def _sqlstate(error: PgRoleError) -> str | None:
+    code = getattr(error.__cause__, "sqlstate", None)
+    return code if isinstance(code, str) else None
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
+@cache
+def _sql(name: str) -> str:
+    return resources.text("sql", "disown", f"{name}.sql")

@@ -1,0 +1,36 @@
+-- Takes away the role's privileges here, and nothing else. Setting of the session: pgrole.role, its oid.
+-- DROP OWNED drops what the role owns, with its rows, and others may make something as the role until the last moment.
+-- What is dropped stays locked by this transaction and is not there any more: then all of this fails with PGR03, and
+-- nothing is done. What belongs to a role's privileges may go: a policy for this role alone, default privileges, user
+-- mappings, memberships that it granted.
+DO $drop_owned$
+DECLARE
+    role_name CONSTANT name := (
+        SELECT r.rolname FROM pg_catalog.pg_roles AS r WHERE r.oid = current_setting('pgrole.role')::oid
+    );
+BEGIN
+    IF role_name IS NULL THEN
+        RAISE EXCEPTION 'the role was dropped' USING ERRCODE = 'PGR01';
+    END IF;
+    EXECUTE format('DROP OWNED BY %I', role_name);
+    IF EXISTS (
+        SELECT
+        FROM pg_catalog.pg_locks AS l
+        -- not by its type, which PostgreSQL tells for much that is gone
+        CROSS JOIN LATERAL pg_catalog.pg_identify_object(l.classid, l.objid, 0) AS o
+        WHERE l.pid = pg_backend_pid() AND l.mode = 'AccessExclusiveLock' AND l.locktype = 'object'
+          AND l.classid NOT IN (
+              'pg_catalog.pg_policy'::regclass, 'pg_catalog.pg_default_acl'::regclass,
+              'pg_catalog.pg_user_mapping'::regclass, 'pg_catalog.pg_auth_members'::regclass
+          )
+          AND o.identity IS NULL
+        UNION ALL
+        SELECT
+        FROM pg_catalog.pg_locks AS l
+        WHERE l.pid = pg_backend_pid() AND l.mode = 'AccessExclusiveLock' AND l.locktype = 'relation'
+          AND NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = l.relation)
+    ) THEN
+        RAISE EXCEPTION 'what was made as the role meanwhile would be dropped' USING ERRCODE = 'PGR03';
+    END IF;
+END
+$drop_owned$

@@ -1,0 +1,6 @@
+-- Where is this connection, and as whom? By numbers, which are the same in every database, whatever its encoding.
+SELECT
+    (SELECT s.system_identifier FROM pg_catalog.pg_control_system() AS s) AS system_identifier,
+    pg_catalog.pg_postmaster_start_time() AS started_at,
+    (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user) AS acting_role,
+    (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database()) AS database

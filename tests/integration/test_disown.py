@@ -1,0 +1,593 @@
+"""postgres: a role is emptied before it is dropped, and nothing that was made as it is lost, against real servers."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.ddl import quote_identifier, quote_literal
+from pgrole_controller.core.disown import Disown, Obstacle, blocked
+from pgrole_controller.core.errors import Reason, Transient, Waiting
+from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.postgres import inspect, queries
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.disown import MADE_MEANWHILE, _sql, disown
+
+DEADLINE = 60.0
+SETTINGS = {"max_prepared_transactions": "5"}
+
+
+@dataclass
+class Trial:
+    """A role to be dropped and its heir, which no other test has, and what of databases a test makes."""
+
+    server: PostgresServer
+    home: Connection
+    stack: AsyncExitStack
+    tag: str
+    role: str = ""
+    heir: str = ""
+    databases: list[str] = field(default_factory=list)
+    oids: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def q(self) -> str:
+        return quote_identifier(self.role)
+
+    @property
+    def version(self) -> int:
+        return self.home.get_server_version().major
+
+    async def start(self, role: str = "ro'l\"e") -> None:
+        self.role, self.heir = f"{role}_{self.tag}", f"heir_{secrets.token_hex(3)}"
+        await self.home.execute(f"CREATE ROLE {self.q} LOGIN PASSWORD 'p'; CREATE ROLE {self.heir}")
+        await self.oid()
+
+    async def oid(self) -> int:
+        if self.role not in self.oids:
+            found = await self.home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", self.role)
+            self.oids[self.role] = int(found)
+        return self.oids[self.role]
+
+    async def create_database(self, name: str = "", options: str = "") -> str:
+        name = name or f"db{len(self.databases)}_{self.tag}"
+        await self.home.execute(f"CREATE DATABASE {quote_identifier(name)} {options}")
+        self.databases.append(name)
+        return name
+
+    async def enter(self, database: str = "postgres", user: str = "postgres", *statements: str) -> Connection:
+        made: Connection = await asyncpg.connect(
+            self.server.dsn(user, password="p" if user != "postgres" else None), database=database
+        )
+        self.stack.push_async_callback(made.close, timeout=5)
+        for statement in statements:
+            await made.execute(statement)
+        return made
+
+    async def become(self, database: str, *statements: str) -> Connection:
+        """A superuser's session that has done SET ROLE."""
+        return await self.enter(database, "postgres", f"SET ROLE {self.q}", *statements)
+
+    async def disown(self, endpoint: Endpoint | None = None, **changed: object) -> None:
+        task = Disown(self.role, await self.oid(), self.heir, terminate=False)
+        values = {name: changed.get(name, getattr(task, name)) for name in ("role", "oid", "new_owner", "terminate")}
+        deadline = float(str(changed.get("deadline", DEADLINE)))
+        await disown(endpoint or Endpoint(self.server.dsn()), Disown(**values), deadline)  # type: ignore[arg-type]
+
+    async def refused(self, **changed: object) -> str:
+        with pytest.raises(Waiting) as raised:
+            await self.disown(**changed)  # type: ignore[arg-type]
+        assert raised.value.reason is Reason.DROP_BLOCKED
+        return raised.value.message
+
+    async def needs(self) -> dict[str, int]:
+        found = await inspect.look_for_needs(self.home, [await self.oid()])
+        return {need.database: need.count for some in found.values() for need in some}
+
+    async def drop(self) -> None:
+        assert await self.needs() == {}
+        await self.home.execute(f"DROP ROLE {self.q}")
+
+    async def owner(self, connection: Connection, relation: str) -> str | None:
+        query = "SELECT pg_get_userbyid(relowner)::text FROM pg_class WHERE oid = to_regclass($1)"
+        found = await connection.fetchval(query, relation)
+        return None if found is None else str(found)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[18, 16])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer]:
+    async with postgres(version=request.param, settings=SETTINGS) as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def trial(server: PostgresServer) -> AsyncIterator[Trial]:
+    home: Connection = await asyncpg.connect(server.dsn())
+    try:
+        async with AsyncExitStack() as stack:
+            trial = Trial(server, home, stack, secrets.token_hex(3))
+            await trial.start()
+            yield trial
+        for name in trial.databases:
+            await home.execute(f"UPDATE pg_database SET datallowconn = true WHERE datname = {quote_literal(name)}")
+            await home.execute(f"DROP DATABASE IF EXISTS {quote_identifier(name)} WITH (FORCE)")
+    finally:
+        await home.close()
+
+
+@asynccontextmanager
+async def emptying(connection: Connection, oid: int) -> AsyncIterator[None]:
+    """A transaction that drop_owned.sql can be run in; rolled back."""
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute(f"SET LOCAL pgrole.role = '{oid}'")
+    try:
+        yield
+    finally:
+        await transaction.rollback()
+
+
+async def reached(connection: Connection, query: str, *arguments: object) -> None:
+    """Waits until the query is true."""
+    with anyio.fail_after(DEADLINE):
+        while not await connection.fetchval(query, *arguments):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+WAITS = """SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgrole-controller disown'
+                          AND wait_event_type = 'Lock')"""
+
+# What a role can own: made by it in schema s, or made by a superuser and given to it.
+OWNED = {
+    "table": "CREATE TABLE s.t (a int PRIMARY KEY, b text)",
+    "unlogged table": "CREATE UNLOGGED TABLE s.t (a int)",
+    "temporary table": "CREATE TEMP TABLE t (a int)",
+    "partitioned table": "CREATE TABLE s.p (a int) PARTITION BY RANGE (a); "
+    "CREATE TABLE s.p1 PARTITION OF s.p FOR VALUES FROM (1) TO (9)",
+    "sequence": "CREATE SEQUENCE s.q",
+    "view": "CREATE VIEW s.v AS SELECT 1 AS a",
+    "materialized view": "CREATE MATERIALIZED VIEW s.m AS SELECT 1 AS a",
+    "foreign table": "CREATE FOREIGN TABLE s.ft (a int) SERVER loopback",
+    "function": "CREATE FUNCTION s.f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "procedure": "CREATE PROCEDURE s.f() LANGUAGE sql AS 'SELECT 1'",
+    "aggregate": "CREATE AGGREGATE s.g (int) (SFUNC = int4pl, STYPE = int)",
+    "schema": "CREATE SCHEMA own",
+    "enum": "CREATE TYPE s.e AS ENUM ('a')",
+    "composite": "CREATE TYPE s.c AS (a int)",
+    "range": "CREATE TYPE s.r AS RANGE (SUBTYPE = int8)",
+    "domain": "CREATE DOMAIN s.d AS int",
+    "large object": "SELECT lo_create(0)",
+    "publication": "CREATE PUBLICATION pub",
+    "collation": "CREATE COLLATION s.co (LOCALE = 'C')",
+    "operator": "CREATE OPERATOR s.=== (LEFTARG = int, RIGHTARG = int, FUNCTION = int4eq)",
+    "dictionary": "CREATE TEXT SEARCH DICTIONARY s.td (TEMPLATE = simple)",
+    "conversion": "CREATE CONVERSION s.cv FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8",
+    "extended statistics": "CREATE STATISTICS s.st ON relname, relkind FROM s.plain",
+    "foreign server": "CREATE SERVER sv FOREIGN DATA WRAPPER w",
+}
+GIVEN = {
+    "foreign-data wrapper": "CREATE FOREIGN DATA WRAPPER w2; ALTER FOREIGN DATA WRAPPER w2 OWNER TO {role}",
+    "event trigger": "CREATE FUNCTION s.et() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; "
+    "CREATE EVENT TRIGGER et ON ddl_command_start WHEN TAG IN ('CREATE CAST') EXECUTE FUNCTION s.et(); "
+    "ALTER EVENT TRIGGER et OWNER TO {role}",
+    "extension's language": "CREATE LANGUAGE l HANDLER plpgsql_call_handler; ALTER LANGUAGE l OWNER TO {role}",
+}
+# What a role can have been given, or named in, beside what it owns.
+PRIVILEGES = {
+    "a table": "GRANT ALL ON s.plain TO {role}",
+    "a column": "GRANT SELECT (relname), UPDATE (relname) ON s.plain TO {role}",
+    "a schema": "GRANT ALL ON SCHEMA s TO {role}",
+    "a database": "GRANT CREATE ON DATABASE postgres TO {role}",
+    "a tablespace": "GRANT CREATE ON TABLESPACE pg_default TO {role}",
+    "a type": "CREATE TYPE s.e AS ENUM ('a'); GRANT USAGE ON TYPE s.e TO {role}",
+    "a function": "GRANT EXECUTE ON FUNCTION pg_sleep(float8) TO {role}",
+    "a large object": "DO $$ BEGIN "
+    "EXECUTE format($q$GRANT SELECT ON LARGE OBJECT %s TO {role}$q$, lo_create(0)); END $$",
+    "a parameter": "GRANT SET ON PARAMETER work_mem TO {role}",
+    "default privileges of its own": "ALTER DEFAULT PRIVILEGES FOR ROLE {role} GRANT SELECT ON TABLES TO {heir}",
+    "default privileges of another": "ALTER DEFAULT PRIVILEGES FOR ROLE {heir} GRANT SELECT ON TABLES TO {role}",
+    "a user mapping": "CREATE USER MAPPING FOR {role} SERVER loopback",
+    "a policy of its own": "CREATE POLICY y ON s.plain TO {role} USING (true)",
+    "a policy with others": "CREATE POLICY y ON s.plain TO {role}, {heir} USING (true)",
+    "privileges passed on": "GRANT SELECT ON s.plain TO {role} WITH GRANT OPTION; SET ROLE {role}; "
+    "GRANT SELECT ON s.plain TO {heir}; RESET ROLE",
+}
+STAGE = """CREATE SCHEMA s; GRANT ALL ON SCHEMA s TO PUBLIC; CREATE TABLE s.plain AS SELECT * FROM pg_class;
+ALTER TABLE s.plain OWNER TO {role}; CREATE FOREIGN DATA WRAPPER w; CREATE SERVER loopback FOREIGN DATA WRAPPER w;
+GRANT ALL ON FOREIGN DATA WRAPPER w TO PUBLIC; GRANT ALL ON FOREIGN SERVER loopback TO PUBLIC"""
+
+
+async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: Trial) -> None:
+    oid = await trial.oid()
+    await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER")
+    for kind, statement in {**OWNED, **GIVEN}.items():
+        async with emptying(trial.home, oid):
+            await trial.home.execute(STAGE.format(role=trial.heir))
+            if kind in OWNED:
+                await trial.home.execute(f"SET LOCAL ROLE {trial.q}")
+            await trial.home.execute(statement.format(role=trial.q))
+            await trial.home.execute("RESET ROLE")
+            with pytest.raises(asyncpg.PostgresError) as raised:
+                await trial.home.execute(_sql("drop_owned"))
+            assert raised.value.sqlstate == MADE_MEANWHILE, (kind, raised.value)
+
+
+async def test_privileges_are_taken_away_without_a_false_alarm(trial: Trial) -> None:
+    oid = await trial.oid()
+    for kind, statement in PRIVILEGES.items():
+        async with emptying(trial.home, oid):
+            await trial.home.execute(STAGE.format(role=trial.heir))
+            await trial.home.execute(statement.format(role=trial.q, heir=trial.heir))
+            assert await trial.needs() != {}, kind
+            await trial.home.execute(_sql("drop_owned"))
+            assert await trial.needs() == {}, kind
+            assert await trial.home.fetchval("SELECT count(*) FROM s.plain"), kind
+
+
+async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_dropped(trial: Trial) -> None:
+    await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER; ALTER ROLE {trial.heir} SUPERUSER")
+    inside = []
+    for name in (await trial.create_database(), await trial.create_database()):
+        superuser = await trial.enter(name, "postgres", STAGE.format(role=trial.heir))
+        await trial.become(name, *(OWNED[kind] for kind in OWNED if kind not in {"unlogged table", "procedure"}))
+        for statement in (*GIVEN.values(), *PRIVILEGES.values()):
+            if "s.e" not in statement and "POLICY" not in statement:
+                await superuser.execute(statement.format(role=trial.q, heir=trial.heir))
+        await superuser.execute("INSERT INTO s.t SELECT n FROM generate_series(1, 10) AS n")
+        inside.append(superuser)
+    await trial.home.execute(f"CREATE DATABASE own_{trial.tag} OWNER {trial.q}")
+    trial.databases.append(f"own_{trial.tag}")
+    await trial.disown()
+    for superuser in inside:
+        assert await superuser.fetchval("SELECT count(*) FROM s.t") == 10
+        for relation in ("s.t", "s.p", "s.p1", "s.q", "s.v", "s.m", "s.ft"):
+            assert await trial.owner(superuser, relation) == trial.heir
+        kinds = "SELECT count(*) FROM pg_shdepend WHERE refobjid = $1::regrole AND deptype = 'o' AND dbid = " + (
+            "(SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        assert await superuser.fetchval(kinds, trial.heir) >= len(OWNED) + len(GIVEN) - 2
+    owner = "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = $1"
+    assert await trial.home.fetchval(owner, f"own_{trial.tag}") == trial.heir
+    await trial.drop()
+
+
+async def test_a_table_that_is_committed_right_before_drop_owned_is_handed_over(trial: Trial) -> None:
+    name = await trial.create_database()
+    superuser = await trial.enter(
+        name,
+        "postgres",
+        f"GRANT CREATE, USAGE ON SCHEMA public TO {trial.q}",
+        "CREATE FUNCTION hold() RETURNS event_trigger LANGUAGE plpgsql "
+        "AS 'BEGIN PERFORM pg_advisory_xact_lock(7); END'",
+        "CREATE EVENT TRIGGER hold ON ddl_command_start WHEN TAG IN ('DROP OWNED') EXECUTE FUNCTION hold()",
+        "SELECT pg_advisory_lock(7)",
+    )
+    maker = await trial.become(name)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(trial.disown)
+        await reached(trial.home, WAITS)
+        await maker.execute("CREATE TABLE late AS SELECT n FROM generate_series(1, 100) AS n")
+        await superuser.execute("SELECT pg_advisory_unlock(7)")
+    assert await superuser.fetchval("SELECT count(*) FROM late") == 100
+    assert await trial.owner(superuser, "late") == trial.heir
+    await trial.drop()
+
+
+async def test_a_session_that_makes_tables_as_the_role_in_a_loop_loses_no_row(trial: Trial) -> None:
+    made: dict[str, int] = {}
+    for _ in range(2):
+        name = await trial.create_database()
+        await trial.enter(name, "postgres", "GRANT CREATE ON SCHEMA public TO PUBLIC")
+        made[name] = 0
+    dropped = anyio.Event()
+    makers = [(name, await trial.become(name)) for name in made]
+
+    async def make(name: str, maker: Connection) -> None:
+        while made[name] < 200 and not dropped.is_set():
+            try:
+                await maker.execute(f"CREATE TABLE t{made[name]} AS SELECT n FROM generate_series(1, 50) AS n")
+            except asyncpg.PostgresError:  # the role is being dropped
+                continue
+            made[name] += 1
+            await anyio.sleep(0.002)
+
+    async with anyio.create_task_group() as tasks:
+        for name, maker in makers:
+            tasks.start_soon(make, name, maker)
+        await reached(trial.home, "SELECT EXISTS (SELECT FROM pg_shdepend WHERE refobjid = $1)", await trial.oid())
+        await attempt(trial)
+        dropped.set()
+    for name, count in made.items():
+        superuser = await trial.enter(name)
+        assert count
+        for number in range(count):
+            assert await superuser.fetchval(f"SELECT count(*) FROM t{number}") == 50
+            assert await trial.owner(superuser, f"t{number}") == trial.heir
+
+
+async def attempt(trial: Trial) -> None:
+    """Empties and drops the role, as often as it takes."""
+    await trial.home.execute(f"ALTER ROLE {trial.q} NOLOGIN; SET lock_timeout = '2s'")
+    with anyio.fail_after(DEADLINE):
+        while True:
+            try:
+                await trial.disown()
+                await trial.home.execute(f"DROP ROLE {trial.q}")
+            except (Waiting, asyncpg.PostgresError) as error:
+                assert isinstance(error, Waiting) or error.sqlstate in {"2BP01", "55P03"}  # noqa: PT017
+                await anyio.sleep(0.01)
+            else:
+                return
+
+
+async def test_what_is_made_as_the_role_time_and_again_is_said_and_never_dropped(trial: Trial) -> None:
+    name = await trial.create_database()
+    superuser = await trial.enter(
+        name,
+        "postgres",
+        "CREATE TABLE kept AS SELECT 1 AS n",
+        "CREATE FUNCTION again() RETURNS event_trigger LANGUAGE plpgsql AS "
+        + quote_literal(f"BEGIN ALTER TABLE public.kept OWNER TO {trial.q}; END"),
+        "CREATE EVENT TRIGGER again ON ddl_command_start WHEN TAG IN ('DROP OWNED') EXECUTE FUNCTION again()",
+        f"GRANT USAGE ON SCHEMA public TO {trial.q}",
+    )
+    message = await trial.refused()
+    assert name in message
+    assert "SET ROLE" in message
+    assert await superuser.fetchval("SELECT n FROM kept") == 1
+
+
+async def test_sessions_block_with_their_count_or_are_ended_when_asked_for(trial: Trial) -> None:
+    session = await trial.enter("postgres", trial.role)
+    await trial.enter("postgres", trial.role)
+    sessions = await trial.home.fetch(queries.inspect("sessions"), [await trial.oid()])
+    assert [(row["role"], row["count"]) for row in sessions] == [(await trial.oid(), 2)]
+    assert "open: 2 (spec.terminateSessions" in await trial.refused(new_owner=None)
+    assert await session.fetchval("SELECT 1")
+    await trial.disown(new_owner=None, terminate=True)
+    assert session.is_closed() or await ended(session)
+    await trial.drop()
+
+
+async def ended(session: Connection) -> bool:
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await session.fetchval("SELECT 1")
+    return True
+
+
+async def test_without_a_new_owner_nothing_but_sessions_is_touched(trial: Trial) -> None:
+    name = await trial.create_database()
+    member = await trial.enter(name, "postgres", f"GRANT {trial.q} TO {trial.heir}; CREATE TABLE t (a int)")
+    await member.execute(f"ALTER TABLE t OWNER TO {trial.q}")
+    await trial.disown(new_owner=None, terminate=True)
+    assert await trial.owner(member, "t") == trial.role
+    assert await trial.needs() == {name: 1, "": 1}
+
+
+async def test_prepared_transactions_are_named_with_their_database(trial: Trial) -> None:
+    name = await trial.create_database()
+    superuser = await trial.enter(name, "postgres", "GRANT CREATE ON SCHEMA public TO PUBLIC")
+    await trial.become(name, "BEGIN", "CREATE TABLE t (a int)", f"PREPARE TRANSACTION 'gid {trial.tag}'")
+    message = await trial.refused()
+    assert name in message
+    assert f'"gid {trial.tag}"' in message
+    await superuser.execute(f"COMMIT PREPARED 'gid {trial.tag}'")
+    await trial.disown()
+    assert await trial.owner(superuser, "t") == trial.heir
+    await trial.drop()
+
+
+async def test_an_open_transaction_that_makes_something_as_the_role_is_named(trial: Trial) -> None:
+    name = await trial.create_database()
+    superuser = await trial.enter(name, "postgres", "GRANT CREATE ON SCHEMA public TO PUBLIC")
+    maker = await trial.become(name, "BEGIN", "CREATE TABLE t (a int)")
+    message = await trial.refused()
+    assert f'in database "{name}": the open transaction of process {maker.get_server_pid()}' in message
+    await maker.execute("COMMIT")
+    await trial.disown()
+    assert await trial.owner(superuser, "t") == trial.heir
+    await trial.drop()
+
+
+async def test_a_database_that_takes_no_connections_is_named_with_the_remedy_and_the_others_are_done(
+    trial: Trial,
+) -> None:
+    closed, unneeded, other = [await trial.create_database() for _ in range(3)]
+    for name in (closed, other):
+        await trial.enter(name, "postgres", "CREATE TABLE t (a int)", f"ALTER TABLE t OWNER TO {trial.q}")
+    superuser = await trial.enter(other, "postgres", f"GRANT USAGE ON SCHEMA public TO {trial.q}")
+    for name in (closed, unneeded):
+        await trial.home.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    message = await trial.refused()
+    assert f'in database "{closed}"' in message
+    assert "ALLOW_CONNECTIONS true" in message
+    assert unneeded not in message
+    assert await trial.owner(superuser, "t") == trial.heir
+    # what blocks elsewhere leaves privileges as they are
+    assert await superuser.fetchval("SELECT has_schema_privilege($1, 'public', 'USAGE')", trial.role)
+    await trial.home.execute(f"ALTER DATABASE {closed} ALLOW_CONNECTIONS true")
+    await trial.disown()
+    await trial.drop()
+
+
+async def test_a_database_whose_drop_was_interrupted_is_named(trial: Trial) -> None:
+    name = await trial.create_database()
+    await trial.enter(name, "postgres", f"GRANT USAGE ON SCHEMA public TO {trial.q}")
+    await trial.home.execute(f"UPDATE pg_database SET datconnlimit = -2 WHERE datname = '{name}'")
+    assert "DROP DATABASE it again" in await trial.refused()
+    await trial.home.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await trial.disown()
+    await trial.drop()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("we\"ird '$$ %I ünd", ""),
+        ("x" * 50 + "ü" * 6 + "z", ""),
+        ("latin", "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'"),
+        ("ascii", "TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'"),
+        ("euc", "TEMPLATE template0 ENCODING 'EUC_JP' LOCALE 'C'"),
+        ("win", "TEMPLATE template0 ENCODING 'WIN1252' LOCALE 'C'"),
+    ],
+)
+async def test_names_and_encodings_of_databases_and_roles_do_not_matter(trial: Trial, name: str, options: str) -> None:
+    await trial.start(role="rôleā字")
+    name = await trial.create_database(name, options)
+    oid = await trial.oid()
+    superuser = await trial.enter(name, "postgres", "CREATE TABLE t (a int)", "CREATE TABLE u (a int)")
+    await superuser.execute(
+        f"DO $$ BEGIN EXECUTE format('ALTER TABLE t OWNER TO %I', (SELECT rolname FROM pg_roles WHERE oid = {oid})); "
+        f"EXECUTE format('GRANT SELECT ON u TO %I', (SELECT rolname FROM pg_roles WHERE oid = {oid})); END $$"
+    )
+    assert await trial.needs() == {name: 2}
+    await trial.disown()
+    assert await trial.owner(superuser, "t") == trial.heir
+    await trial.drop()
+
+
+async def test_template1_is_a_database_like_others(trial: Trial) -> None:
+    superuser = await trial.enter("template1", "postgres", f"CREATE SCHEMA s AUTHORIZATION {trial.q}")
+    await trial.disown()
+    await superuser.execute("DROP SCHEMA s")
+    await superuser.close()
+    await trial.drop()
+
+
+async def test_a_database_whose_name_is_not_utf8_is_named_by_its_bytes(trial: Trial) -> None:
+    latin = await trial.create_database("", "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+    inside = await trial.enter(latin)
+    await trial.home.execute(f"CREATE ROLE plain_{trial.tag}; DROP ROLE {trial.q}")
+    trial.role = f"plain_{trial.tag}"
+    await inside.execute(f'CREATE DATABASE "caf\xe9_{trial.tag}" OWNER plain_{trial.tag}')
+    await inside.execute(f"GRANT {trial.q} TO {trial.heir}")
+    oid = await trial.oid()
+    # the owner of a database is shared; what is in it is not
+    await trial.home.execute(
+        "INSERT INTO pg_shdepend (dbid, classid, objid, objsubid, refclassid, refobjid, deptype) "
+        "SELECT oid, 'pg_class'::regclass, 99999, 0, 'pg_authid'::regclass, $1, 'o' FROM pg_database "
+        "WHERE oid > (SELECT oid FROM pg_database WHERE datname = $2)",
+        oid,
+        latin,
+    )
+    assert f"caf\\351_{trial.tag}" in await trial.needs()
+    message = await trial.refused()
+    assert f'in database "caf\\xe9_{trial.tag}"' in message
+    assert "not UTF-8" in message
+    await inside.execute(f'DROP DATABASE "caf\xe9_{trial.tag}"')
+    await trial.disown()
+    await trial.drop()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_database_that_is_dropped_meanwhile_is_no_error(trial: Trial, which: int) -> None:
+    names = [await trial.create_database() for _ in range(2)]
+    for name in names:
+        await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
+    blocker = await trial.enter(names[0], "postgres", "BEGIN", "LOCK TABLE t")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(trial.disown)
+        await reached(trial.home, WAITS)
+        await trial.home.execute(f"DROP DATABASE {names[which]} WITH (FORCE)")
+        if which == 1:
+            await blocker.execute("ROLLBACK")
+    await trial.drop()
+
+
+async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: Trial) -> None:
+    name = await trial.create_database()
+    blocker = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
+    await blocker.execute("BEGIN; LOCK TABLE t")
+    message = await trial.refused()
+    assert f'in database "{name}": a lock was not free in time' in message
+    with pytest.raises(Transient) as raised:
+        await trial.disown(deadline=0.2)
+    assert raised.value.reason is Reason.PROGRESSING
+    await blocker.execute("ROLLBACK")
+    await trial.disown()
+    assert await trial.owner(blocker, "t") == trial.heir
+    await trial.drop()
+
+
+async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(trial: Trial) -> None:
+    name = await trial.create_database()
+    superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
+    user = f"controller_{trial.tag}"
+    await trial.home.execute(f"CREATE ROLE {user} LOGIN CREATEROLE PASSWORD 'p'")
+    endpoint = Endpoint(trial.server.dsn(user, password="p"))
+    message = await trial.refused(endpoint=endpoint)
+    assert f'in database "{name}"' in message
+    assert "permission denied" in message
+    await trial.home.execute(f"GRANT {trial.q}, {trial.heir} TO {user}")
+    await superuser.execute(f"GRANT CREATE ON SCHEMA public TO {trial.heir}")
+    await trial.disown(endpoint=endpoint)
+    assert await trial.owner(superuser, "t") == trial.heir
+    async with connect(endpoint, "test") as own:
+        assert await inspect.look_for_needs(own, [await trial.oid()]) == {}
+
+
+async def test_a_database_whose_settings_make_us_another_role_is_named(trial: Trial) -> None:
+    name = await trial.create_database()
+    await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
+    await trial.home.execute(f"ALTER DATABASE {name} SET role = {quote_literal(trial.heir)}")
+    assert "act as another role" in await trial.refused()
+
+
+async def test_a_new_owner_that_is_none_is_refused_before_anything_is_done(trial: Trial) -> None:
+    name = await trial.create_database()
+    superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
+    for new_owner in ("pg_monitor", f"absent_{trial.tag}", trial.role, ""):
+        assert "reassignOwnedTo" in await trial.refused(new_owner=new_owner)
+    assert await trial.owner(superuser, "t") == trial.role
+
+
+async def test_a_role_that_is_not_the_one_that_was_seen_is_not_touched(trial: Trial) -> None:
+    for changed in ({"oid": await trial.oid() + 1000}, {"role": trial.heir, "new_owner": trial.role}):
+        with pytest.raises(Transient) as raised:
+            await trial.disown(**changed)
+        assert raised.value.reason is Reason.PROGRESSING
+
+
+async def test_members_and_memberships_that_it_granted_do_not_keep_a_role(trial: Trial) -> None:
+    group, member, passed = (f"{kind}_{trial.tag}" for kind in ("group", "member", "passed"))
+    await trial.home.execute(
+        f"CREATE ROLE {group}; CREATE ROLE {member}; CREATE ROLE {passed};"
+        f"GRANT {group} TO {trial.q} WITH ADMIN OPTION;"
+        f"GRANT {trial.q} TO {member} WITH ADMIN OPTION; SET ROLE {member}; GRANT {trial.q} TO {passed}; RESET ROLE;"
+        f"SET ROLE {trial.q}; GRANT {group} TO {member} WITH ADMIN OPTION; RESET ROLE;"
+        f"SET ROLE {member}; GRANT {group} TO {passed}; RESET ROLE; GRANT {group} TO {trial.heir}"
+    )
+    assert await trial.needs() == {"": 3}
+    await trial.disown()
+    await trial.drop()
+    members = await trial.home.fetch(
+        "SELECT member::regrole::text AS name FROM pg_auth_members WHERE roleid = $1::regrole", group
+    )
+    assert [row["name"] for row in members] == [trial.heir]
+
+
+async def test_memberships_that_a_role_granted_to_itself_are_no_need(trial: Trial) -> None:
+    await trial.home.execute(
+        f"ALTER ROLE {trial.q} CREATEROLE; SET createrole_self_grant = 'inherit, set'; SET ROLE {trial.q};"
+        f"CREATE ROLE made_{trial.tag}; RESET ROLE"
+    )
+    grantor = "SELECT count(*) FROM pg_auth_members WHERE grantor = $1"
+    assert await trial.home.fetchval(grantor, await trial.oid()) == 1
+    await trial.drop()
+
+
+async def test_a_role_that_nothing_needs_costs_one_connection_and_can_be_dropped(trial: Trial) -> None:
+    await trial.disown()
+    await trial.disown(terminate=True)
+    await trial.drop()
+
+
+def test_what_blocks_in_many_databases_is_counted() -> None:
+    error = blocked("r", [Obstacle(f"db{number}", "no") for number in range(200)])
+    assert error.message.endswith("; and 195 more")
+    assert len(error.message) < 1000
