@@ -1,0 +1,495 @@
+"""A controller that is no superuser does what CREATEROLE and some grants allow, and says what it needs for the rest."""
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
+from tests.acceptance.conftest import make_kube, remove
+from tests.acceptance.privileges import PASSWORD, STEWARD, documented_sql, follow, remedies, role_sql
+from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, open_database, running, says
+from tests.servers import Servers
+
+#: Attributes that objects may ask for here: what the controller's role may give is another matter.
+ALLOW = ("--allow", "createrole,replication,bypassrls")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def home(servers: Servers) -> AsyncIterator[PostgresServer]:
+    """A server with the controller's role as documented."""
+    async with servers.run() as server, open_database(server.dsn()) as admin:
+        await admin.execute(role_sql(servers.version))
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def kube(api_server: ApiServer) -> AsyncIterator[Kube]:
+    """The namespace of the steward: the objects of one test are gone before the next begins."""
+    made = await make_kube(api_server)
+    yield made
+    await remove(made)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def steward(
+    kube: Kube, home: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Controller]:
+    """A controller under that role."""
+    folder = tmp_path_factory.mktemp("steward")
+    dsn = home.dsn(STEWARD, password=PASSWORD)
+    made = Controller(kube.server.kubeconfig, dsn, folder, "--namespace", kube.namespace, *ALLOW)
+    async with running(made) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def database(home: PostgresServer, kube: Kube, steward: Controller) -> AsyncIterator[Database]:
+    """A superuser's session. Whatever the test did, the controller's own session did not end."""
+    async with open_database(home.dsn()) as opened:
+        yield opened
+    await kube.delete_all()
+    await kube.wait_number(0)
+    assert "session with PostgreSQL ended" not in steward.log
+
+
+@pytest.fixture
+def role() -> str:
+    return f"n{secrets.token_hex(4)}"
+
+
+def drifts(count: int) -> Any:
+    return lambda obj: obj.get("status", {}).get("driftCount", 0) >= count
+
+
+async def declare(kube: Kube, role: str, **spec: Any) -> Json:
+    await kube.apply("app", name=role, **spec)
+    return await kube.wait_ready("app")
+
+
+async def test_a_role_is_created_changed_and_dropped(kube: Kube, database: Database, role: str) -> None:
+    await kube.apply(
+        "app",
+        name=role,
+        login=True,
+        createdb=True,
+        createrole=True,
+        inherit=False,
+        connectionLimit=5,
+        validUntil="2031-05-06T07:08:09Z",
+        comment="of the steward",
+        parameters={"work_mem": "2MB", "search_path": "app, public"},
+        databaseParameters=[{"database": "template1", "parameters": {"work_mem": "4MB"}}],
+        deletionPolicy="Drop",
+    )
+    obj = await kube.wait_ready("app")
+    row = await database.role(role)
+    assert row is not None
+    assert (row["rolcanlogin"], row["rolcreatedb"], row["rolcreaterole"]) == (True, True, True)
+    assert (row["rolinherit"], row["rolconnlimit"], row["comment"]) == (False, 5, "of the steward")
+    assert obj["status"]["driftCount"] == 0
+    await kube.apply("app", name=role, deletionPolicy="Drop")
+    await kube.wait_ready("app")
+    row = await database.role(role)
+    assert row is not None
+    assert (row["rolcanlogin"], row["rolcreatedb"], row["rolcreaterole"]) == (False, False, False)
+    assert (row["comment"], row["rolconfig"]) == (None, None)
+    await kube.delete("app")
+    await kube.wait_gone("app")
+    assert await database.role(role) is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "field"),
+    [
+        ("ALTER ROLE {} NOLOGIN", "login"),
+        ("ALTER ROLE {} CREATEDB", "createdb"),
+        ("ALTER ROLE {} CREATEROLE", "createrole"),
+        ("ALTER ROLE {} NOINHERIT", "inherit"),
+        ("ALTER ROLE {} CONNECTION LIMIT 99", "connectionLimit"),
+        ("ALTER ROLE {} VALID UNTIL '2030-01-01'", "validUntil"),
+        ("COMMENT ON ROLE {} IS 'tampered'", "comment"),
+        ("ALTER ROLE {} SET work_mem = '1MB'", "parameters"),
+        ("ALTER ROLE {} IN DATABASE template1 SET work_mem = '1MB'", "databaseParameters"),
+        ("ALTER ROLE {} RENAME TO {}_stolen", "name"),
+        ("DROP ROLE {}", "role"),
+    ],
+)
+async def test_drift_is_noticed_and_set_back(
+    kube: Kube, database: Database, role: str, statement: str, field: str
+) -> None:
+    await declare(kube, role, login=True)
+    await database.execute(statement.format(role, role))
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["lastDrift"]["fields"][0] == field
+    assert condition(obj, "Ready")["status"] == "True"
+    row = await database.role(role)
+    assert row is not None
+    assert (row["rolcanlogin"], row["rolcreatedb"], row["rolcreaterole"], row["rolinherit"]) == (
+        True,
+        False,
+        False,
+        True,
+    )
+
+
+async def test_detection_is_watch_with_oid_and_xmin_of_pg_authid_alone(steward: Controller, database: Database) -> None:
+    assert "detection=Watch" in steward.log
+    granted = await database.connection.fetch(
+        "SELECT column_name::text AS name FROM information_schema.column_privileges"
+        " WHERE grantee = $1 AND table_name = 'pg_authid'",
+        STEWARD,
+    )
+    assert {row["name"] for row in granted} <= {"oid", "xmin"}
+    assert not await database.fetchval("SELECT has_column_privilege($1, 'pg_authid', 'rolpassword', 'SELECT')", STEWARD)
+
+
+async def test_objects_join_each_others_roles(kube: Kube, database: Database, role: str) -> None:
+    await kube.apply("group", name=f"{role}_group", deletionPolicy="Drop")
+    await declare(kube, role, memberOf=[{"role": f"{role}_group", "admin": True}])
+    await kube.apply("group", name=f"{role}_group", deletionPolicy="Drop", comment="changed")
+    await kube.wait_ready("group")
+    await declare(kube, role)
+    assert await held(database, role) == {}
+    await kube.delete("group")
+    await kube.wait_gone("group")
+
+
+async def held(database: Database, role: str) -> dict[str, bool]:
+    """The memberships of a role, with ADMIN."""
+    rows = await database.connection.fetch(
+        "SELECT roleid::regrole::text AS name, bool_or(admin_option) AS admin FROM pg_auth_members"
+        " WHERE member = to_regrole($1) GROUP BY 1",
+        role,
+    )
+    return {row["name"]: row["admin"] for row in rows}
+
+
+async def test_a_revoked_membership_is_granted_again(kube: Kube, database: Database, role: str) -> None:
+    await kube.apply("group", name=f"{role}_group")
+    await declare(kube, role, memberOf=[{"role": f"{role}_group"}])
+    by = "" if await version(database) < 16 else f" GRANTED BY {STEWARD}"
+    await database.execute(f"REVOKE {role}_group FROM {role}{by}")
+    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    assert obj["status"]["lastDrift"]["fields"] == ["memberOf"]
+    assert await held(database, role) == {f"{role}_group": False}
+
+
+async def version(database: Database) -> int:
+    return int(await database.fetchval("SELECT current_setting('server_version_num')::int / 10000"))
+
+
+async def blocked(kube: Kube, *words: str, name: str = "app") -> Json:
+    """The object once it says that a privilege is lacking, with these words."""
+    return await kube.wait_for(
+        name, lambda obj: says(obj, "DatabaseError", "lacks a privilege", *words), f"lacks a privilege, {words}"
+    )
+
+
+class TestRolesThatOthersMade:
+    @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
+    async def test_adoption_says_that_admin_is_needed(self, kube: Kube, database: Database, role: str) -> None:
+        await database.execute(f"CREATE ROLE {role}")
+        await kube.apply("app", name=role, login=True, adopt=True, deletionPolicy="Drop")
+        obj = await blocked(kube, "login")
+        assert condition(obj, "Stalled")["status"] == "True"
+        grant = f'GRANT "{role}" TO "{STEWARD}" WITH ADMIN TRUE, INHERIT FALSE, SET FALSE'
+        assert await follow(database, obj) == [grant]
+        await kube.wait_ready("app")
+        await kube.delete("app")
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+
+    @pytest.mark.before(16, "CREATEROLE reaches every role but superusers")
+    async def test_they_are_adopted(self, kube: Kube, database: Database, role: str) -> None:
+        await database.execute(f"CREATE ROLE {role}; CREATE ROLE {role}_group; GRANT {role}_group TO {role}")
+        await declare(kube, role, login=True, adopt=True)
+        row = await database.role(role)
+        assert row is not None
+        assert row["rolcanlogin"]
+        assert await held(database, role) == {}
+
+    @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
+    async def test_one_that_replaced_ours_is_out_of_reach_until_admin_is_granted(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await declare(kube, role, login=True)
+        await database.execute(f"BEGIN; DROP ROLE {role}; CREATE ROLE {role}; COMMIT")
+        await follow(database, await blocked(kube, "login"))
+        await kube.wait_ready("app")
+
+    @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
+    async def test_one_that_may_not_be_dropped_blocks_and_names_both_ways_out(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await declare(kube, role, deletionPolicy="Drop")
+        await database.execute(f"REVOKE {role} FROM {STEWARD}")
+        await kube.delete("app")
+        obj = await kube.wait_reason("app", "DropBlocked")
+        assert "Retain" in condition(obj, "Ready")["message"]
+        await follow(database, obj)
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+
+    @pytest.mark.since(16, "joining needs ADMIN")
+    @pytest.mark.parametrize("own", [True, False], ids=["a role", "one of PostgreSQL's own"])
+    async def test_to_join_one_needs_admin_on_it(self, kube: Kube, database: Database, role: str, own: bool) -> None:
+        group = f"{role}_group" if own else "pg_monitor"
+        if own:
+            await database.execute(f"CREATE ROLE {group}")
+        await kube.apply("app", name=role, memberOf=[{"role": group}])
+        obj = await blocked(kube, "memberOf")
+        assert await follow(database, obj) == [
+            f'GRANT "{group}" TO "{STEWARD}" WITH ADMIN TRUE, INHERIT FALSE, SET FALSE'
+        ]
+        await kube.wait_ready("app")
+        assert await held(database, role) == {group: False}
+        await database.execute(f"REVOKE {group} FROM {STEWARD} CASCADE")
+
+    @pytest.mark.before(16, "CREATEROLE joins every role but superusers")
+    async def test_any_is_joined(self, kube: Kube, database: Database, role: str) -> None:
+        await database.execute(f"CREATE ROLE {role}_group")
+        await declare(kube, role, memberOf=[{"role": f"{role}_group", "admin": True}, {"role": "pg_monitor"}])
+        assert await held(database, role) == {f"{role}_group": True, "pg_monitor": False}
+        await database.execute(f"GRANT pg_signal_backend TO {role}; REVOKE ADMIN OPTION FOR {role}_group FROM {role}")
+        await kube.wait_for("app", drifts(1), "driftCount 1")
+        await database.wait_value(f"SELECT count(*) FROM pg_auth_members WHERE member = '{role}'::regrole", 2)
+        await database.wait_value(
+            f"SELECT bool_or(admin_option) FROM pg_auth_members WHERE member = '{role}'::regrole", True
+        )
+
+
+@pytest.mark.since(16, "a grant is revoked in the name of its grantor")
+class TestGrantsOfOthers:
+    async def test_what_a_superuser_granted_only_a_superuser_revokes_and_the_rest_is_set_back(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await kube.apply("group", name=f"{role}_group")
+        await declare(kube, role)
+        await database.execute(f"GRANT {role}_group TO {role}; ALTER ROLE {role} CREATEDB")
+        obj = await blocked(kube, "memberOf")
+        assert remedies(obj) == [f'REVOKE "{role}_group" FROM "{role}" GRANTED BY "postgres"']
+        await database.wait_role(role, lambda row: not row["rolcreatedb"], "NOCREATEDB")
+        await follow(database, obj)
+        await kube.wait_ready("app")
+        assert await held(database, role) == {}
+
+    async def test_what_another_role_granted_needs_its_rights(self, kube: Kube, database: Database, role: str) -> None:
+        for name in ("group", "keeper"):
+            await kube.apply(name, name=f"{role}_{name}")
+            await kube.wait_ready(name)
+        await declare(kube, role)
+        keeper = f"{role}_keeper"
+        await database.execute(f"CREATE ROLE {role}_x")
+        await kube.apply("keeper", name=keeper, memberOf=[{"role": f"{role}_group", "admin": True}])
+        await kube.wait_ready("keeper")
+        await database.execute(f"GRANT {role}_group TO {role} GRANTED BY {keeper}")
+        obj = await blocked(kube, "memberOf")
+        assert remedies(obj) == [f'GRANT "{keeper}" TO "{STEWARD}" WITH INHERIT TRUE, SET FALSE']
+        await follow(database, obj)
+        await kube.wait_ready("app")
+        assert await held(database, role) == {}
+
+
+class TestAttributes:
+    @pytest.mark.since(16, "what a role has, it may give with CREATEROLE")
+    @pytest.mark.parametrize("attribute", ["replication", "bypassrls"])
+    async def test_what_the_controller_has_not_it_cannot_give_until_it_has(
+        self, kube: Kube, database: Database, role: str, attribute: str
+    ) -> None:
+        await kube.apply("app", name=role, **{attribute: True})
+        obj = await blocked(kube)
+        assert await follow(database, obj) == [f'ALTER ROLE "{STEWARD}" {attribute.upper()}']
+        await kube.wait_ready("app")
+        await database.execute(f"ALTER ROLE {STEWARD} NO{attribute}")
+
+    @pytest.mark.before(16, "only superusers give it")
+    @pytest.mark.parametrize("attribute", ["replication", "bypassrls"])
+    async def test_what_only_superusers_give_is_said(
+        self, kube: Kube, database: Database, role: str, attribute: str
+    ) -> None:
+        await kube.apply("app", name=role, **{attribute: True})
+        obj = await kube.wait_reason("app", "DatabaseError")
+        assert remedies(obj) == [f'CREATE ROLE "{role}" {attribute.upper()}']
+        assert await database.role(role) is None
+
+    @pytest.mark.parametrize("attribute", ["replication", "bypassrls"])
+    async def test_what_somebody_gave_is_said_and_the_rest_set_back(
+        self, kube: Kube, database: Database, role: str, attribute: str
+    ) -> None:
+        await declare(kube, role)
+        await database.execute(f"ALTER ROLE {role} {attribute} LOGIN")
+        obj = await blocked(kube, attribute)
+        if attribute == "bypassrls" or await version(database) >= 16:
+            await database.wait_role(role, lambda row: not row["rolcanlogin"], "NOLOGIN")
+        await follow(database, obj)
+        await kube.wait_ready("app")
+        await database.execute(f"ALTER ROLE {STEWARD} NO{attribute}")
+        row = await database.role(role)
+        assert row is not None
+        assert not row[f"rol{attribute}"]
+        assert not row["rolcanlogin"]
+
+    async def test_a_role_made_superuser_is_out_of_reach_until_a_superuser_takes_it_back(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await declare(kube, role)
+        await database.execute(f"ALTER ROLE {role} SUPERUSER CREATEDB")
+        obj = await blocked(kube, "superuser, createdb")
+        assert await follow(database, obj) == [f'ALTER ROLE "{role}" NOSUPERUSER']
+        await kube.wait_ready("app")
+        row = await database.role(role)
+        assert row is not None
+        assert not row["rolcreatedb"]
+
+
+class TestParameters:
+    @pytest.mark.since(15, "GRANT SET ON PARAMETER")
+    async def test_a_custom_one_needs_a_grant(self, kube: Kube, database: Database, role: str) -> None:
+        await kube.apply("app", name=role, parameters={f"{role}.tenant": "1"})
+        obj = await blocked(kube, "parameters")
+        assert await follow(database, obj) == [f'GRANT SET ON PARAMETER "{role}"."tenant" TO "{STEWARD}"']
+        await kube.wait_ready("app")
+        row = await database.role(role)
+        assert row is not None
+        assert row["rolconfig"] == [f"{role}.tenant=1"]
+
+    @pytest.mark.before(15, "custom parameters are for superusers")
+    async def test_a_custom_one_is_for_superusers(self, kube: Kube, database: Database, role: str) -> None:
+        await kube.apply("app", name=role, parameters={f"{role}.tenant": "1"})
+        obj = await blocked(kube, "parameters")
+        assert await database.role(role) is None
+        assert remedies(obj) == [f'ALTER ROLE "{role}" SET "{role}"."tenant" = …']
+
+    async def test_one_of_superusers_that_somebody_set_is_said_and_the_rest_set_back(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await declare(kube, role)
+        await database.execute(
+            f"ALTER ROLE {role} SET session_replication_role = 'replica'; ALTER ROLE {role} SET work_mem = '1MB'"
+        )
+        obj = await blocked(kube, "parameters")
+        await database.wait_value(
+            f"SELECT rolconfig::text FROM pg_roles WHERE rolname = '{role}'", "{session_replication_role=replica}"
+        )
+        await follow(database, obj)
+        obj = await kube.wait_ready("app")
+        row = await database.role(role)
+        assert row is not None
+        assert row["rolconfig"] is None
+
+
+async def test_what_may_not_be_done_is_tried_again_with_patience_and_holds_up_nobody(
+    kube: Kube, home: PostgresServer, database: Database, role: str
+) -> None:
+    await kube.apply_all({f"app-{number}": {"name": f"{role}_{number}"} for number in range(20)})
+    await kube.wait_all_ready()
+    await database.execute(f"ALTER ROLE {role}_0 SUPERUSER; ALTER ROLE {role}_1 LOGIN")
+    await blocked(kube, "superuser", name="app-0")
+    await kube.wait_for("app-1", drifts(1), "driftCount 1")
+    for number in range(2, 12):
+        await database.execute(f"ALTER ROLE {role}_{number} LOGIN")
+        await kube.wait_for(f"app-{number}", drifts(1), "driftCount 1")
+    refused = home.log.read_text(encoding="utf-8").count(f'ALTER ROLE "{role}_0"')
+    assert 1 <= refused <= 8
+    await database.execute(f"ALTER ROLE {role}_0 NOSUPERUSER")
+    await kube.wait_ready("app-0")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def admin(stage: Stage) -> AsyncIterator[Database]:
+    async with stage.database() as opened:
+        await opened.execute(f"CREATE ROLE {STEWARD} LOGIN PASSWORD '{PASSWORD}'")
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def attempt(stage: Stage, admin: Database) -> AsyncIterator[Controller]:
+    """A controller that has a role that can log in, and nothing else."""
+    made = stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD))
+    await made.start()
+    yield made
+    assert await made.stop() == 0
+    assert "Traceback" not in made.log
+
+
+class TestAccess:
+    """What is lacking for a session at all: each has a server and a controller of its own."""
+
+    @pytest.mark.usefixtures("attempt")
+    async def test_each_thing_that_is_lacking_is_said_with_its_grant_and_what_was_granted_is_enough(
+        self, stage: Stage, admin: Database
+    ) -> None:
+        await stage.kube.apply("app", login=True)
+        asked = []
+        for words in ("GRANT CREATE ON DATABASE", "GRANT SELECT (oid, xmin)"):
+            obj = await stage.kube.wait_for(
+                "app", lambda obj, words=words: says(obj, "ServerNotReady", words), f"ServerNotReady, {words}"
+            )
+            asked += await follow(admin, obj)
+        asked += await follow(admin, await blocked(stage.kube))
+        assert asked == [
+            f"GRANT CREATE ON DATABASE postgres TO {STEWARD}",
+            f'GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid TO "{STEWARD}"',
+            f'ALTER ROLE "{STEWARD}" CREATEROLE',
+        ]
+        await stage.kube.wait_ready("app")
+        await admin.execute("ALTER ROLE app NOLOGIN")
+        await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+
+    @pytest.mark.usefixtures("attempt")
+    async def test_of_a_schema_that_a_superuser_installed_it_needs_three_grants_and_not_pg_authid(
+        self, stage: Stage, admin: Database
+    ) -> None:
+        await admin.execute(f"BEGIN; {queries.install()}; COMMIT; ALTER ROLE {STEWARD} CREATEROLE")
+        await stage.kube.apply("app", login=True)
+        obj = await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "USAGE"), "ServerNotReady")
+        assert await follow(admin, obj) == [
+            f'GRANT USAGE ON SCHEMA pgrole TO "{STEWARD}"',
+            f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgrole TO "{STEWARD}"',
+            f'GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO "{STEWARD}"',
+        ]
+        await stage.kube.wait_ready("app")
+        await admin.execute("ALTER ROLE app NOLOGIN; DROP ROLE app")
+        await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+        await admin.execute("ALTER ROLE app RENAME TO away")
+        await stage.kube.wait_for("app", drifts(2), "driftCount 2")
+
+    @pytest.mark.since(16, "createrole_self_grant")
+    async def test_what_it_grants_itself_of_the_roles_that_it_makes_is_no_drift_and_blocks_no_drop(
+        self, stage: Stage, admin: Database
+    ) -> None:
+        await admin.execute(f"DROP ROLE {STEWARD}; {role_sql(await version(admin))}")
+        await admin.execute(documented_sql("Acting for the roles that it made"))
+        async with running(stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD))):
+            for name in ("group", "keeper"):
+                await stage.kube.apply(name, memberOf=[{"role": "group", "admin": True}] if name == "keeper" else [])
+            await stage.kube.apply("app", deletionPolicy="Drop")
+            await stage.kube.wait_all_ready()
+            assert await held(admin, STEWARD) == {"app": True, '"group"': True, "keeper": True}
+            await admin.execute('GRANT "group" TO app GRANTED BY keeper')
+            obj = await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+            assert obj["status"]["lastDrift"]["fields"] == ["memberOf"]
+            assert await held(admin, "app") == {}
+            await stage.kube.delete("app")
+            await stage.kube.wait_gone("app")
+
+    @pytest.mark.since(16, "who creates a role gets ADMIN on it")
+    async def test_admin_on_what_a_declared_role_made_is_a_membership_like_any_other(
+        self, stage: Stage, admin: Database
+    ) -> None:
+        await admin.execute(f"DROP ROLE {STEWARD}; {role_sql(await version(admin))}")
+        async with running(
+            stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD), "--allow", "createrole")
+        ) as controller:
+            await stage.kube.apply("app", createrole=True, login=True)
+            await stage.kube.wait_ready("app")
+            await admin.execute("SET ROLE app; CREATE ROLE made_by_app; RESET ROLE")
+            obj = await blocked(stage.kube, "memberOf")
+            assert await follow(admin, obj)
+            await stage.kube.wait_ready("app")
+            assert "session with PostgreSQL ended" not in controller.log
