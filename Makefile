@@ -27,6 +27,14 @@ dev: env ## Run everything on this machine: API server, PostgreSQL, controller, 
 test: env ## All tests, against a real API server and a real PostgreSQL
 	@$(RUN) pytest $(ARGS)
 
+.PHONY: test-matrix
+test-matrix: env ## The tests for each supported PostgreSQL, fetched when needed (VERSIONS="14 17" for some)
+	@$(RUN) python -m tests.matrix $(VERSIONS) -- $(ARGS)
+
+.PHONY: test-docker
+test-docker: env ## The tests with a PostgreSQL against containers postgres:NN (VERSIONS="14 17" for some)
+	@$(RUN) python -m tests.matrix $(addprefix docker:,$(or $(VERSIONS),14 15 16 17 18)) -- $(ARGS)
+
 .PHONY: lint
 lint: env ## ruff, strict types, imports between rooms, CRDs up to date, SQL parses
 	@$(RUN) ruff check .
