@@ -59,7 +59,7 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
         raise Refused(
             Reason.SERVER_NOT_READY,
             "schema pgrole is missing or old and may not be installed by the controller; "
-            "an administrator can install it with the output of `pgrole-controller sql`",
+            f"an administrator can install it with the output of `pgrole-controller sql`{_what_allows(allowed, row)}",
         )
     async with connection.transaction():
         if not row["present"]:
@@ -69,6 +69,10 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
         await connection.execute(queries.install())
         await _survey(connection)
     return Installation.CHANGED if row["present"] else Installation.MADE
+
+
+def _what_allows(allowed: bool, row: asyncpg.Record) -> str:
+    return f". A superuser can allow it: {row['grant_to_create']}" if allowed else ""
 
 
 async def _is_whole(connection: Connection, row: asyncpg.Record) -> bool:
