@@ -19,6 +19,7 @@ from pgrole_controller.settings import (
     RUN,
     Setting,
     WrongSetting,
+    address_of,
     policy_of,
     read_settings,
     verifies_by_default,
@@ -114,13 +115,13 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is imported late, like what uses it
     from pgrole_controller.controller.app import Plan
-    from pgrole_controller.controller.lane import Server
+    from pgrole_controller.controller.server import DeclaredServer
     from pgrole_controller.postgres.connection import Endpoint
 
     dsn = values["dsn"]
     endpoint = Endpoint(dsn, ssl="verify-full" if verifies_by_default(dsn) else None)
     return Plan(
-        server=Server("default", endpoint, policy_of(values), may_install=values["install"]),
+        server=DeclaredServer("default", endpoint, policy_of(values), address_of(dsn), may_install=values["install"]),
         kubeconfig=values["kubeconfig"],
         context=values["context"],
         strict_tls=values["strict-tls"],

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
+from pgrole_controller.core.connection import Address
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.logs import LogFormat
@@ -118,6 +119,13 @@ RUN = (
         "LIST",
     ),
     Setting("protected", "patterns of role names that no object may touch, e.g. rds_*", _patterns, (), "LIST"),
+    Setting(
+        "forbidden-metadata",
+        "prefixes of labels and annotations that no connection Secret may have, e.g. argoproj.io",
+        _patterns,
+        (),
+        "LIST",
+    ),
     Setting("install", "whether the controller may install schema pgrole itself", _flag, True, "BOOL"),
     Setting("resync-interval", "a look at every object at least this often", _duration, 3600.0, "DURATION"),
     Setting("health-host", "address of /healthz and /readyz", _text, "0.0.0.0", "ADDRESS"),  # noqa: S104 -- for the kubelet
@@ -150,7 +158,22 @@ def read_settings(
 
 def policy_of(values: Mapping[str, Any]) -> Policy:
     """The policy of the server that PGROLE_DSN names."""
-    return Policy(attributes=frozenset({"createdb"}) | values["allow"], protected=values["protected"])
+    return Policy(
+        attributes=frozenset({"createdb"}) | values["allow"],
+        protected=values["protected"],
+        forbidden_metadata=values["forbidden-metadata"],
+    )
+
+
+def address_of(dsn: str) -> Address:
+    """Where applications find the server that a DSN names, for connection Secrets. What it leaves out is libpq's."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    host = parts.hostname or query.get("host", [""])[0].split(",")[0] or "localhost"
+    port = parts.port or int(query.get("port", ["5432"])[0].split(",")[0])
+    database = unquote(parts.path.lstrip("/")) or query.get("dbname", ["postgres"])[0]
+    sslmode = query.get("sslmode", ["verify-full" if verifies_by_default(dsn) else "prefer"])[0]
+    return Address(host, port, database, sslmode)
 
 
 def verifies_by_default(dsn: str) -> bool:

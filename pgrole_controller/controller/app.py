@@ -9,16 +9,18 @@ from dataclasses import dataclass
 import anyio
 from anyio.abc import TaskGroup
 
+from pgrole_controller.controller.errands import Errands
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health
-from pgrole_controller.controller.lane import Lane, Server, decline
-from pgrole_controller.controller.objects import DEFAULT_SERVER, Objects, index_by_role
+from pgrole_controller.controller.lane import Lane, decline
+from pgrole_controller.controller.objects import DEFAULT_SERVER, Objects, index_by_owner, index_by_role
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.resync import resync
-from pgrole_controller.controller.sources import NO_SERVER, PgRoleSource
+from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.sources import NO_SERVER, PgRoleSource, SecretSource
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.kube.client import NAMESPACES, PGROLES, Client
+from pgrole_controller.kube.client import NAMESPACES, PGROLES, SECRETS, Client
 from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.reflector import reflect
@@ -39,7 +41,7 @@ _CLUSTER_ID_NAMESPACE = "kube-system"
 class Plan:
     """What is run. `cluster` None: the uid of namespace kube-system."""
 
-    server: Server
+    server: DeclaredServer
     kubeconfig: str | None = None
     context: str | None = None
     strict_tls: bool = True
@@ -115,13 +117,16 @@ class _Controller:
         self._client = client
         self._queue = Queue()
         self._store = Store(index=index_by_role)
-        self._objects = Objects(client, self._store, cluster, plan.namespace)
+        self._secrets = Store(index=index_by_owner)
+        self._objects = Objects(client, self._store, self._secrets, cluster, plan.namespace)
         self._recorder = Recorder(client)
-        self._reporter = Reporter(client, self._store, self._queue, self._recorder)
+        errands = Errands(client, self._secrets, self._recorder)
+        self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
         self._lane = Lane(plan.server, self._objects, self._queue, self._reporter)
         self._health = health
         health.watch(self._store, [self._lane])
         self._source = PgRoleSource(self._objects, self._queue, frozenset({plan.server.name}))
+        self._secret_source = SecretSource(self._source, self._secrets)
 
     async def run(self, asked: anyio.Event) -> None:
         """The tasks end in the order of the way of the data: the lane, the sources, what writes, then the rest."""
@@ -131,6 +136,8 @@ class _Controller:
                 writers.start_soon(self._reporter.run)
                 async with anyio.create_task_group() as sources:
                     sources.start_soon(self._reflect)
+                    sources.start_soon(self._reflect_secrets)
+                    sources.start_soon(self._secret_source.announce_first)
                     sources.start_soon(self._resync)
                     sources.start_soon(self._decline_unknown)
                     async with anyio.create_task_group() as lanes:
@@ -145,6 +152,10 @@ class _Controller:
 
     async def _reflect(self) -> None:
         await reflect(self._client, PGROLES, self._store, self._source.changed, namespace=self._plan.namespace)
+
+    async def _reflect_secrets(self) -> None:
+        heard, namespace = self._secret_source.changed, self._plan.namespace
+        await reflect(self._client, SECRETS, self._secrets, heard, namespace=namespace, metadata_only=True)
 
     async def _resync(self) -> None:
         await resync(self._plan.resync_seconds, self._source, random.random)

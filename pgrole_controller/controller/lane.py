@@ -10,7 +10,6 @@ import logging
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import anyio
 
@@ -18,12 +17,12 @@ from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
 from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.schedule import After, Visit
-from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.install import Installation
 from pgrole_controller.postgres.session import Session, attend
 
@@ -43,18 +42,8 @@ MANY_SECONDS = 1.0
 HEALTHY_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server as its owner declares it."""
-
-    name: str
-    endpoint: Endpoint
-    policy: Policy
-    may_install: bool = True
-
-
 class Lane:
-    def __init__(self, server: Server, objects: Objects, queue: Queue, reporter: Reporter) -> None:
+    def __init__(self, server: DeclaredServer, objects: Objects, queue: Queue, reporter: Reporter) -> None:
         self.server = server
         self.trouble: PgRoleError | None = None  # why there is no session
         self.connected = False
@@ -170,9 +159,7 @@ class Lane:
         log.debug("visit", extra={"server": self.server.name, "keys": len(visits), "reason": visits[0].reason})
         under_way = {visit.key for visit in visits}
         try:
-            for finding in await reconcile(
-                list(under_way), self.server.name, self._objects, session, self.server.policy
-            ):
+            for finding in await reconcile(list(under_way), self.server, self._objects, session):
                 self._reporter.report(finding)
                 under_way.discard(finding.key)
                 for name in finding.released:

@@ -9,6 +9,8 @@ from pydantic import ValidationError
 
 from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.core.claim import Owner
+from pgrole_controller.core.connection import HASH
+from pgrole_controller.core.credential import Credential, SecretsSeen, SecretVersion
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.policy import Policy
@@ -33,20 +35,40 @@ def role_of(obj: dict[str, Any]) -> str:
 
 
 def index_by_role(obj: dict[str, Any]) -> Iterator[str]:
-    """An object is found by the role that it is for, and by those that it wants to be a member of."""
+    """An object is found by the role that it is for, those that it wants to be a member of, and its Secrets."""
     server = server_of(obj)
     yield _role_entry(server, role_of(obj))
     for membership in obj.get("spec", {}).get("memberOf") or ():
         yield _group_entry(server, str(membership.get("role")))
+    for name in set(_secrets_of(obj)) - {None}:
+        yield _secret_entry(Key(obj["metadata"].get("namespace", ""), str(name)))
+
+
+def index_by_owner(obj: dict[str, Any]) -> Iterator[str]:
+    """A Secret that was written here is found by the uids of its owners."""
+    metadata = obj["metadata"]
+    if HASH in (metadata.get("annotations") or {}):
+        yield from {str(one.get("uid")) for one in metadata.get("ownerReferences") or ()}
+
+
+def _secrets_of(obj: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The names of the Secrets that the password comes from, and that the object has written."""
+    spec = obj.get("spec", {})
+    source = ((spec.get("password") or {}).get("secretRef") or {}).get("name")
+    return source, (spec.get("connectionSecret") or {}).get("name")
+
+
+def _secret_entry(key: Key) -> str:
+    return f"secret/{key.namespace}/{key.name}"
 
 
 def _role_entry(server: str, role_name: str) -> str:
     # A server's name holds no slash, a role's may hold anything.
-    return f"{server}/role/{role_name}"
+    return f"role/{server}/{role_name}"
 
 
 def _group_entry(server: str, role_name: str) -> str:
-    return f"{server}/group/{role_name}"
+    return f"group/{server}/{role_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +90,13 @@ class Request:
 
 
 class Objects:
-    def __init__(self, client: Client, store: Store, cluster: str, namespace: str | None = None) -> None:
+    def __init__(
+        self, client: Client, store: Store, secrets: Store, cluster: str, namespace: str | None = None
+    ) -> None:
+        """`secrets` holds the metadata of Secrets, indexed by `index_by_owner`."""
         self.store = store
+        self._secrets = secrets
+        self._credentials: dict[str, Credential] = {}  # by uid of the object, for its next visit
         self.cluster = cluster
         self._namespace = namespace
         self._client = client
@@ -91,11 +118,26 @@ class Objects:
             pgrole = _parse(obj)
             owner = Owner(self.cluster, key.namespace, await self._namespace_uid(key.namespace), key.name, stored.uid)
             proof = proof_of(obj.get("status") or {}, server_of(obj))
-            ask = ask_of(pgrole, owner, self._rivals(key, obj), proof, policy)
+            ask = ask_of(
+                pgrole,
+                owner,
+                self._rivals(key, obj),
+                proof,
+                policy,
+                secrets=self._see_secrets(stored, obj),
+                credential=self._credentials.pop(stored.uid, None),
+            )
         except PgRoleError as error:
             return Request(key, stored, finalizer=False if _may_go(obj) else None, error=error)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
         return Request(key, stored, ask, _finalizer(ask, held))
+
+    def hand_over(self, uid: str, credential: Credential) -> None:
+        """What an errand brought for the next visit to this object."""
+        self._credentials[uid] = credential
+
+    def forget_credential(self, uid: str) -> None:
+        self._credentials.pop(uid, None)
 
     def covers(self, key: Key) -> bool:
         """Whether the store would hold such an object: what it does not watch is not missing in it."""
@@ -109,6 +151,14 @@ class Objects:
         """The objects that want to be members of this role on this server."""
         return self.store.by_index(_group_entry(server, role_name))
 
+    def naming(self, secret: Key) -> set[Key]:
+        """The objects whose password comes from this Secret, or that have it written."""
+        return self.store.by_index(_secret_entry(secret))
+
+    def naming_secrets(self) -> list[Key]:
+        """The objects that name any Secret."""
+        return [key for key, stored in list(self.store.items()) if any(_secrets_of(stored.object()))]
+
     def of_server(self, server: str) -> list[Key]:
         return [key for key in list(self.store.keys()) if self.server_name(key) == server]
 
@@ -121,6 +171,24 @@ class Objects:
         """An object of it went: it may be another namespace of that name next time."""
         self._forgotten += 1
         self._namespace_uids.pop(namespace, None)
+
+    def _see_secrets(self, stored: Stored, obj: dict[str, Any]) -> SecretsSeen:
+        source, connection = _secrets_of(obj)
+        namespace = stored.key.namespace
+        stale = {one.name for one in self._secrets.by_index(stored.uid) if one.namespace == namespace} - {connection}
+        unknown = self._secrets.refused
+        if unknown is None and not self._secrets.synced.is_set():
+            unknown = "they have not been listed yet"
+        return SecretsSeen(
+            password=self._see_secret(namespace, source),
+            connection=self._see_secret(namespace, connection),
+            stale=tuple(sorted(stale)),
+            unknown=unknown,
+        )
+
+    def _see_secret(self, namespace: str, name: str | None) -> SecretVersion | None:
+        stored = None if name is None else self._secrets.get(Key(namespace, name))
+        return None if stored is None else SecretVersion(stored.uid, stored.resource_version)
 
     def _rivals(self, key: Key, obj: dict[str, Any]) -> Iterable[PgRole]:
         for other in self.sharing(server_of(obj), role_of(obj)) - {key}:

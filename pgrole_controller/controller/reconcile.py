@@ -6,9 +6,12 @@ read back from the database.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from pgrole_controller.controller.objects import Objects, Request
+from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.credential import Errand, next_rotation
 from pgrole_controller.core.diff import field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
@@ -32,6 +35,9 @@ class Finding:
     deed: Deed = Deed.NOTHING
     fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
     released: tuple[str, ...] = ()  # role names that nobody claims any more
+    errand: Errand | None = None  # to be run before the next visit, which follows at once
+    next_rotation: datetime | None = None
+    rotates_in: float = 0.0  # seconds until then, by the server's clock
     done_with: bool = False  # the object may go: its finalizer is removed
 
     @property
@@ -39,15 +45,13 @@ class Finding:
         return self.request.key
 
 
-async def reconcile(
-    keys: Sequence[Key], server_name: str, objects: Objects, session: Session, policy: Policy
-) -> list[Finding]:
+async def reconcile(keys: Sequence[Key], declared: DeclaredServer, objects: Objects, session: Session) -> list[Finding]:
     """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding."""
-    requests = [await objects.read(key, server_name, policy) for key in keys]
+    requests = [await objects.read(key, declared.name, declared.policy) for key in keys]
     findings = [Finding(request) for request in requests if request.finalizer is not None]
     findings += [refuse(request, request.error) for request in requests if request.error and request.finalizer is None]
     asked = [request for request in requests if request.error is None and request.finalizer is None]
-    findings += await _bring_in(asked, session, _server(session), policy)
+    findings += await _bring_in(asked, session, _server(session, declared), declared.policy)
     return findings
 
 
@@ -56,9 +60,9 @@ def refuse(request: Request, error: PgRoleError) -> Finding:
     return Finding(request, of_error(error))
 
 
-def _server(session: Session) -> Server:
+def _server(session: Session, declared: DeclaredServer) -> Server:
     identity = session.identity
-    return Server(identity.system_identifier, identity.own_roles, session.cluster)
+    return Server(identity.system_identifier, identity.own_roles, session.cluster, declared.address)
 
 
 async def _bring_in(requests: Sequence[Request], session: Session, server: Server, policy: Policy) -> list[Finding]:
@@ -76,7 +80,21 @@ async def _bring_in(requests: Sequence[Request], session: Session, server: Serve
             one.end(plan, failure)
         open_ = [one for one in open_ if not isinstance(one.decision, PgRoleError) or _is_conflict(one.decision)]
     await _release(visited, session)
-    return [one.finding() for one in visited]
+    return await _add_verifiers([one.finding() for one in visited], session)
+
+
+async def _add_verifiers(findings: list[Finding], session: Session) -> list[Finding]:
+    """What the roles log in with is read only for those whose password is in question."""
+    oids = [finding.errand.oid for finding in findings if finding.errand and finding.errand.oid is not None]
+    if not oids:
+        return findings
+    stored = await session.look_for_verifiers(oids)
+    return [
+        replace(finding, errand=replace(finding.errand, stored=stored.get(finding.errand.oid)))
+        if finding.errand and finding.errand.oid is not None
+        else finding
+        for finding in findings
+    ]
 
 
 def _is_conflict(error: PgRoleError) -> bool:
@@ -123,14 +141,19 @@ class _Visited:
             return replace(refuse(self.request, self.decision), released=released)
         ending = self.request.ask is None or self.request.ask.terminating
         first = self._done[0] if self._done else self.decision
+        ask, claim = self.request.ask, self._sight.claim
+        due = next_rotation(ask.password, claim.record.rotated_at) if ask and claim else None
         return Finding(
             self.request,
             outcome=None if ending else _outcome(first, self.decision),
             claim=self._sight.claim,
             deed=first.deed,
-            fields=first.drift or field_names(first.changes),
+            fields=self.decision.reported or first.drift or field_names(first.changes),
             released=released,
             done_with=ending and not self.decision.writes,
+            errand=self.decision.errand,
+            next_rotation=due,
+            rotates_in=max((due - self._sight.at).total_seconds(), 0.0) if due else 0.0,
         )
 
 

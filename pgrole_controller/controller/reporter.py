@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import anyio
 
-from pgrole_controller.controller.objects import server_of
+from pgrole_controller.controller.errands import Errands
+from pgrole_controller.controller.objects import Objects, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.core.errors import Reason
@@ -22,7 +23,7 @@ from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER, apply_finalizer
 from pgrole_controller.kube.status import apply_status, unchanged
-from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.kube.store import Stored
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +46,20 @@ _EVENTS = {
     Deed.ADOPTED: ("RoleAdopted", "Adopt", "the role that existed already was taken over"),
     Deed.CHANGED: ("RoleChanged", "Alter", "the role was altered"),
     Deed.CORRECTED: ("DriftCorrected", "Correct", "the role was changed in the database and was set back"),
+    Deed.ROTATED: ("PasswordRotated", "Rotate", "another password was generated and set"),
     Deed.DROPPED: ("RoleDropped", "Drop", "the role was dropped"),
     Deed.RECLAIMED: ("ClaimRestored", "Claim", "the database held no claim for the role; it was written anew"),
 }
 
+_WITHOUT_FIELDS = (Deed.CREATED, Deed.DROPPED, Deed.ROTATED)
+
 
 class Reporter:
-    def __init__(self, client: Client, store: Store, queue: Queue, recorder: Recorder) -> None:
+    def __init__(self, client: Client, objects: Objects, queue: Queue, recorder: Recorder, errands: Errands) -> None:
+        self._objects = objects
+        self._errands = errands
         self._client = client
-        self._store = store
+        self._store = objects.store
         self._queue = queue
         self._recorder = recorder
         self._send, self._receive = anyio.create_memory_object_stream[Finding](float("inf"))
@@ -108,12 +114,18 @@ class Reporter:
             if FINALIZER in (stored.object()["metadata"].get("finalizers") or ()):
                 await self._set_finalizer(stored, present=False)
             return Success()
+        if finding.errand is not None:
+            self._objects.hand_over(stored.uid, await self._errands.run(finding.errand, stored))
+            return After(0.0)
         if finding.outcome is None:
             return Retry()
         await self._set_status(finding, finding.outcome, stored)
-        if finding.deed is not Deed.NOTHING:
+        ask = finding.request.ask
+        if finding.deed is not Deed.NOTHING or (ask and ask.credential):
             return After(CONFIRM_AGAIN)
-        return Retry() if finding.outcome.retried else Success()
+        if finding.outcome.retried:
+            return Retry()
+        return After(finding.rotates_in) if finding.next_rotation else Success()
 
     async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
         written = await apply_finalizer(self._client, PGROLES, stored, present)
@@ -126,6 +138,7 @@ class Reporter:
         standing = Standing(
             server_name=server_of(obj),
             claim=finding.claim,
+            next_rotation=finding.next_rotation,
             reported=finding.fields if outcome.reason is Reason.DRIFT_REPORTED else (),
         )
         status = build_status(previous, outcome, standing, obj["metadata"]["generation"], datetime.now(UTC))
@@ -146,7 +159,7 @@ class Reporter:
             return
         reason, action, note = _EVENTS[finding.deed]
         fields = ", ".join(finding.fields)
-        told = f"{note}: {fields}" if fields and finding.deed not in (Deed.CREATED, Deed.DROPPED) else note
+        told = f"{note}: {fields}" if fields and finding.deed not in _WITHOUT_FIELDS else note
         log.info("role brought in", extra={"object": str(finding.key), "deed": finding.deed.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=told, action=action)
 

@@ -5,7 +5,7 @@ from typing import Any
 from pgrole_controller.controller.objects import Objects, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.hint import Hint, Key, Rank
-from pgrole_controller.kube.store import Change, Stored
+from pgrole_controller.kube.store import Change, Store, Stored
 
 #: The lane of the objects whose server nobody declared.
 NO_SERVER = ""
@@ -31,6 +31,7 @@ class PgRoleSource:
         self._hint_sharing(change.key, change.old.object())
         if change.new is None or change.new.uid != change.old.uid:
             self.objects.forget_namespace(change.key.namespace)
+            self.objects.forget_credential(change.old.uid)
 
     def resync(self, key: Key) -> None:
         server = self.objects.server_name(key)
@@ -44,6 +45,30 @@ class PgRoleSource:
         server = server_of(old)
         for key in self.objects.sharing(server, role_of(old)) - {gone}:
             self.hint(server, Hint(key, "another object changed", Rank.DEPENDENCY))
+
+
+class SecretSource:
+    """Hints the objects that name a Secret which changed. `wait` hints those that name any, once they are listed."""
+
+    def __init__(self, pgroles: PgRoleSource, secrets: Store) -> None:
+        self._pgroles = pgroles
+        self._secrets = secrets
+
+    def changed(self, change: Change) -> None:
+        if not self._secrets.synced.is_set():
+            return  # the first list: all at once when it is complete
+        for key in self._pgroles.objects.naming(change.key):
+            self._hint(key)
+
+    async def announce_first(self) -> None:
+        await self._secrets.synced.wait()
+        for key in self._pgroles.objects.naming_secrets():
+            self._hint(key)
+
+    def _hint(self, key: Key) -> None:
+        server = self._pgroles.objects.server_name(key)
+        if server is not None:
+            self._pgroles.hint(server, Hint(key, "secret", Rank.CHANGE))
 
 
 def _is_status_only(change: Change) -> bool:

@@ -1,7 +1,9 @@
 """A claim: the row in the database that says which object of which cluster owns a role."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+
+from pgrole_controller.core.credential import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Claim:
     last_drift_at: datetime | None = None
     last_drift_fields: tuple[str, ...] = ()
     released: bool = False
+    record: Record = field(default_factory=Record)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pgrole_controller.core.diff import (
     SetParameter,
 )
 from pgrole_controller.core.parameters import LIST_PARAMETERS, elements
-from pgrole_controller.core.role import BEFORE_ALL_TIME, Microseconds, Role, to_moment
+from pgrole_controller.core.role import BEFORE_ALL_TIME, Microseconds, Password, Role, to_moment
 
 #: NAMEDATALEN - 1: PostgreSQL truncates a longer name without a word, and two names become one.
 NAME_BYTES = 63
@@ -145,19 +145,30 @@ def _parameter(change: SetParameter) -> str:
 def _creation_options(role: Role) -> str:
     # Only what differs from the defaults: a role with CREATEROLE alone may not even write NOSUPERUSER.
     plain = Role(name=role.name)
-    names = (*_FLAGS, "connection_limit", "valid_until")
+    names = (*_FLAGS, "connection_limit", "valid_until", "password")
     options = [_option(name, getattr(role, name)) for name in names if getattr(role, name) != getattr(plain, name)]
     return " WITH " + " ".join(options) if options else ""
 
 
-def _option(attribute: str, value: bool | int | None) -> str:
+def _option(attribute: str, value: bool | int | Password | None) -> str:
+    if isinstance(value, Password):
+        return f"PASSWORD {_verifier(value)}"
     if attribute in _FLAGS:
         return _FLAGS[attribute] if value else "NO" + _FLAGS[attribute]
     if attribute == "connection_limit":
         return f"CONNECTION LIMIT {literal(value)}"
+    if attribute == "password":
+        return "PASSWORD NULL"
     if attribute == "valid_until":
         return f"VALID UNTIL {quote_literal(render_valid_until(value))}"
     raise ValueError(f"not an attribute of a role: {attribute}")
+
+
+def _verifier(password: Password) -> str:
+    """PostgreSQL takes whatever is no verifier for a clear text, and may log it: nothing else gets into SQL."""
+    if password.verifier is None or password.verifier.scram is None:
+        raise ValueError("a password is set by its verifier only")
+    return quote_literal(password.verifier.text)
 
 
 def render_valid_until(value: Microseconds | None) -> str:

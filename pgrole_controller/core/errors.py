@@ -23,7 +23,7 @@ class Reason(StrEnum):
     SERVER_NOT_READY = "ServerNotReady"
     SERVER_GONE = "ServerGone"
     MEMBERSHIP_PENDING = "MembershipPending"
-    SECRET_MISSING = "SecretMissing"
+    SECRET_MISSING = "SecretMissing"  # noqa: S105 -- a word
     NOT_ALLOWED = "NotAllowed"
     PROTECTED = "Protected"
     INVALID_SPEC = "InvalidSpec"

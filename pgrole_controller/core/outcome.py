@@ -51,8 +51,8 @@ def of_error(error: PgRoleError) -> Outcome:
 
 def of_read_back(plan: Plan) -> Outcome:
     """The outcome of the plan of a look: Ready only when there is nothing left to do."""
-    if plan.drift and not plan.changes and not plan.owner:
-        fields = ", ".join(plan.drift)
+    if plan.reported and not plan.writes:
+        fields = ", ".join(plan.reported)
         return Outcome(
             Ending.PAUSED,
             Reason.DRIFT_REPORTED,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.credential import Errand, Origin, Record
 from pgrole_controller.core.diff import Change, Drop, diff, field_names
-from pgrole_controller.core.errors import Reason, Refused, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
 from pgrole_controller.core.policy import (
     Policy,
@@ -22,6 +23,7 @@ from pgrole_controller.core.policy import (
     check_wanted,
 )
 from pgrole_controller.core.role import Found, Role, digest
+from pgrole_controller.core.settlement import Settlement, settle
 from pgrole_controller.core.sight import Ask, Server, Sight
 
 
@@ -33,6 +35,7 @@ class Deed(Enum):
     ADOPTED = "adopted"
     CHANGED = "changed"
     CORRECTED = "corrected"
+    ROTATED = "rotated"
     DROPPED = "dropped"
     RECLAIMED = "reclaimed"
 
@@ -54,8 +57,11 @@ class Plan:
     claim: Claim | None = None
     owner: Owner | None = None
     applied: str = ""
+    record: Record | None = None
     drift: tuple[str, ...] = ()
-    pending: tuple[Waiting, ...] = ()
+    reported: tuple[str, ...] = ()
+    pending: tuple[PgRoleError, ...] = ()
+    errand: Errand | None = None
     releases: tuple[tuple[str, str], ...] = ()
     forget: bool = False
     deed: Deed = Deed.NOTHING
@@ -68,7 +74,7 @@ class Plan:
     @property
     def writes(self) -> bool:
         """Whether there is anything to carry out."""
-        return bool(self.changes or self.owner or self.releases or self.forget)
+        return bool(self.changes or self.owner or self.record or self.releases or self.forget)
 
 
 def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
@@ -85,18 +91,26 @@ def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     wanted, pending = _within_reach(ask.wanted, sight.around)
     asked = replace(ask, wanted=wanted)
     claim = find_own_claim(asked, sight, server)
+    target = find_target(claim, sight, server, policy) if claim else sight.named
+    settled = settle(asked, claim, target, sight, server, policy)
+    if settled.left:
+        asked = replace(asked, ignore=asked.ignore | {"password"})
+    else:
+        asked = replace(asked, wanted=replace(wanted, password=settled.password), ignore=asked.ignore - {"password"})
     releases = tuple(former for former in sight.former if former[1] != ask.owner.object_uid)
     if claim is None:
-        return replace(_take_first(asked, sight, server, policy, releases), pending=pending)
-    target = find_target(claim, sight, server, policy)
-    return replace(_keep(asked, claim, target, sight, server, releases), pending=pending)
+        plan = _take_first(asked, sight, server, policy, settled)
+    else:
+        plan = _keep(asked, claim, target, sight, server, settled)
+    waiting = (*pending, settled.pending) if settled.pending else pending
+    return replace(plan, pending=waiting, errand=settled.errand, releases=releases)
 
 
-def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[Waiting, ...]]:
+def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[PgRoleError, ...]]:
     """What can be brought in now, and what waits: it is not part of what is `applied`, so that it is no drift."""
     missing = [held.role for held in wanted.member_of if held.role not in around.groups]
     nowhere = [database for database, _ in wanted.database_parameters if database not in around.databases]
-    pending = []
+    pending: list[PgRoleError] = []
     if missing:
         names = ", ".join(f'"{name}"' for name in missing)
         text = f"membership waits for roles that are not there yet: {names}; all else is as declared"
@@ -128,7 +142,7 @@ def _check_name(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
     check_protected(policy, ask.wanted.name, found, server.own_roles)
 
 
-def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, releases: tuple[tuple[str, str], ...]) -> Plan:
+def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, settled: Settlement) -> Plan:
     """No claim of this object yet: create the role, or adopt it."""
     if ask.older_rival and sight.claim is None:
         raise Refused(
@@ -142,7 +156,7 @@ def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, releases
     wanted = _leave(ask.ignore, ask.wanted, named.role) if named else ask.wanted
     changes = diff(wanted, named.role if named else None)
     if named:
-        _check_adoption(ask, named, changes, policy)
+        _check_adoption(ask, named, changes, settled, policy)
     return Plan(
         role_name=ask.wanted.name,
         changes=changes,
@@ -151,13 +165,16 @@ def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, releases
         claim=sight.claim,
         owner=ask.owner,
         applied=_digest(ask),
-        releases=releases,
+        record=settled.record if settled.record != Record() else None,
         deed=Deed.ADOPTED if named else Deed.CREATED,
     )
 
 
-def _check_adoption(ask: Ask, named: Found, changes: tuple[Change, ...], policy: Policy) -> None:
-    what = f"would change {', '.join(field_names(changes))}" if changes else "would change nothing"
+def _check_adoption(ask: Ask, named: Found, changes: tuple[Change, ...], settled: Settlement, policy: Policy) -> None:
+    names = field_names(changes)
+    if settled.errand and ask.password.origin in (Origin.SECRET, Origin.GENERATED) and not settled.record.source:
+        names = (*names, "password")
+    what = f"would change {', '.join(names)}" if names else "would change nothing"
     if not ask.adopt:
         raise Refused(
             Reason.ROLE_EXISTS,
@@ -169,14 +186,7 @@ def _check_adoption(ask: Ask, named: Found, changes: tuple[Change, ...], policy:
     check_holds(policy, named, deed="adoption")
 
 
-def _keep(
-    ask: Ask,
-    claim: Claim,
-    target: Found | None,
-    sight: Sight,
-    server: Server,
-    releases: tuple[tuple[str, str], ...],
-) -> Plan:
+def _keep(ask: Ask, claim: Claim, target: Found | None, sight: Sight, server: Server, settled: Settlement) -> Plan:
     """The role is this object's: bring in what differs, and say whether somebody else had changed it."""
     applied = _digest(ask)
     wanted = _leave(ask.ignore, ask.wanted, target.role) if target else ask.wanted
@@ -184,21 +194,28 @@ def _keep(
     same_server = claim.system_identifier == server.system_identifier
     replaced = same_server and target is not None and target.oid != claim.role_oid
     fields = ("role", *field_names(changes)) if replaced else field_names(changes)
-    drift = fields if claim.applied == applied and not claim.released else ()
-    if drift and ask.report_only:
-        return Plan(role_name=ask.wanted.name, claim=claim, drift=drift, releases=releases)
+    drift = tuple(name for name in fields if name != "password" or settled.known)
+    if claim.applied != applied or claim.released:
+        drift = ()
+    reported = drift if ask.report_only else ()
+    if reported:
+        changes = tuple(change for change in changes if change.field not in reported)
+        drift = ()
+    record = settled.record if settled.record != claim.record and "password" not in reported else None
     current = sight.claim == claim and claim.owner == ask.owner and not claim.released and same_server and not replaced
+    keeps = (current and claim.applied == applied) or bool(reported)
     return Plan(
         role_name=ask.wanted.name,
         changes=changes,
         oid=target.oid if target else None,
         seen_as=target.role.name if target else ask.wanted.name,
         claim=sight.claim,
-        owner=None if current and not changes and claim.applied == applied else ask.owner,
+        owner=None if keeps and not changes else ask.owner,
         applied=applied,
+        record=record,
         drift=drift,
-        releases=releases,
-        deed=_deed(changes, drift, target, claimless=sight.claim is None),
+        reported=(*reported, "connectionSecret") if settled.spoiled else reported,
+        deed=_deed(changes, drift, target, settled, claimless=sight.claim is None),
     )
 
 
@@ -207,11 +224,15 @@ def _digest(ask: Ask) -> str:
     return digest(_leave(ask.ignore, ask.wanted, Role(ask.wanted.name)))
 
 
-def _deed(changes: tuple[Change, ...], drift: tuple[str, ...], target: Found | None, *, claimless: bool) -> Deed:
+def _deed(
+    changes: tuple[Change, ...], drift: tuple[str, ...], target: Found | None, settled: Settlement, *, claimless: bool
+) -> Deed:
     if claimless:
         return Deed.RECLAIMED
     if drift:
         return Deed.CORRECTED
+    if settled.rotated and field_names(changes) == ("password",):
+        return Deed.ROTATED
     if changes:
         return Deed.CHANGED if target else Deed.CREATED
     return Deed.NOTHING

@@ -35,13 +35,17 @@ class Policy:
 
     `protected` are patterns of role names that no object may touch, `member_of` patterns of the roles that may be
     joined: only one that names it, without a pattern, lets a role be joined that reaches further than the hard rules
-    let it. `parameters` are those, in lower case, that may be set although only a superuser could.
+    let it. `parameters` are those, in lower case, that may be set although only a superuser could. `reassign_to` are
+    patterns of roles that may get what a dropped one owned, `forbidden_metadata` prefixes of labels and annotations
+    that no Secret may be given.
     """
 
     attributes: frozenset[str] = frozenset({"createdb"})
     member_of: tuple[str, ...] = ("*",)
     parameters: frozenset[str] = frozenset()
     protected: tuple[str, ...] = ()
+    reassign_to: tuple[str, ...] = ()
+    forbidden_metadata: tuple[str, ...] = ()
     adopt: bool = True
     drop: bool = True
 

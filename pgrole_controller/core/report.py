@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.credential import version_of
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import Ending, Outcome
 
@@ -22,6 +23,7 @@ class Standing:
     server_name: str
     claim: Claim | None = None
     reported: tuple[str, ...] = ()
+    next_rotation: datetime | None = None
 
 
 def build_status(
@@ -32,10 +34,11 @@ def build_status(
         "observedGeneration": generation,
         "conditions": _conditions(previous.get("conditions", ()), outcome, generation, now),
     }
-    for name in ("role", "server", "lastDrift", "driftCount"):
+    claim = standing.claim
+    kept = ("role", "server", "lastDrift", "driftCount")
+    for name in kept if claim else (*kept, "passwordSecretVersion", "nextRotation"):
         if name in previous:
             status[name] = previous[name]
-    claim = standing.claim
     if claim is not None:
         status["role"] = {"name": claim.role_name, "oid": claim.role_oid, "applied": claim.applied}
         status["server"] = {"name": standing.server_name, "systemIdentifier": str(claim.system_identifier)}
@@ -46,6 +49,10 @@ def build_status(
                 "fields": list(claim.last_drift_fields),
                 "corrected": True,
             }
+        if version := version_of(claim.record.source):
+            status["passwordSecretVersion"] = version
+        if standing.next_rotation is not None:
+            status["nextRotation"] = rfc3339(standing.next_rotation)
     if standing.reported:
         status["lastDrift"] = _reported_drift(previous.get("lastDrift"), standing.reported, now)
     return status

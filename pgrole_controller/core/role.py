@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters
+from pgrole_controller.core.scram import Verifier
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -17,6 +18,18 @@ Microseconds = int
 
 #: The value of `rolvaliduntil = '-infinity'`.
 BEFORE_ALL_TIME: Microseconds = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Password:
+    """What a role logs in with: known by the digest of its verifier; `verifier` only where it is to be set."""
+
+    digest: str
+    verifier: Verifier | None = field(default=None, compare=False, repr=False)
+
+
+#: Where pg_authid may not be read: it equals nothing that can be wanted.
+UNSEEN = Password("unseen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,7 @@ class Role:
     connection_limit: int = -1
     valid_until: Microseconds | None = None  # None: for ever ('infinity' and NULL are one thing)
     comment: str | None = None
+    password: Password | None = None
     member_of: tuple[Membership, ...] = ()  # sorted by role
     parameters: Parameters = ()
     database_parameters: tuple[tuple[str, Parameters], ...] = ()  # sorted by database; none is empty
@@ -53,13 +67,13 @@ POWERS = ("superuser", "createrole", "createdb", "replication", "bypassrls")
 
 #: The name of each field for users, as in `spec`.
 FIELD_NAMES: dict[str, str] = {
-    field.name: {
+    item.name: {
         "connection_limit": "connectionLimit",
         "valid_until": "validUntil",
         "member_of": "memberOf",
         "database_parameters": "databaseParameters",
-    }.get(field.name, field.name)
-    for field in fields(Role)
+    }.get(item.name, item.name)
+    for item in fields(Role)
 }
 
 
@@ -92,13 +106,14 @@ def to_moment(microseconds: Microseconds) -> datetime:
 def digest(role: Role) -> str:
     """What `applied` in a claim holds: equal for equal roles, in every version of this program.
 
-    Only what differs from the defaults goes in, so that a field added later changes no digest of an older role.
+    Only what differs from the defaults goes in, so that a field added later changes no digest of an older role. The
+    password is not part of it: of that, the claim remembers what it was made from.
     """
     plain = Role(name=role.name)
     values: dict[str, Any] = {
-        field.name: getattr(role, field.name)
-        for field in fields(role)
-        if field.name == "name" or getattr(role, field.name) != getattr(plain, field.name)
+        item.name: getattr(role, item.name)
+        for item in fields(role)
+        if item.name == "name" or (item.name != "password" and getattr(role, item.name) != getattr(plain, item.name))
     }
     if "member_of" in values:
         values["member_of"] = [(held.role, held.admin, held.inherit, held.set) for held in role.member_of]

@@ -1,10 +1,16 @@
 """What one object asks for, and what was seen of it in the database: all that a decision is made from."""
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
+from pgrole_controller.core.connection import Address, Connection
+from pgrole_controller.core.credential import Credential, PasswordAsk, SecretsSeen
 from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.core.role import Found, Role
+from pgrole_controller.core.scram import LEAST_ITERATIONS
+
+_BEFORE = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +18,7 @@ class Ask:
     """What one object asks for.
 
     `older_rival` names an older object that asks for the same role on the same server; `proven_rivals` are those whose
-    status says that they had it.
+    status says that they had it. `credential` is what the errand brought that the look before asked for.
     """
 
     owner: Owner
@@ -26,15 +32,23 @@ class Ask:
     proof: Proof | None = None
     older_rival: str | None = None
     proven_rivals: tuple[tuple[str, Proof], ...] = ()
+    password: PasswordAsk = field(default_factory=PasswordAsk)
+    connection: Connection | None = None
+    secrets: SecretsSeen = field(default_factory=SecretsSeen)
+    credential: Credential | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What is known of the server that was looked at; `own_roles` are the names that the controller acts under."""
+    """What is known of the server that was looked at; `own_roles` are the names that the controller acts under.
+
+    `address` is where applications find it.
+    """
 
     system_identifier: int
     own_roles: frozenset[str]
     cluster: str
+    address: Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,8 @@ class Sight:
     """What is there for one object, as read in one query.
 
     `named` has the wanted name; `claimed` is the role with the claim's oid, when that is another one; `former` are
-    claims of this object's namespace and name for other role names, as (role name, uid of the object).
+    claims of this object's namespace and name for other role names, as (role name, uid of the object). `at` is the
+    server's time, `iterations` what it would make a verifier with.
     """
 
     named: Found | None = None
@@ -59,3 +74,5 @@ class Sight:
     former: tuple[tuple[str, str], ...] = ()
     needs: tuple[Needs, ...] = ()
     around: Surroundings = field(default_factory=Surroundings)
+    at: datetime = _BEFORE
+    iterations: int = LEAST_ITERATIONS

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pgrole_controller.api.password import read_duration
 from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.core.claim import Owner, Proof
+from pgrole_controller.core.connection import Connection
+from pgrole_controller.core.credential import Credential, Origin, PasswordAsk, SecretsSeen, request_of
 from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.membership import Membership
@@ -12,6 +15,9 @@ from pgrole_controller.core.parameters import Parameters, canonical
 from pgrole_controller.core.policy import Policy, check_wanted
 from pgrole_controller.core.role import FIELD_NAMES, Role, to_microseconds
 from pgrole_controller.core.sight import Ask
+
+#: The annotation whose every new value asks for another generated password.
+ROTATE = "pgrole.dev/rotate"
 
 #: Names that CREATE ROLE does not take, even in quotes.
 RESERVED_NAMES = frozenset({"public", "none"})
@@ -56,8 +62,20 @@ def _database_parameters(pgrole: PgRole) -> tuple[tuple[str, Parameters], ...]:
     return tuple(sorted((database, parameters) for database, parameters in declared if parameters))
 
 
-def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], proof: Proof | None, policy: Policy) -> Ask:
-    """What the object asks. `rivals` are the other objects that name the same role on the same server."""
+def ask_of(
+    pgrole: PgRole,
+    owner: Owner,
+    rivals: Iterable[PgRole],
+    proof: Proof | None,
+    policy: Policy,
+    *,
+    secrets: SecretsSeen | None = None,
+    credential: Credential | None = None,
+) -> Ask:
+    """What the object asks. `rivals` are the other objects that name the same role on the same server.
+
+    `secrets` are those that it names, as far as they are seen; `credential` is what an errand for it brought.
+    """
     spec = pgrole.spec
     some = list(rivals)
     return Ask(
@@ -72,6 +90,40 @@ def ask_of(pgrole: PgRole, owner: Owner, rivals: Iterable[PgRole], proof: Proof 
         proof=proof,
         older_rival=_older(pgrole, some, policy),
         proven_rivals=tuple(_proofs(some)),
+        password=_password(pgrole),
+        connection=_connection(pgrole),
+        secrets=secrets or SecretsSeen(),
+        credential=credential,
+    )
+
+
+def _password(pgrole: PgRole) -> PasswordAsk:
+    password = pgrole.spec.password
+    if password is None:
+        return PasswordAsk()
+    if password.secret_ref is not None:
+        return PasswordAsk(Origin.SECRET, secret=password.secret_ref.name, key=password.secret_ref.key)
+    if password.generate is None:
+        return PasswordAsk(Origin.NOWHERE)
+    every = password.generate.rotate_every
+    return PasswordAsk(
+        Origin.GENERATED,
+        length=password.generate.length,
+        rotate_every=read_duration(every) if every else None,
+        rotate=request_of((pgrole.metadata.annotations or {}).get(ROTATE)),
+    )
+
+
+def _connection(pgrole: PgRole) -> Connection | None:
+    secret = pgrole.spec.connection_secret
+    if secret is None:
+        return None
+    template = secret.template
+    return Connection(
+        name=secret.name,
+        labels=tuple(sorted(template.metadata.labels.items())),
+        annotations=tuple(sorted(template.metadata.annotations.items())),
+        data=tuple(sorted(template.data.items())),
     )
 
 

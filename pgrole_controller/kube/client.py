@@ -17,9 +17,19 @@ from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable
 from pgrole_controller.kube.lines import LIMIT, LineSplitter
-from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, Resource
+from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, SECRETS, Resource
 
-__all__ = ["EVENTS", "NAMESPACES", "PGROLES", "ApiError", "Client", "NotConfigured", "Resource", "Unreachable"]
+__all__ = [
+    "EVENTS",
+    "NAMESPACES",
+    "PGROLES",
+    "SECRETS",
+    "ApiError",
+    "Client",
+    "NotConfigured",
+    "Resource",
+    "Unreachable",
+]
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,14 @@ from typing import Any
 import asyncpg
 
 from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.credential import Record
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.membership import Grant, Membership, membership_of
 from pgrole_controller.core.parameters import read_settings
 from pgrole_controller.core.policy import Surroundings
-from pgrole_controller.core.role import Found, Role
+from pgrole_controller.core.role import UNSEEN, Found, Password, Role
+from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
@@ -121,6 +123,13 @@ async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[in
     return needs
 
 
+async def look_for_verifiers(connection: Connection, oids: Sequence[int]) -> dict[int, Verifier]:
+    """What these roles log in with; one without a password, or whose may not be read, is not in the result."""
+    with speaking():
+        rows = await connection.fetch(queries.inspect("verifiers"), list(oids))
+    return {row["role"]: Verifier(row["verifier"]) for row in rows if row["verifier"] is not None}
+
+
 async def look_for_claims(connection: Connection, cluster: str) -> list[tuple[Key, str, str]]:
     """The claims of this cluster that are not released: key of the object, name of the role, uid of the object."""
     with speaking():
@@ -135,6 +144,8 @@ def _sight(rows: Sequence[asyncpg.Record]) -> Sight:
         claimed=found.get(False),
         claim=_claim(rows[0]),
         former=tuple((name, uid) for name, uid in rows[0]["former"]),
+        at=rows[0]["at"],
+        iterations=rows[0]["scram_iterations"] or LEAST_ITERATIONS,  # PostgreSQL 15 and before know no other
     )
 
 
@@ -152,12 +163,19 @@ def _found(row: asyncpg.Record) -> Found:
         connection_limit=row["connection_limit"],
         valid_until=row["valid_until"],
         comment=_text(row["comment"]),
+        password=_password(row),
         member_of=_memberships(json.loads(_text(row["member_of"]) or "[]")),
         parameters=settings.pop("", ()),
         database_parameters=tuple(sorted(settings.items())),
     )
     reaches = tuple(_text(name) or "" for name in row["reaches"] or ())
     return Found(row["oid"], role, reaches, held_by=row["held_by"])
+
+
+def _password(row: asyncpg.Record) -> Password | None:
+    if not row["sees_password"]:
+        return UNSEEN
+    return None if row["password"] is None else Password(row["password"])
 
 
 def _text(value: bytes | None) -> str | None:
@@ -197,4 +215,11 @@ def _claim(row: asyncpg.Record) -> Claim | None:
         last_drift_at=row["claim_last_drift_at"],
         last_drift_fields=tuple(row["claim_last_drift_fields"] or ()),
         released=row["claim_released"],
+        record=Record(
+            source=row["claim_password_source"],
+            digest=row["claim_password_digest"],
+            rotated_at=row["claim_rotated_at"],
+            rotate=row["claim_rotate_handled"],
+            connection=row["claim_connection_secret"],
+        ),
     )

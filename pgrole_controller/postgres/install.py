@@ -14,7 +14,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
 
 #: Raised with every change of sql/install. One version older and newer than this one can be worked with.
-VERSION = 1
+VERSION = 2
 
 _SCHEMA = "CREATE SCHEMA pgrole"
 # Its lock on the schema is its owner's alone, as one on a table in it is; and the schema is there before any table.

@@ -17,6 +17,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Surroundings
+from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
@@ -72,6 +73,10 @@ class Session:
 
     async def look_for_needs(self, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
         return await inspect.look_for_needs(self._connection, oids)
+
+    async def look_for_verifiers(self, oids: Sequence[int]) -> dict[int, Verifier]:
+        async with self._trusting():
+            return await inspect.look_for_verifiers(self._connection, oids)
 
     async def look_for_claims(self) -> list[tuple[Key, str, str]]:
         async with self._trusting():

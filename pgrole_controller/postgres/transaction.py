@@ -126,7 +126,7 @@ def _statements(plan: Plan, options: bool) -> Iterator[str]:
     # First, since the role may be the one that this object had under another name.
     for role_name, uid in plan.releases:
         yield _call("release_claim", role_name, uid)
-    if plan.changes or plan.owner or plan.forget:
+    if plan.changes or plan.owner or plan.record or plan.forget:
         holder = plan.claim.owner.object_uid if plan.claim else None
         yield _call("expect", plan.role_name, plan.seen_as, plan.oid, holder)
     yield from statements(plan.changes, options=options)
@@ -143,6 +143,20 @@ def _statements(plan: Plan, options: bool) -> Iterator[str]:
             owner.object_uid,
             plan.applied,
             plan.drift,
+        )
+    keeper = plan.owner.object_uid if plan.owner else plan.claim.owner.object_uid if plan.claim else None
+    if plan.record and keeper:
+        record = plan.record
+        rotated_at = record.rotated_at.isoformat() if record.rotated_at else None
+        yield _call(
+            "keep_credential",
+            plan.role_name,
+            keeper,
+            record.source,
+            record.digest,
+            rotated_at,
+            record.rotate,
+            record.connection,
         )
     if plan.forget and plan.claim:
         yield _call("forget_claim", plan.role_name, plan.claim.owner.object_uid)

@@ -14,6 +14,7 @@ SELECT
          THEN least(extract(epoch FROM r.rolvaliduntil) * 1000000, 9223372036854775807)::bigint
     END AS valid_until,
     textsend(pg_catalog.shobj_description(r.oid, 'pg_authid')) AS comment,
+    v.role IS NOT NULL AS sees_password, 'sha256:' || encode(sha256(convert_to(v.verifier, 'UTF8')), 'hex') AS password,
     (
         -- to_jsonb: INHERIT and SET are not known before PostgreSQL 16, where both always hold
         SELECT textsend(json_agg(json_build_object(
@@ -67,12 +68,16 @@ SELECT
     c.object AS claim_object, c.object_uid AS claim_object_uid, c.applied AS claim_applied,
     c.drift_count AS claim_drift_count, c.last_drift_at AS claim_last_drift_at,
     c.last_drift_fields AS claim_last_drift_fields, c.released_at IS NOT NULL AS claim_released,
+    c.password_source AS claim_password_source, c.password_digest AS claim_password_digest,
+    c.rotated_at AS claim_rotated_at, c.rotate_handled AS claim_rotate_handled,
+    c.connection_secret AS claim_connection_secret,
     ARRAY(
         SELECT ARRAY[f.role_name, f.object_uid]
         FROM pgrole.claim AS f
         WHERE f.cluster = $4 AND f.namespace = a.namespace AND f.object = a.object
           AND f.role_name <> a.role_name::text AND f.released_at IS NULL
-    ) AS former
+    ) AS former,
+    current_setting('scram_iterations', true)::int AS scram_iterations, statement_timestamp() AS at
 FROM unnest($1::name[], $2::text[], $3::text[]) WITH ORDINALITY AS a (role_name, namespace, object, place)
 LEFT JOIN pgrole.claim AS c ON c.role_name = a.role_name::text
 LEFT JOIN LATERAL (
@@ -80,4 +85,5 @@ LEFT JOIN LATERAL (
     UNION
     SELECT o.* FROM pg_catalog.pg_roles AS o WHERE o.oid = c.role_oid
 ) AS r ON true
+LEFT JOIN LATERAL pgrole.read_verifiers(ARRAY[r.oid]) AS v ON true
 ORDER BY a.place, is_named

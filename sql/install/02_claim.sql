@@ -15,6 +15,15 @@ CREATE TABLE IF NOT EXISTS pgrole.claim (
     released_at       timestamptz
 );
 
+-- Since version 2. Of the password: which content of which Secret it was made from, the digest of the verifier that was set,
+-- when it was generated, the last request to rotate it that was handled; and the connection Secret as it was last written.
+ALTER TABLE pgrole.claim
+    ADD COLUMN IF NOT EXISTS password_source   text NOT NULL DEFAULT '',
+    ADD COLUMN IF NOT EXISTS password_digest   text NOT NULL DEFAULT '',
+    ADD COLUMN IF NOT EXISTS rotated_at        timestamptz,
+    ADD COLUMN IF NOT EXISTS rotate_handled    text NOT NULL DEFAULT '',
+    ADD COLUMN IF NOT EXISTS connection_secret text NOT NULL DEFAULT '';
+
 CREATE INDEX IF NOT EXISTS claim_object ON pgrole.claim (cluster, namespace, object);
 
 -- Two objects never hold one role. 0: the role that it was is gone, and its oid is another's. Where version 1 let two hold

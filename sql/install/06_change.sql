@@ -94,6 +94,9 @@ BEGIN
             WHEN excluded.last_drift_at IS NOT NULL THEN excluded.last_drift_fields
             WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.last_drift_fields
         END,
+        -- nor is what it was made from
+        password_source = CASE WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.password_source ELSE '' END,
+        connection_secret = CASE WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.connection_secret ELSE '' END,
         released_at = NULL;
     GET DIAGNOSTICS taken = ROW_COUNT;
     IF taken <> 1 THEN
@@ -117,4 +120,22 @@ LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM pgrole.claim WHERE role_name = claimed_name AND object_uid = holder
+$$;
+
+-- What the holder of the claim knows of the role's password from now on.
+CREATE OR REPLACE FUNCTION pgrole.keep_credential(
+    claimed_name text, holder text, source text, digest text, rotated timestamptz, rotate text, connection text
+) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE pgrole.claim AS c
+    SET password_source = source, password_digest = keep_credential.digest, rotated_at = rotated, rotate_handled = rotate,
+        connection_secret = connection
+    WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
 $$;

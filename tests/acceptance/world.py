@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tempfile
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgrole_controller.core.scram import Verifier, verifies
 from pgrole_controller.local.apiserver import ApiError, ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.ports import free_port
@@ -110,6 +112,59 @@ class Kube:
             if obj["spec"]["deletionPolicy"] == "Drop":
                 await self.patch(obj["metadata"]["name"], {"spec": {"deletionPolicy": "Retain"}})
         await self.server.request("DELETE", self.path())
+
+    def secret_path(self, name: str = "") -> str:
+        return f"/api/v1/namespaces/{self.namespace}/secrets" + (f"/{name}" if name else "")
+
+    async def apply_secret(self, name: str, /, **data: str | bytes) -> Json:
+        """Creates the Secret or replaces its content."""
+        encoded = {key: b64encode(value if isinstance(value, bytes) else value.encode()) for key, value in data.items()}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "data": {key: value.decode() for key, value in encoded.items()},
+        }
+        return await self.server.request(
+            "PATCH",
+            self.secret_path(name),
+            body,
+            content_type="application/apply-patch+yaml",
+            query={"fieldManager": "test", "force": "true"},
+        )
+
+    async def patch_secret(self, name: str, body: Json) -> Json:
+        return await self.server.request(
+            "PATCH", self.secret_path(name), body, content_type="application/merge-patch+json"
+        )
+
+    async def secret(self, name: str) -> Json | None:
+        """The Secret, with its data in clear text under `text`; None when there is none."""
+        try:
+            found = await self.server.request("GET", self.secret_path(name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        found["text"] = {key: b64decode(value).decode() for key, value in found.get("data", {}).items()}
+        return found
+
+    async def wait_secret(
+        self, name: str, true: Callable[[Json], bool] = bool, what: str = "", seconds: float = PATIENCE
+    ) -> Json:
+        """The Secret as soon as it is there and `true` holds for it."""
+        last: Json | None = None
+        with anyio.move_on_after(seconds):
+            while True:
+                last = await self.secret(name)
+                if last is not None and true(last):
+                    return last
+                await anyio.sleep(0.02)
+        seen = None if last is None else {**last, "data": ..., "text": sorted(last["text"])}
+        raise AssertionError(f"Secret {name}: {what or 'being there'} did not come true within {seconds} s: {seen}")
+
+    async def delete_secret(self, name: str) -> None:
+        await self.server.request("DELETE", self.secret_path(name))
 
     async def events(self, reason: str) -> list[Json]:
         answer = await self.server.request("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events")
@@ -208,6 +263,21 @@ class Database:
 
     async def fetchval(self, sql: str, *arguments: object) -> Any:
         return await self.connection.fetchval(sql, *arguments)
+
+    async def verifier(self, name: str) -> Verifier | None:
+        """What the role logs in with; None when it has no password."""
+        text = await self.connection.fetchval("SELECT rolpassword FROM pg_authid WHERE rolname = $1", name)
+        return None if text is None else Verifier(text)
+
+    async def wait_password(self, name: str, password: str, seconds: float = PATIENCE) -> None:
+        """Until the role logs in with this password."""
+
+        async def is_so() -> bool:
+            verifier = await self.verifier(name)
+            return verifier is not None and verifies(password, verifier)
+
+        if not await reached(is_so, seconds):
+            raise AssertionError(f"role {name} did not get the password within {seconds} s")
 
     async def claim(self, name: str) -> Mapping[str, Any] | None:
         row = await self.connection.fetchrow("SELECT * FROM pgrole.claim WHERE role_name = $1", name)

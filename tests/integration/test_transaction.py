@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pgrole_controller.core.claim import Owner
+from pgrole_controller.core.connection import Address
 from pgrole_controller.core.ddl import quote_identifier, quote_literal, statements
 from pgrole_controller.core.diff import diff
 from pgrole_controller.core.errors import Reason
@@ -26,6 +27,7 @@ from tests.roles import GROUPS, names, roles, texts
 from tests.servers import Servers
 
 CLUSTER = "cluster-a"
+ADDRESS = Address("db", 5432, "app", "require")
 KEY = Key("shop", "orders-app")
 OWNER = Owner(CLUSTER, KEY.namespace, "ns-uid", KEY.name, "uid-1")
 ALLOWING = Policy(attributes=frozenset(POWERS))
@@ -63,7 +65,7 @@ async def see(connection: Connection, name: str, key: Key = KEY, wanted: Role | 
 
 async def known(connection: Connection) -> Server:
     identity = await inspect.identify(connection)
-    return Server(identity.system_identifier, identity.own_roles, CLUSTER)
+    return Server(identity.system_identifier, identity.own_roles, CLUSTER, ADDRESS)
 
 
 async def bring_in(connection: Connection, ask: Ask) -> Plan:

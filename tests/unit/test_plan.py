@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
+from pgrole_controller.core.connection import Address
 from pgrole_controller.core.diff import Create, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.plan import Deed, Plan, decide, decide_absent
@@ -15,7 +16,8 @@ from pgrole_controller.core.sight import Ask, Needs, Server, Sight
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")
 WANTED = Role("app", login=True)
-SERVER = Server(system_identifier=7, own_roles=frozenset({"keeper"}), cluster="cluster-a")
+ADDRESS = Address("db", 5432, "app", "require")
+SERVER = Server(system_identifier=7, own_roles=frozenset({"keeper"}), cluster="cluster-a", address=ADDRESS)
 POLICY = Policy()
 OID = 20_000
 
@@ -230,7 +232,7 @@ class TestDriftPolicy:
         drifted = Found(OID, replace(WANTED, createdb=True))
         plan = look(ask(report_only=True), Sight(named=drifted, claim=claim()))
         assert not plan.writes
-        assert plan.drift == ("createdb",)
+        assert plan.reported == ("createdb",)
 
     def test_under_report_a_changed_spec_is_applied(self) -> None:
         plan = look(ask(report_only=True), Sight(named=FOUND, claim=claim(applied="sha256:older")))

@@ -45,7 +45,7 @@ def build(
         ),
         (of_error(Refused(Reason.SUSPENDED, "x")), {"Ready": ("False", "Suspended")}),
         (
-            of_read_back(Plan("app", drift=("login",))),
+            of_read_back(Plan("app", reported=("login",))),
             {"Ready": ("False", "DriftReported"), "DriftDetected": ("True", "DriftReported")},
         ),
     ],
@@ -88,7 +88,7 @@ def test_a_claim_written_anew_does_not_take_back_counted_drifts() -> None:
 
 
 def test_reported_drift_keeps_the_time_at_which_it_was_first_seen() -> None:
-    outcome = of_read_back(Plan("app", drift=("createdb",)))
+    outcome = of_read_back(Plan("app", reported=("createdb",)))
     first = build(outcome, claim=CLAIM, reported=("createdb",))
     assert first["lastDrift"] == {"time": "2026-05-06T07:08:09Z", "fields": ["createdb"], "corrected": False}
     assert build(outcome, first, now=LATER, claim=CLAIM, reported=("createdb",))["lastDrift"] == first["lastDrift"]

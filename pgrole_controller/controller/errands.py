@@ -1,0 +1,263 @@
+"""What a look leaves to be done elsewhere: Secrets are read and written, passwords generated and hashed.
+
+An errand is run beside the lane, between two visits to its key, and brings a Credential for the second one. A clear
+text is held for no longer than that takes.
+
+Guarantees: a Secret that is not the object's own is not touched; the Secret is written before the database is; what was
+written survives a crash at any point and is found again, so that nothing is generated twice.
+"""
+
+import logging
+import secrets
+import string
+from dataclasses import dataclass, field, replace
+
+import anyio
+import anyio.to_thread
+
+from pgrole_controller.core.connection import (
+    Connection,
+    Content,
+    Stamp,
+    check_connection,
+    inputs_digest,
+    is_current,
+    is_ours,
+    read_stamp,
+    recover_password,
+    render,
+)
+from pgrole_controller.core.credential import Credential, Errand, Origin, SecretVersion, is_due
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
+from pgrole_controller.core.settlement import name_delivery, name_source
+from pgrole_controller.kube.client import PGROLES, Client
+from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.secrets import NotWritable, Secret, delete_secret, read_secret, stored_of, write_secret
+from pgrole_controller.kube.store import Store, Stored
+
+log = logging.getLogger(__name__)
+
+#: How many passwords are hashed at once. Each takes 1.5 ms at 4,096 iterations, up to 40 at 100,000.
+HASHERS = 2
+
+_ALPHABET = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """The connection Secret as it shall be: `content` None where it is so already, or is left as it is (`spoiled`)."""
+
+    clear: str | None = field(repr=False)
+    stamp: Stamp
+    content: Content | None = None
+    rotated: bool = False
+    spoiled: bool = False
+
+
+class Errands:
+    def __init__(self, client: Client, store: Store, recorder: Recorder) -> None:
+        """`store` holds the metadata of Secrets: what is written here is known there at once."""
+        self._client = client
+        self._store = store
+        self._recorder = recorder
+        self._hashers = anyio.CapacityLimiter(HASHERS)
+
+    async def run(self, errand: Errand, owner: Stored) -> Credential:
+        """Raises ApiError and Unreachable for what may pass; what is wrong with the Secrets is in the result."""
+        found = Credential()
+        password: str | Verifier | None = None
+        try:
+            if errand.password.origin is Origin.SECRET:
+                source, password = await self._fetch(errand)
+                found = replace(found, source=source)
+            if errand.connection is not None:
+                found, password = await self._deliver(errand, owner, found, password)
+            await self._delete_stale(errand, owner)
+        except PgRoleError as error:
+            found = replace(found, problem=error)
+        if password is None or not found.source:
+            return found
+        return await anyio.to_thread.run_sync(_hash, found, errand, password, limiter=self._hashers)
+
+    async def _fetch(self, errand: Errand) -> tuple[str, str | Verifier]:
+        """The password out of the Secret that the object names, and what it was made from."""
+        asked = errand.password
+        which = f'spec.password.secretRef: key "{asked.key}" of Secret "{asked.secret}"'
+        secret = await self._read(errand.namespace, asked.secret)
+        if secret is None or asked.key not in secret.data:
+            raise Waiting(Reason.SECRET_MISSING, f"{which} is not there; the role keeps the password it has")
+        try:
+            password = await anyio.to_thread.run_sync(read_password, secret.data[asked.key], limiter=self._hashers)
+        except PgRoleError as error:
+            raise type(error)(error.reason, f"{which} {error.message}; the role keeps the password it has") from error
+        return name_source(_version(secret), asked.key), password
+
+    async def _deliver(
+        self, errand: Errand, owner: Stored, found: Credential, password: str | Verifier | None
+    ) -> tuple[Credential, str | Verifier | None]:
+        """Makes the connection Secret as it should be. Raises PgRoleError; then nothing was written."""
+        wanted = _connection(errand)
+        generated = errand.password.origin is Origin.GENERATED
+        clear = password if isinstance(password, str) else None
+        known = generated or clear is not None
+        check_connection(wanted, password_known=known, generated=generated, forbidden=errand.forbidden)
+        secret = await self._read(errand.namespace, wanted.name)
+        _check_owner(wanted, secret, owner)
+        delivery = await anyio.to_thread.run_sync(_prepare, errand, secret, clear, limiter=self._hashers)
+        if delivery.content is not None:
+            secret = await self._write(errand, owner, delivery.content, secret)
+            if errand.delivered and not delivery.rotated:
+                self._recorder.record(owner, "SecretRestored", _RESTORED.format(name=wanted.name), action="Restore")
+        found = replace(found, spoiled=delivery.spoiled)
+        if secret is None or delivery.spoiled:
+            return found, None if generated else password
+        if generated:
+            stamp = delivery.stamp
+            source = name_source(_version(secret))
+            found = replace(found, source=source, rotated_at=stamp.rotated_at, rotate=stamp.rotate)
+            password = delivery.clear
+        inputs = inputs_digest(wanted, errand.role_name, errand.address)
+        copied = found.source if errand.password.origin is Origin.SECRET else ""
+        return replace(found, connection=name_delivery(_version(secret), inputs, copied)), password
+
+    async def _read(self, namespace: str, name: str) -> Secret | None:
+        try:
+            secret = await read_secret(self._client, Key(namespace, name))
+        except ApiError as error:
+            raise _explain(f'Secret "{name}" cannot be read', error) from error
+        if secret is not None and secret.terminating:
+            raise Waiting(Reason.SECRET_MISSING, f'Secret "{name}" is being deleted; it is waited for until it is gone')
+        return secret
+
+    async def _write(self, errand: Errand, owner: Stored, content: Content, seen: Secret | None) -> Secret:
+        key = Key(errand.namespace, _connection(errand).name)
+        try:
+            written = await write_secret(
+                self._client, key, owner, content.labels, content.annotations, content.data, seen
+            )
+        except NotWritable as error:
+            raise Refused(Reason.CONFLICT, f"spec.connectionSecret: {error}") from error
+        except ApiError as error:
+            raise _explain(f'spec.connectionSecret: Secret "{key.name}" cannot be written', error) from error
+        self._store.put(stored_of(written))
+        log.info("connection Secret written", extra={"object": str(owner.key), "secret": key.name})
+        return written
+
+    async def _delete_stale(self, errand: Errand, owner: Stored) -> None:
+        """Connection Secrets under names that the object does not name any more."""
+        for name in errand.stale:
+            stored = self._store.get(Key(errand.namespace, name))
+            if stored is not None and await delete_secret(
+                self._client, stored.key, stored.uid, stored.resource_version
+            ):
+                self._store.remove(stored.key, stored.uid)
+                log.info("connection Secret deleted", extra={"object": str(owner.key), "secret": name})
+
+
+_RESTORED = 'Secret "{name}" was deleted or changed and was written anew'
+
+
+def _connection(errand: Errand) -> Connection:
+    if errand.connection is None:
+        raise AssertionError("an errand that names no connection Secret delivers none")
+    return errand.connection
+
+
+def _version(secret: Secret) -> SecretVersion:
+    return SecretVersion(secret.uid, secret.version)
+
+
+def _check_owner(wanted: Connection, secret: Secret | None, owner: Stored) -> None:
+    """Raises Refused for a Secret that is not this object's; one of an earlier object of its name may be taken over."""
+    if secret is None:
+        return
+    if any(one.uid == owner.uid for one in secret.owners):
+        return
+    kind, group = owner.object()["kind"], PGROLES.group
+    earlier = any(
+        one.kind == kind and one.api_version.partition("/")[0] == group and one.name == owner.key.name
+        for one in secret.owners
+    )
+    if earlier and is_ours(secret.data, secret.annotations):
+        return
+    raise Refused(
+        Reason.CONFLICT,
+        f'spec.connectionSecret: Secret "{wanted.name}" exists and is not owned by this object, so it is not touched: '
+        f"choose another name, or delete it",
+    )
+
+
+def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
+    """What the API server refuses is said on the object; what may pass (conflict, limit, fault) is tried again."""
+    if error.status in (404, 409, 429) or error.status >= 500:
+        return error
+    if error.status in (401, 403):
+        return Waiting(Reason.SECRET_MISSING, f"{what}: {error}")
+    return Refused(Reason.INVALID_SPEC, f"{what}: {error}")
+
+
+def _prepare(errand: Errand, secret: Secret | None, clear: str | None) -> _Delivery:
+    """What the Secret shall hold. Hashes: for a thread. Raises Refused for what a template cannot hold."""
+    wanted = _connection(errand)
+    stamp, rotated = Stamp(), False
+    if errand.password.origin is Origin.GENERATED:
+        clear, stamp = _recover(errand, secret)
+        rotated = clear is None and stamp != Stamp()
+        if clear is None:
+            if not errand.restore and not rotated:
+                return _Delivery(None, stamp, spoiled=True)
+            clear, stamp = _generate(errand.password.length), Stamp(errand.at, errand.password.rotate)
+    username, address = errand.role_name, errand.address
+    # What an older template asked for can only be told from what others added by writing it anew.
+    if (
+        errand.delivered
+        and secret is not None
+        and is_current(
+            wanted,
+            secret.labels,
+            secret.annotations,
+            secret.data,
+            username=username,
+            password=clear,
+            address=address,
+            stamp=stamp,
+        )
+    ):
+        return _Delivery(clear, stamp)
+    if not errand.restore and not rotated:
+        return _Delivery(clear, stamp, spoiled=True)
+    salt = secrets.token_bytes(SALT_BYTES)
+    content = render(wanted, username=username, password=clear, address=address, stamp=stamp, salt=salt)
+    return _Delivery(clear, stamp, content, rotated)
+
+
+def _recover(errand: Errand, secret: Secret | None) -> tuple[str | None, Stamp]:
+    """The generated password that the Secret holds, unless there is none or another one is due."""
+    clear = None if secret is None else recover_password(secret.data, secret.annotations)
+    if secret is None or clear is None:
+        return None, Stamp()
+    stamp = read_stamp(secret.annotations)
+    if is_due(errand.password, stamp.rotated_at, {stamp.rotate, errand.record.rotate}, errand.at):
+        return None, stamp
+    return clear, stamp
+
+
+def _generate(length: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(length))
+
+
+def _hash(found: Credential, errand: Errand, password: str | Verifier) -> Credential:
+    """Whether the role logs in with it already, and if not, with what it shall. For a thread."""
+    stored = errand.stored
+    if isinstance(password, Verifier):
+        if stored == password:
+            return replace(found, fits=password.digest)
+        return replace(found, verifier=password)
+    # A role can set itself a verifier of any count, which takes that long to compare with.
+    as_expected = stored is not None and stored.scram is not None and stored.scram.iterations == errand.iterations
+    if stored is not None and as_expected and verifies(password, stored):
+        return replace(found, fits=stored.digest)
+    return replace(found, verifier=make_verifier(password, secrets.token_bytes(SALT_BYTES), errand.iterations))

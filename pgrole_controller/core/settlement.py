@@ -1,0 +1,202 @@
+"""Is the role's password what was asked for? What to set, what to remember, and what must be fetched first.
+
+Nothing is read or hashed as long as the Secret has the version that the claim remembers, and the role the verifier that
+was set. Else an errand fetches what is missing, and the next look settles it with what the errand brought.
+"""
+
+from dataclasses import dataclass, replace
+
+from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.connection import inputs_digest
+from pgrole_controller.core.credential import (
+    Credential,
+    Errand,
+    Origin,
+    Record,
+    SecretVersion,
+    is_due,
+    within_bounds,
+)
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.role import UNSEEN, Found, Password
+from pgrole_controller.core.sight import Ask, Server, Sight
+
+#: Sources that are no Secret.
+NO_PASSWORD = "none"  # noqa: S105 -- a word
+LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What follows for one look. `left`: the password stays whatever it is; else it shall be `password`.
+
+    `known`: the password was brought in from the same source before, so that another one is drift. `spoiled`: somebody
+    changed the connection Secret, and under Report it is left so. `rotated`: another password was generated.
+    """
+
+    record: Record
+    left: bool = True
+    password: Password | None = None
+    known: bool = False
+    errand: Errand | None = None
+    pending: PgRoleError | None = None
+    spoiled: bool = False
+    rotated: bool = False
+
+
+def settle(
+    ask: Ask, claim: Claim | None, there: Found | None, sight: Sight, server: Server, policy: Policy
+) -> Settlement:
+    record = _record(ask, claim)
+    left = _is_left(ask, there, claim, record)
+    if ask.credential is not None:
+        return _use(ask, ask.credential, there, record, left=left)
+    needed = False
+    if left:
+        settled = _leave(ask, record)
+    elif ask.password.origin is Origin.NOWHERE:
+        settled = _disable(there, record)
+    else:
+        settled = Settlement(record)
+        needed = not _is_settled(ask, there, record, sight)
+    why = _unseen_secrets(ask)
+    if why is not None:
+        return replace(settled, pending=why)
+    delivered = ask.connection is None or record.connection == _delivery(ask, server)
+    if not needed and delivered and not ask.secrets.stale:
+        return settled
+    return replace(settled, errand=_errand(ask, there, record, sight, server, policy))
+
+
+def _record(ask: Ask, claim: Claim | None) -> Record:
+    """What is remembered of this very object's password."""
+    if claim is None or (claim.owner.cluster, claim.owner.object_uid) != (ask.owner.cluster, ask.owner.object_uid):
+        return Record()
+    return claim.record
+
+
+def _is_left(ask: Ask, there: Found | None, claim: Claim | None, record: Record) -> bool:
+    if ask.password.origin is Origin.ELSEWHERE:
+        return True
+    # Left to others once the role is there: when it is adopted at once, else after the first that was set.
+    return "password" in ask.ignore and there is not None and (claim is None or bool(record.source))
+
+
+def _leave(ask: Ask, record: Record) -> Settlement:
+    if ask.password.origin is Origin.ELSEWHERE:
+        return Settlement(replace(record, source="", digest=""))
+    return Settlement(replace(record, source=record.source or LEFT))
+
+
+def _disable(there: Found | None, record: Record) -> Settlement:
+    known = record.source == NO_PASSWORD
+    new = replace(record, source=NO_PASSWORD, digest="")
+    if known and there is not None and there.role.password == UNSEEN:
+        return Settlement(new)
+    return Settlement(new, left=False, password=None, known=known)
+
+
+def _unseen_secrets(ask: Ask) -> PgRoleError | None:
+    needs_password = ask.password.origin is Origin.SECRET
+    if not needs_password and ask.connection is None:
+        return None
+    if ask.secrets.unknown is not None:
+        return Waiting(Reason.SECRET_MISSING, f"Secrets cannot be seen: {ask.secrets.unknown}")
+    if needs_password and ask.secrets.password is None:
+        return Waiting(
+            Reason.SECRET_MISSING,
+            f'spec.password.secretRef: there is no Secret "{ask.password.secret}" in namespace {ask.owner.namespace}; '
+            f"the role keeps the password it has",
+        )
+    return None
+
+
+def _is_settled(ask: Ask, there: Found | None, record: Record, sight: Sight) -> bool:
+    if there is None or not record.source or record.source != source_of(ask):
+        return False
+    if ask.password.origin is Origin.GENERATED and is_due(ask.password, record.rotated_at, {record.rotate}, sight.at):
+        return False
+    return there.role.password in (UNSEEN, Password(record.digest))
+
+
+def source_of(ask: Ask) -> str:
+    """What the password is made from, as far as metadata tells."""
+    if ask.password.origin is Origin.GENERATED:
+        return name_source(ask.secrets.connection)
+    return name_source(ask.secrets.password, ask.password.key)
+
+
+def name_source(secret: SecretVersion | None, key: str = "") -> str:
+    if secret is None:
+        return ""
+    return f"{secret}/{key}" if key else str(secret)
+
+
+def _delivery(ask: Ask, server: Server) -> str:
+    return name_delivery(ask.secrets.connection, *_inputs(ask, server))
+
+
+def _inputs(ask: Ask, server: Server) -> tuple[str, str]:
+    inputs = inputs_digest(ask.connection, ask.wanted.name, server.address) if ask.connection else ""
+    return inputs, source_of(ask) if ask.password.origin is Origin.SECRET else ""
+
+
+def name_delivery(secret: SecretVersion | None, inputs: str, source: str) -> str:
+    """The connection Secret that was written, what went into it, and the password that was copied into it."""
+    return "" if secret is None else f"{secret} {inputs} {source}"
+
+
+def _errand(ask: Ask, there: Found | None, record: Record, sight: Sight, server: Server, policy: Policy) -> Errand:
+    inputs = " ".join(_inputs(ask, server))
+    delivered = bool(record.connection) and record.connection.partition(" ")[2] == inputs
+    return Errand(
+        namespace=ask.owner.namespace,
+        role_name=ask.wanted.name,
+        password=ask.password,
+        connection=ask.connection,
+        stale=ask.secrets.stale,
+        record=record,
+        address=server.address,
+        at=sight.at,
+        iterations=within_bounds(sight.iterations),
+        forbidden=policy.forbidden_metadata,
+        delivered=delivered,
+        restore=not (ask.report_only and delivered),
+        oid=there.oid if there else None,
+    )
+
+
+def _use(ask: Ask, credential: Credential, there: Found | None, record: Record, *, left: bool) -> Settlement:
+    """What an errand brought. It may be known by now that the role logs in with something else again."""
+    kept = replace(record, connection=credential.connection or record.connection)
+    if left:
+        settled = _leave(ask, kept)
+    elif ask.password.origin is Origin.NOWHERE:
+        settled = _disable(there, kept)
+    elif not credential.source:
+        settled = Settlement(kept)
+    else:
+        settled = _set(credential, there.role.password if there else None, record, kept)
+    problem = credential.problem or settled.pending
+    return replace(settled, pending=problem, spoiled=credential.spoiled)
+
+
+def _set(credential: Credential, stored: Password | None, record: Record, kept: Record) -> Settlement:
+    new = replace(kept, source=credential.source, rotated_at=credential.rotated_at, rotate=credential.rotate)
+    known = record.source == credential.source
+    if known and stored in (UNSEEN, Password(record.digest)):
+        return Settlement(new)
+    if credential.fits and stored == Password(credential.fits):
+        return Settlement(replace(new, digest=credential.fits))
+    if credential.verifier is None:
+        again = Transient(Reason.PROGRESSING, "the password was changed again while it was looked at")
+        return Settlement(record, pending=again)
+    password = Password(credential.verifier.digest, credential.verifier)
+    return Settlement(
+        replace(new, digest=password.digest),
+        left=False,
+        password=password,
+        known=known,
+        rotated=record.rotated_at is not None and credential.rotated_at != record.rotated_at,
+    )
