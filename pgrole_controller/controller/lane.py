@@ -12,17 +12,20 @@ import random
 from collections.abc import Sequence
 
 import anyio
+from anyio.abc import TaskGroup
 
 from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.core.disown import Disown, Emptied
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.schedule import After, Visit
+from pgrole_controller.postgres.disown import disown
 from pgrole_controller.postgres.install import Installation
 from pgrole_controller.postgres.session import Session, attend
 
@@ -30,6 +33,9 @@ log = logging.getLogger(__name__)
 
 #: How many keys one visit takes at most: one query and one transaction.
 BATCH = 100
+
+#: How many roles are emptied at once, each on connections of its own.
+EMPTYING = 2
 
 #: Between attempts to connect, in seconds; doubled up to the second, with jitter.
 FIRST_DELAY = 0.25
@@ -54,6 +60,7 @@ class Lane:
         self._since = -math.inf  # of the session, on the loop's clock
         self._failures = 0  # in a row
         self._everything = anyio.Event()  # set: every object is to be looked at
+        self._emptying = anyio.CapacityLimiter(EMPTYING)
 
     async def run(self) -> None:
         """Until the queue is closed."""
@@ -136,7 +143,7 @@ class Lane:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answer_many)
             while visits := await self._queue.take(self.server.name, BATCH):
-                await self._visit(session, visits)
+                await self._visit(session, visits, tasks)
             tasks.cancel_scope.cancel()
 
     async def _release_orphans(self, session: Session) -> None:
@@ -155,12 +162,15 @@ class Lane:
     def _is_orphan(self, key: Key) -> bool:
         return self._objects.covers(key) and self._objects.server_name(key) != self.server.name
 
-    async def _visit(self, session: Session, visits: Sequence[Visit]) -> None:
+    async def _visit(self, session: Session, visits: Sequence[Visit], beside: TaskGroup) -> None:
         log.debug("visit", extra={"server": self.server.name, "keys": len(visits), "reason": visits[0].reason})
         under_way = {visit.key for visit in visits}
         try:
             for finding in await reconcile(list(under_way), self.server, self._objects, session):
-                self._reporter.report(finding)
+                if finding.disown is not None:
+                    beside.start_soon(self._empty, finding, finding.disown)
+                else:
+                    self._reporter.report(finding)
                 under_way.discard(finding.key)
                 for name in finding.released:
                     self._hint_sharing(name, finding.key)
@@ -168,6 +178,21 @@ class Lane:
             # Also when it is cancelled: a visit that never ends would be the last one to its key.
             for key in under_way:
                 self._queue.done(key, After(0.0))
+
+    async def _empty(self, finding: Finding, task: Disown) -> None:
+        """Empties a role that shall be dropped; its key is visited again when that is done."""
+        stored = finding.request.stored
+        try:
+            async with self._emptying:
+                emptied = Emptied()
+                try:
+                    await disown(self.server.endpoint, task)
+                except PgRoleError as error:
+                    emptied = Emptied(error)
+            if stored is not None:
+                self._objects.hand_over(stored.uid, emptied)
+        finally:
+            self._queue.done(finding.key, After(0.0))
 
     def _hint_sharing(self, role_name: str, but: Key | None = None) -> None:
         """What nobody claims any more is of interest to the others that name it."""

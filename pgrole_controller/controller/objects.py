@@ -11,6 +11,7 @@ from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection import HASH
 from pgrole_controller.core.credential import Credential, SecretsSeen, SecretVersion
+from pgrole_controller.core.disown import Emptied
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.policy import Policy
@@ -96,7 +97,7 @@ class Objects:
         """`secrets` holds the metadata of Secrets, indexed by `index_by_owner`."""
         self.store = store
         self._secrets = secrets
-        self._credentials: dict[str, Credential] = {}  # by uid of the object, for its next visit
+        self._brought: dict[str, Credential | Emptied] = {}  # by uid of the object, for its next visit
         self.cluster = cluster
         self._namespace = namespace
         self._client = client
@@ -125,19 +126,19 @@ class Objects:
                 proof,
                 policy,
                 secrets=self._see_secrets(stored, obj),
-                credential=self._credentials.pop(stored.uid, None),
+                brought=self._brought.pop(stored.uid, None),
             )
         except PgRoleError as error:
             return Request(key, stored, finalizer=False if _may_go(obj) else None, error=error)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
         return Request(key, stored, ask, _finalizer(ask, held))
 
-    def hand_over(self, uid: str, credential: Credential) -> None:
-        """What an errand brought for the next visit to this object."""
-        self._credentials[uid] = credential
+    def hand_over(self, uid: str, brought: Credential | Emptied) -> None:
+        """What was fetched or done for the next visit to this object."""
+        self._brought[uid] = brought
 
-    def forget_credential(self, uid: str) -> None:
-        self._credentials.pop(uid, None)
+    def forget_brought(self, uid: str) -> None:
+        self._brought.pop(uid, None)
 
     def covers(self, key: Key) -> bool:
         """Whether the store would hold such an object: what it does not watch is not missing in it."""

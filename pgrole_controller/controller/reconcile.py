@@ -12,11 +12,13 @@ from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.credential import Errand, next_rotation
+from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.diff import field_names
+from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome, of_error, of_read_back
-from pgrole_controller.core.plan import Deed, Plan, decide, decide_absent
+from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.sight import Server, Sight
 from pgrole_controller.postgres.session import Session
@@ -36,6 +38,7 @@ class Finding:
     fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
     released: tuple[str, ...] = ()  # role names that nobody claims any more
     errand: Errand | None = None  # to be run before the next visit, which follows at once
+    disown: Disown | None = None  # to be done before the next visit, which follows at once
     next_rotation: datetime | None = None
     rotates_in: float = 0.0  # seconds until then, by the server's clock
     done_with: bool = False  # the object may go: its finalizer is removed
@@ -150,8 +153,9 @@ class _Visited:
             deed=first.deed,
             fields=self.decision.reported or first.drift or field_names(first.changes),
             released=released,
-            done_with=ending and not self.decision.writes,
+            done_with=ending and not self.decision.writes and self.decision.disown is None,
             errand=self.decision.errand,
+            disown=self.decision.disown,
             next_rotation=due,
             rotates_in=max((due - self._sight.at).total_seconds(), 0.0) if due else 0.0,
         )
@@ -176,6 +180,7 @@ async def _add_surroundings(requests: Sequence[Request], sights: list[Sight], se
     """What the roles refer to: asked for all of them at once, and only where they refer to anything."""
     wanted = [request.ask.wanted for request in requests if request.ask]
     groups = {held.role for role in wanted for held in role.member_of}
+    groups |= {request.ask.heir for request in requests if request.ask and request.ask.terminating} - {""}
     parameters = {name for role in wanted for name in role.parameter_names}
     databases = {database for role in wanted for database, _ in role.database_parameters}
     if not (groups or parameters or databases):
@@ -185,7 +190,7 @@ async def _add_surroundings(requests: Sequence[Request], sights: list[Sight], se
 
 
 async def _add_needs(requests: Sequence[Request], sights: list[Sight], session: Session) -> list[Sight]:
-    """What still needs the roles that shall be dropped."""
+    """What still needs the roles that shall be dropped, who uses them, and who is to get what they own."""
     ending = {
         place: found.oid
         for place, request in enumerate(requests)
@@ -195,10 +200,20 @@ async def _add_needs(requests: Sequence[Request], sights: list[Sight], session: 
     }
     if not ending:
         return sights
-    needs = await session.look_for_needs(list(ending.values()))
+    oids = list(ending.values())
+    needs, sessions = await session.look_for_needs(oids), await session.look_for_sessions(oids)
+    names = {request.ask.heir for request in requests if request.ask and request.ask.terminating} - {""}
+    heirs = await session.look_for_heirs(names) if names else {}
     return [
-        replace(sight, needs=needs.get(ending[place], ())) if place in ending else sight
-        for place, sight in enumerate(sights)
+        replace(
+            sight,
+            needs=needs.get(ending[place], ()),
+            sessions=sessions.get(ending[place], 0),
+            heir=heirs.get(request.ask.heir) if request.ask else None,
+        )
+        if place in ending
+        else sight
+        for place, (request, sight) in enumerate(zip(requests, sights, strict=True))
     ]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgrole_controller.core.errors import Reason, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 
 #: A condition is read by people: what is blocked in more places is counted.
 _SHOWN = 5
@@ -28,6 +28,23 @@ class Obstacle:
 
     database: str
     words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """What came of it; `problem` is what stood in the way."""
+
+    problem: PgRoleError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heir:
+    """A role that is there to be given what another one owns. `place` is whose it is, where an object has it:
+    cluster, namespace, uid of the namespace.
+    """
+
+    oid: int
+    place: tuple[str, str, str] | None = None
 
 
 def blocked(role: str, obstacles: Sequence[Obstacle]) -> Waiting:

@@ -1,30 +1,13 @@
-"""What is done about one object: who owns the role, what is changed, what is claimed or released.
+"""What is done about one object, in one transaction, and what it is called afterwards."""
 
-`decide` is given what the object asks and what was seen of it in the database, and returns a plan or raises Refused
-or Waiting. It is called anew at every look and holds no memory; calling it again after its plan was carried out gives
-a plan without changes.
-"""
-
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.credential import Errand, Origin, Record
-from pgrole_controller.core.diff import Change, Drop, diff, field_names
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
-from pgrole_controller.core.policy import (
-    Policy,
-    Surroundings,
-    check_holds,
-    check_memberships,
-    check_parameters,
-    check_protected,
-    check_wanted,
-)
-from pgrole_controller.core.role import Found, Role, digest
-from pgrole_controller.core.settlement import Settlement, settle
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.credential import Errand, Record
+from pgrole_controller.core.diff import Change
+from pgrole_controller.core.disown import Disown
+from pgrole_controller.core.errors import PgRoleError
 
 
 class Deed(Enum):
@@ -62,6 +45,7 @@ class Plan:
     reported: tuple[str, ...] = ()
     pending: tuple[PgRoleError, ...] = ()
     errand: Errand | None = None
+    disown: Disown | None = None
     releases: tuple[tuple[str, str], ...] = ()
     forget: bool = False
     deed: Deed = Deed.NOTHING
@@ -75,212 +59,3 @@ class Plan:
     def writes(self) -> bool:
         """Whether there is anything to carry out."""
         return bool(self.changes or self.owner or self.record or self.releases or self.forget)
-
-
-def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
-    """The plan for one look. Raises Refused or Waiting when nothing may be done."""
-    if ask.terminating:
-        return _decide_end(ask, sight, server, policy)
-    if ask.suspended:
-        raise Refused(Reason.SUSPENDED, "spec.suspend is true: nothing is looked at or changed")
-    _check_name(ask, sight, server, policy)
-    check_held(sight)
-    check_wanted(policy, ask.wanted)
-    check_memberships(policy, ask.wanted, sight.around)
-    check_parameters(policy, ask.wanted, sight.around)
-    wanted, pending = _within_reach(ask.wanted, sight.around)
-    asked = replace(ask, wanted=wanted)
-    claim = find_own_claim(asked, sight, server)
-    target = find_target(claim, sight, server, policy) if claim else sight.named
-    settled = settle(asked, claim, target, sight, server, policy)
-    if settled.left:
-        asked = replace(asked, ignore=asked.ignore | {"password"})
-    else:
-        asked = replace(asked, wanted=replace(wanted, password=settled.password), ignore=asked.ignore - {"password"})
-    releases = tuple(former for former in sight.former if former[1] != ask.owner.object_uid)
-    if claim is None:
-        plan = _take_first(asked, sight, server, policy, settled)
-    else:
-        plan = _keep(asked, claim, target, sight, server, settled)
-    waiting = (*pending, settled.pending) if settled.pending else pending
-    return replace(plan, pending=waiting, errand=settled.errand, releases=releases)
-
-
-def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[PgRoleError, ...]]:
-    """What can be brought in now, and what waits: it is not part of what is `applied`, so that it is no drift."""
-    missing = [held.role for held in wanted.member_of if held.role not in around.groups]
-    nowhere = [database for database, _ in wanted.database_parameters if database not in around.databases]
-    pending: list[PgRoleError] = []
-    if missing:
-        names = ", ".join(f'"{name}"' for name in missing)
-        text = f"membership waits for roles that are not there yet: {names}; all else is as declared"
-        pending.append(Waiting(Reason.MEMBERSHIP_PENDING, text))
-    if nowhere:
-        names = ", ".join(f'"{name}"' for name in nowhere)
-        text = f"spec.databaseParameters: there is no such database yet: {names}; all else is as declared"
-        pending.append(Waiting(Reason.DATABASE_ERROR, text))
-    return replace(
-        wanted,
-        member_of=tuple(held for held in wanted.member_of if held.role not in missing),
-        database_parameters=tuple(item for item in wanted.database_parameters if item[0] not in nowhere),
-    ), tuple(pending)
-
-
-def _leave(ignore: frozenset[str], wanted: Role, there: Role) -> Role:
-    """What is wanted, but for the fields that are left to others."""
-    values = {item.name: getattr(there if item.name in ignore else wanted, item.name) for item in fields(Role)}
-    return Role(**values)
-
-
-def decide_absent(sight: Sight) -> Plan:
-    """The plan for a key whose object is gone: what it claimed is released, and stays as it is."""
-    return Plan(role_name="", releases=sight.former)
-
-
-def _check_name(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
-    found = [one for one in (sight.named, sight.claimed) if one]
-    check_protected(policy, ask.wanted.name, found, server.own_roles)
-
-
-def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, settled: Settlement) -> Plan:
-    """No claim of this object yet: create the role, or adopt it."""
-    if ask.older_rival and sight.claim is None:
-        raise Refused(
-            Reason.CONFLICT,
-            f'PgRole {ask.older_rival} asks for role "{ask.wanted.name}" too, and is older',
-        )
-    named = sight.named
-    for rival, proof in ask.proven_rivals:
-        if sight.claim is None and named and proves(proof, named, server):
-            raise Refused(Reason.CONFLICT, f'role "{ask.wanted.name}" was brought in by PgRole {rival}')
-    wanted = _leave(ask.ignore, ask.wanted, named.role) if named else ask.wanted
-    changes = diff(wanted, named.role if named else None)
-    if named:
-        _check_adoption(ask, named, changes, settled, policy)
-    return Plan(
-        role_name=ask.wanted.name,
-        changes=changes,
-        oid=named.oid if named else None,
-        seen_as=ask.wanted.name,
-        claim=sight.claim,
-        owner=ask.owner,
-        applied=_digest(ask),
-        record=settled.record if settled.record != Record() else None,
-        deed=Deed.ADOPTED if named else Deed.CREATED,
-    )
-
-
-def _check_adoption(ask: Ask, named: Found, changes: tuple[Change, ...], settled: Settlement, policy: Policy) -> None:
-    names = field_names(changes)
-    if settled.errand and ask.password.origin in (Origin.SECRET, Origin.GENERATED) and not settled.record.source:
-        names = (*names, "password")
-    what = f"would change {', '.join(names)}" if names else "would change nothing"
-    if not ask.adopt:
-        raise Refused(
-            Reason.ROLE_EXISTS,
-            f'role "{named.role.name}" exists already and is not claimed by this object; adoption {what}. '
-            f"Set spec.adopt: true to take it over, or choose another spec.name",
-        )
-    if not policy.adopt:
-        raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow adoption")
-    check_holds(policy, named, deed="adoption")
-
-
-def _keep(ask: Ask, claim: Claim, target: Found | None, sight: Sight, server: Server, settled: Settlement) -> Plan:
-    """The role is this object's: bring in what differs, and say whether somebody else had changed it."""
-    applied = _digest(ask)
-    wanted = _leave(ask.ignore, ask.wanted, target.role) if target else ask.wanted
-    changes = diff(wanted, target.role if target else None)
-    same_server = claim.system_identifier == server.system_identifier
-    replaced = same_server and target is not None and target.oid != claim.role_oid
-    fields = ("role", *field_names(changes)) if replaced else field_names(changes)
-    drift = tuple(name for name in fields if name != "password" or settled.known)
-    if claim.applied != applied or claim.released:
-        drift = ()
-    reported = drift if ask.report_only else ()
-    if reported:
-        changes = tuple(change for change in changes if change.field not in reported)
-        drift = ()
-    record = settled.record if settled.record != claim.record and "password" not in reported else None
-    current = sight.claim == claim and claim.owner == ask.owner and not claim.released and same_server and not replaced
-    keeps = (current and claim.applied == applied) or bool(reported)
-    return Plan(
-        role_name=ask.wanted.name,
-        changes=changes,
-        oid=target.oid if target else None,
-        seen_as=target.role.name if target else ask.wanted.name,
-        claim=sight.claim,
-        owner=None if keeps and not changes else ask.owner,
-        applied=applied,
-        record=record,
-        drift=drift,
-        reported=(*reported, "connectionSecret") if settled.spoiled else reported,
-        deed=_deed(changes, drift, target, settled, claimless=sight.claim is None),
-    )
-
-
-def _digest(ask: Ask) -> str:
-    """The digest of what is kept: what is left to others is not part of it."""
-    return digest(_leave(ask.ignore, ask.wanted, Role(ask.wanted.name)))
-
-
-def _deed(
-    changes: tuple[Change, ...], drift: tuple[str, ...], target: Found | None, settled: Settlement, *, claimless: bool
-) -> Deed:
-    if claimless:
-        return Deed.RECLAIMED
-    if drift:
-        return Deed.CORRECTED
-    if settled.rotated and field_names(changes) == ("password",):
-        return Deed.ROTATED
-    if changes:
-        return Deed.CHANGED if target else Deed.CREATED
-    return Deed.NOTHING
-
-
-def _decide_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
-    """The object is being deleted: its role is dropped, or released as it is."""
-    try:
-        claim = find_own_claim(ask, sight, server)
-    except Refused:
-        claim = None  # another's: nothing of it is touched
-    held = claim is not None and sight.claim is not None and not claim.released
-    own = ((claim.role_name, claim.owner.object_uid),) if claim and held else ()
-    if not ask.drop or claim is None:
-        return Plan(role_name=ask.wanted.name, releases=(*sight.former, *own))
-    try:
-        _check_end(ask, sight, server, policy)
-        target = find_target(claim, sight, server, policy)
-    except Refused as refused:
-        raise Waiting(Reason.DROP_BLOCKED, f"{refused.message}. {_WAY_OUT}") from refused
-    return Plan(
-        role_name=ask.wanted.name,
-        changes=(Drop(target.role.name),) if target else (),
-        oid=target.oid if target else None,
-        seen_as=target.role.name if target else ask.wanted.name,
-        claim=sight.claim,
-        releases=sight.former,
-        forget=sight.claim is not None,
-        deed=Deed.DROPPED if target else Deed.NOTHING,
-    )
-
-
-_WAY_OUT = "To keep the role and let the object go, set spec.deletionPolicy: Retain"
-
-
-def _check_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
-    if ask.suspended:
-        raise Refused(Reason.SUSPENDED, "spec.suspend is true, so the role is not dropped")
-    if not policy.drop:
-        raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow objects to drop roles")
-    _check_name(ask, sight, server, policy)
-    check_held(sight)
-    if sight.needs:
-        counts = ", ".join(
-            f'{need.count} in database "{need.database}"' if need.database else f"{need.count} shared by the server"
-            for need in sight.needs
-        )
-        raise Refused(
-            Reason.DROP_BLOCKED,
-            f'role "{ask.wanted.name}" still owns objects, has grants or members: {counts}',
-        )

@@ -65,7 +65,7 @@ def check_wanted(policy: Policy, wanted: Role) -> None:
 def check_protected(policy: Policy, name: str, found: Iterable[Found], own_roles: frozenset[str]) -> None:
     """Raises Refused for a role that no object may touch, by its wanted name or by what was found for it."""
     for role_name, oid in ((name, None), *((one.role.name, one.oid) for one in found)):
-        why = _protection(policy, role_name, oid, own_roles)
+        why = protection(policy, role_name, oid, own_roles)
         if why:
             raise Refused(Reason.PROTECTED, f'role "{role_name}" is {why}: no PgRole may change, adopt or drop it')
 
@@ -130,7 +130,8 @@ def _beyond(policy: Policy, role: Role) -> list[str]:
     return [name for name in POWERS if getattr(role, name) and name not in policy.attributes]
 
 
-def _protection(policy: Policy, name: str, oid: int | None, own_roles: frozenset[str]) -> str | None:
+def protection(policy: Policy, name: str, oid: int | None, own_roles: frozenset[str]) -> str | None:
+    """Why no object may touch a role; None when one may. `oid` None: only its name is known."""
     if name in own_roles:
         return "the controller's own role"
     if name.startswith("pg_"):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection import Address, Connection
 from pgrole_controller.core.credential import Credential, PasswordAsk, SecretsSeen
+from pgrole_controller.core.disown import Emptied, Heir
 from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.core.role import Found, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS
@@ -18,7 +19,8 @@ class Ask:
     """What one object asks for.
 
     `older_rival` names an older object that asks for the same role on the same server; `proven_rivals` are those whose
-    status says that they had it. `credential` is what the errand brought that the look before asked for.
+    status says that they had it. `credential` is what the errand brought that the look before asked for,
+    `emptied` what came of emptying the role for `heir`.
     """
 
     owner: Owner
@@ -34,6 +36,9 @@ class Ask:
     proven_rivals: tuple[tuple[str, Proof], ...] = ()
     password: PasswordAsk = field(default_factory=PasswordAsk)
     connection: Connection | None = None
+    heir: str = ""
+    terminate_sessions: bool = False
+    emptied: Emptied | None = None
     secrets: SecretsSeen = field(default_factory=SecretsSeen)
     credential: Credential | None = None
 
@@ -73,6 +78,8 @@ class Sight:
     claim: Claim | None = None
     former: tuple[tuple[str, str], ...] = ()
     needs: tuple[Needs, ...] = ()
+    sessions: int = 0
+    heir: Heir | None = None
     around: Surroundings = field(default_factory=Surroundings)
     at: datetime = _BEFORE
     iterations: int = LEAST_ITERATIONS

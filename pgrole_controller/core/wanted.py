@@ -9,6 +9,7 @@ from pgrole_controller.core.claim import Owner, Proof
 from pgrole_controller.core.connection import Connection
 from pgrole_controller.core.credential import Credential, Origin, PasswordAsk, SecretsSeen, request_of
 from pgrole_controller.core.ddl import NAME_BYTES
+from pgrole_controller.core.disown import Emptied
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters, canonical
@@ -70,11 +71,12 @@ def ask_of(
     policy: Policy,
     *,
     secrets: SecretsSeen | None = None,
-    credential: Credential | None = None,
+    brought: Credential | Emptied | None = None,
 ) -> Ask:
     """What the object asks. `rivals` are the other objects that name the same role on the same server.
 
-    `secrets` are those that it names, as far as they are seen; `credential` is what an errand for it brought.
+    `secrets` are those that it names, as far as they are seen; `brought` is what was fetched or done for it since the
+    last look.
     """
     spec = pgrole.spec
     some = list(rivals)
@@ -93,7 +95,10 @@ def ask_of(
         password=_password(pgrole),
         connection=_connection(pgrole),
         secrets=secrets or SecretsSeen(),
-        credential=credential,
+        credential=brought if isinstance(brought, Credential) else None,
+        heir=spec.reassign_owned_to,
+        terminate_sessions=spec.terminate_sessions,
+        emptied=brought if isinstance(brought, Emptied) else None,
     )
 
 

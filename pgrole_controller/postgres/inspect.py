@@ -12,6 +12,7 @@ import asyncpg
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.credential import Record
+from pgrole_controller.core.disown import Heir
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.membership import Grant, Membership, membership_of
@@ -121,6 +122,23 @@ async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[in
     for row in rows:
         needs[row["role"]] = (*needs.get(row["role"], ()), Needs(row["database"], row["count"]))
     return needs
+
+
+async def look_for_sessions(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
+    """How many sessions each of these roles has; one without any is not in the result."""
+    with speaking():
+        rows = await connection.fetch(queries.inspect("sessions"), list(oids))
+    return {row["role"]: row["count"] for row in rows}
+
+
+async def look_for_heirs(connection: Connection, names: Collection[str], system_identifier: int) -> dict[str, Heir]:
+    """Those of these roles that are there."""
+    with speaking():
+        rows = await connection.fetch(queries.inspect("heirs"), list(names), system_identifier)
+    return {
+        row["name"]: Heir(row["oid"], row["cluster"] and (row["cluster"], row["namespace"], row["namespace_uid"]))
+        for row in rows
+    }
 
 
 async def look_for_verifiers(connection: Connection, oids: Sequence[int]) -> dict[int, Verifier]:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import anyio
 
+from pgrole_controller.core.disown import Heir
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.plan import Plan
@@ -73,6 +74,13 @@ class Session:
 
     async def look_for_needs(self, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
         return await inspect.look_for_needs(self._connection, oids)
+
+    async def look_for_sessions(self, oids: Sequence[int]) -> dict[int, int]:
+        return await inspect.look_for_sessions(self._connection, oids)
+
+    async def look_for_heirs(self, names: Collection[str]) -> dict[str, Heir]:
+        async with self._trusting():
+            return await inspect.look_for_heirs(self._connection, names, self.identity.system_identifier)
 
     async def look_for_verifiers(self, oids: Sequence[int]) -> dict[int, Verifier]:
         async with self._trusting():

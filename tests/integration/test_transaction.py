@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.ddl import quote_identifier, quote_literal, statements
+from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import diff
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Key
-from pgrole_controller.core.plan import Plan, decide
+from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import POWERS, Role
 from pgrole_controller.core.sight import Ask, Server, Sight

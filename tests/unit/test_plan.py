@@ -6,9 +6,10 @@ import pytest
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection import Address
+from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.diff import Create, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
-from pgrole_controller.core.plan import Deed, Plan, decide, decide_absent
+from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import Found, Role, digest
 from pgrole_controller.core.sight import Ask, Needs, Server, Sight
