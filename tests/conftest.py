@@ -24,9 +24,9 @@ SERVERS = pytest.StashKey[Servers]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--postgres",
-        default=os.environ.get("PGROLE_TEST_POSTGRES", DEFAULT),
+        default=os.environ.get("TEST_POSTGRES", DEFAULT),
         metavar="VERSION",
-        help=f"PostgreSQL to test against: a major version, or docker:VERSION (PGROLE_TEST_POSTGRES, else {DEFAULT})",
+        help=f"PostgreSQL to test against: a major version, or docker:VERSION (TEST_POSTGRES, else {DEFAULT})",
     )
 
 

@@ -1,6 +1,7 @@
 """sql/install: the procedure `watch` notices by itself, within a tick and a look, and not on its own account."""
 
 import random
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -10,6 +11,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid, seen_home
@@ -80,8 +82,14 @@ async def while_watching(eye: Connection, work: Callable[[], Awaitable[None]]) -
 
 async def looks(eye: Connection) -> int:
     """How often this connection, with track_functions, has called observe()."""
-    await eye.execute("SELECT pg_stat_force_next_flush()")
-    await eye.execute("SELECT 1")
+    # What it counted is told some time after, all of it together: so also that it called this.
+    mark = f"pg_temp.mark_{secrets.token_hex(4)}"
+    await eye.execute(f"CREATE FUNCTION {mark}() RETURNS void LANGUAGE plpgsql AS 'BEGIN END'; SELECT {mark}()")
+
+    async def is_told() -> bool:
+        return bool(await eye.fetchval(f"SELECT pg_stat_get_function_calls('{mark}'::regproc)"))
+
+    assert await reached(is_told, DEADLINE)
     return int(await eye.fetchval("SELECT coalesce(pg_stat_get_function_calls('pgrole.observe'::regproc), 0)"))
 
 
