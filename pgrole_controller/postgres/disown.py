@@ -35,13 +35,16 @@ _SESSIONS_EVERY = 0.05
 #: Beyond the server's own statement_timeout, for a statement that is not interrupted.
 STATEMENT_SECONDS = 12.0
 _TIMEOUTS = {"statement_timeout": "10s", "lock_timeout": "2s", "client_min_messages": "error"}
+#: So many tables, views and sequences are handed over in one transaction: each takes several locks.
+PIECE = 300
 #: How often a database is begun with anew, when somebody makes something as the role meanwhile.
 ROUNDS = 8
 
 #: Raised by sql/disown/drop_owned.sql when something was made as the role since it was looked at: nothing was changed.
 MADE_MEANWHILE = "PGR03"
 
-_AGAIN = {MADE_MEANWHILE, "XX000", "40001", "40P01"}
+#: Beside it, what concurrent changes of catalogs lead to: an object that was dropped or altered meanwhile.
+_AGAIN = {MADE_MEANWHILE, "XX000", "40001", "40P01", "3F000", "42704", "42P01"}
 _DATABASE_IS_GONE = "3D000"
 #: Classes of SQLSTATE that say something of the server or the connection, not of the one database.
 _OF_THE_SERVER = ("08", "53300", "57P", "PGR01")
@@ -87,17 +90,22 @@ async def disown(endpoint: Endpoint, task: Disown, deadline: float = DISOWN_SECO
             new_owner = await _find_new_owner(home, task)
             await _end_sessions(home, task)
             if task.new_owner is not None:
-                settings = {**_TIMEOUTS, "pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner)}
-                with speaking():
-                    place = await home.fetchrow(_sql("place"))
-                assert place is not None  # noqa: S101
-                await _empty(home, _Emptying(endpoint, task, settings, place))
+                await _empty(home, await _prepare(home, endpoint, task, new_owner))
         log.info("role was emptied", extra={"role": task.role, "new_owner": task.new_owner})
         return
     raise Transient(
         Reason.PROGRESSING,
         f'role "{task.role}" was not emptied within {deadline:.0f} s: what is left is done next time',
     )
+
+
+async def _prepare(home: Connection, endpoint: Endpoint, task: Disown, new_owner: int | None) -> _Emptying:
+    oids = {"pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner), "pgrole.piece": str(PIECE)}
+    with speaking():
+        place = await home.fetchrow(_sql("place"))
+    if place is None:
+        raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of itself")
+    return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, place)
 
 
 async def _find_new_owner(home: Connection, task: Disown) -> int | None:
@@ -233,8 +241,7 @@ async def _hand_over(emptying: _Emptying, connection: Connection, *, drop: bool)
     reason = ""
     for _ in range(ROUNDS):
         try:
-            if await _owns(connection, emptying.task):
-                await _execute(connection, "reassign")
+            if await _reassign(connection, emptying.task):
                 continue  # look again, at what is committed now
             if drop:
                 await _execute(connection, "drop_owned")
@@ -248,9 +255,20 @@ async def _hand_over(emptying: _Emptying, connection: Connection, *, drop: bool)
     raise Waiting(Reason.DROP_BLOCKED, words + reason)
 
 
-async def _owns(connection: Connection, task: Disown) -> bool:
-    with speaking():
-        return bool(await connection.fetchval(_sql("owned"), task.oid))
+async def _reassign(connection: Connection, task: Disown) -> bool:
+    """Whether there was anything to hand over."""
+    relations: int | None = None
+    while True:
+        with speaking():
+            owned = await connection.fetchrow(_sql("owned"), task.oid)
+        if owned is None or not owned["anything"]:
+            return relations is not None
+        if owned["relations"] <= PIECE or (relations is not None and owned["relations"] >= relations):
+            break
+        relations = owned["relations"]
+        await _execute(connection, "reassign_some")
+    await _execute(connection, "reassign")
+    return True
 
 
 async def _check_left(home: Connection, task: Disown) -> None:

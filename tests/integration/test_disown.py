@@ -13,13 +13,14 @@ import pytest_asyncio
 from pgrole_controller.core.ddl import quote_identifier, quote_literal
 from pgrole_controller.core.disown import Disown, Obstacle, blocked
 from pgrole_controller.core.errors import Reason, Transient, Waiting
-from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.disown import MADE_MEANWHILE, _sql, disown
+from tests.servers import Servers
 
 DEADLINE = 60.0
-SETTINGS = {"max_prepared_transactions": "5"}
+SETTINGS = {"max_prepared_transactions": "5", "max_locks_per_transaction": "20"}
 
 
 @dataclass
@@ -99,9 +100,9 @@ class Trial:
         return None if found is None else str(found)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[18, 16])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[PostgresServer]:
-    async with postgres(version=request.param, settings=SETTINGS) as own:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run(settings=SETTINGS) as own:
         yield own
 
 
@@ -168,6 +169,10 @@ OWNED = {
     "dictionary": "CREATE TEXT SEARCH DICTIONARY s.td (TEMPLATE = simple)",
     "conversion": "CREATE CONVERSION s.cv FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8",
     "extended statistics": "CREATE STATISTICS s.st ON relname, relkind FROM s.plain",
+    "operator class": "CREATE OPERATOR CLASS s.oc FOR TYPE int USING hash AS OPERATOR 1 =",
+    "operator family": "CREATE OPERATOR FAMILY s.of USING btree",
+    "text search configuration": "CREATE TEXT SEARCH CONFIGURATION s.tc (COPY = pg_catalog.simple)",
+    "extension": "DROP EXTENSION plpgsql; CREATE EXTENSION plpgsql",
     "foreign server": "CREATE SERVER sv FOREIGN DATA WRAPPER w",
 }
 GIVEN = {
@@ -175,7 +180,7 @@ GIVEN = {
     "event trigger": "CREATE FUNCTION s.et() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; "
     "CREATE EVENT TRIGGER et ON ddl_command_start WHEN TAG IN ('CREATE CAST') EXECUTE FUNCTION s.et(); "
     "ALTER EVENT TRIGGER et OWNER TO {role}",
-    "extension's language": "CREATE LANGUAGE l HANDLER plpgsql_call_handler; ALTER LANGUAGE l OWNER TO {role}",
+    "language": "CREATE LANGUAGE l HANDLER plpgsql_call_handler; ALTER LANGUAGE l OWNER TO {role}",
 }
 # What a role can have been given, or named in, beside what it owns.
 PRIVILEGES = {
@@ -202,7 +207,12 @@ ALTER TABLE s.plain OWNER TO {role}; CREATE FOREIGN DATA WRAPPER w; CREATE SERVE
 GRANT ALL ON FOREIGN DATA WRAPPER w TO PUBLIC; GRANT ALL ON FOREIGN SERVER loopback TO PUBLIC"""
 
 
+def privileges(trial: Trial) -> dict[str, str]:
+    return {kind: statement for kind, statement in PRIVILEGES.items() if trial.version >= 15 or kind != "a parameter"}
+
+
 async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: Trial) -> None:
+    await trial.start("plain")  # the owner of an extension has no quotes in its name
     oid = await trial.oid()
     await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER")
     for kind, statement in {**OWNED, **GIVEN}.items():
@@ -219,7 +229,7 @@ async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: Tria
 
 async def test_privileges_are_taken_away_without_a_false_alarm(trial: Trial) -> None:
     oid = await trial.oid()
-    for kind, statement in PRIVILEGES.items():
+    for kind, statement in privileges(trial).items():
         async with emptying(trial.home, oid):
             await trial.home.execute(STAGE.format(role=trial.heir))
             await trial.home.execute(statement.format(role=trial.q, heir=trial.heir))
@@ -230,12 +240,13 @@ async def test_privileges_are_taken_away_without_a_false_alarm(trial: Trial) -> 
 
 
 async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_dropped(trial: Trial) -> None:
+    await trial.start("plain")
     await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER; ALTER ROLE {trial.heir} SUPERUSER")
     inside = []
     for name in (await trial.create_database(), await trial.create_database()):
         superuser = await trial.enter(name, "postgres", STAGE.format(role=trial.heir))
         await trial.become(name, *(OWNED[kind] for kind in OWNED if kind not in {"unlogged table", "procedure"}))
-        for statement in (*GIVEN.values(), *PRIVILEGES.values()):
+        for statement in (*GIVEN.values(), *privileges(trial).values()):
             if "s.e" not in statement and "POLICY" not in statement:
                 await superuser.execute(statement.format(role=trial.q, heir=trial.heir))
         await superuser.execute("INSERT INTO s.t SELECT n FROM generate_series(1, 10) AS n")
@@ -340,6 +351,21 @@ async def test_what_is_made_as_the_role_time_and_again_is_said_and_never_dropped
     assert name in message
     assert "SET ROLE" in message
     assert await superuser.fetchval("SELECT n FROM kept") == 1
+
+
+async def test_more_than_the_server_can_lock_at_once_is_handed_over_in_pieces(trial: Trial) -> None:
+    name = await trial.create_database()
+    superuser = await trial.enter(name)
+    for start in range(0, 2000, 200):
+        await superuser.execute(
+            f"DO $$ BEGIN FOR i IN {start}..{start + 199} LOOP "
+            f"EXECUTE format('CREATE TABLE t%s (a serial PRIMARY KEY)', i);"
+            f"EXECUTE format($q$ALTER TABLE t%s OWNER TO {trial.q}$q$, i); END LOOP; END $$"
+        )
+    await trial.disown()
+    owned = "SELECT count(*) FROM pg_class WHERE relowner = $1::regrole AND relkind IN ('r', 'S')"
+    assert await superuser.fetchval(owned, trial.heir) == 4000
+    await trial.drop()
 
 
 async def test_sessions_block_with_their_count_or_are_ended_when_asked_for(trial: Trial) -> None:
@@ -562,15 +588,18 @@ async def test_members_and_memberships_that_it_granted_do_not_keep_a_role(trial:
         f"SET ROLE {trial.q}; GRANT {group} TO {member} WITH ADMIN OPTION; RESET ROLE;"
         f"SET ROLE {member}; GRANT {group} TO {passed}; RESET ROLE; GRANT {group} TO {trial.heir}"
     )
-    assert await trial.needs() == {"": 3}
+    # two members, and since PostgreSQL 16 the membership that it granted
+    assert await trial.needs() == {"": 3 if trial.version >= 16 else 2}
     await trial.disown()
     await trial.drop()
     members = await trial.home.fetch(
         "SELECT member::regrole::text AS name FROM pg_auth_members WHERE roleid = $1::regrole", group
     )
-    assert [row["name"] for row in members] == [trial.heir]
+    kept = [trial.heir] if trial.version >= 16 else [trial.heir, member, passed]
+    assert sorted(row["name"] for row in members) == sorted(kept)
 
 
+@pytest.mark.since(16, "memberships that the creator of a role gives to itself")
 async def test_memberships_that_a_role_granted_to_itself_are_no_need(trial: Trial) -> None:
     await trial.home.execute(
         f"ALTER ROLE {trial.q} CREATEROLE; SET createrole_self_grant = 'inherit, set'; SET ROLE {trial.q};"
