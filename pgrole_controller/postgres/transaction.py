@@ -105,7 +105,9 @@ def _without(plan: Plan, obstacles: Sequence[Obstacle]) -> Plan | None:
     if not (ours and blocked and left) or any(isinstance(change, Rename) for change in blocked):
         return None
     owner = plan.owner if plan.drift else None
-    return replace(plan, changes=left, owner=owner, drift=field_names(left) if owner else ())
+    # What is remembered of a password is true only once it is set.
+    record = None if "password" in field_names(tuple(blocked)) else plan.record
+    return replace(plan, changes=left, owner=owner, record=record, drift=field_names(left) if owner else ())
 
 
 async def _run(
