@@ -148,6 +148,18 @@ async def test_detection_is_watch_with_oid_and_xmin_of_pg_authid_alone(steward: 
     assert not await database.fetchval("SELECT has_column_privilege($1, 'pg_authid', 'rolpassword', 'SELECT')", STEWARD)
 
 
+async def test_a_password_is_set_and_follows_its_secret_although_it_cannot_be_read_back(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("source", password="first")
+    await declare(kube, role, login=True, password={"secretRef": {"name": "source"}})
+    await database.wait_password(role, "first")
+    await kube.apply_secret("source", password="second")
+    await database.wait_password(role, "second")
+    obj = await kube.wait_ready("app")
+    assert obj["status"]["driftCount"] == 0
+
+
 async def test_objects_join_each_others_roles(kube: Kube, database: Database, role: str) -> None:
     await kube.apply("group", name=f"{role}_group", deletionPolicy="Drop")
     await declare(kube, role, memberOf=[{"role": f"{role}_group", "admin": True}])
@@ -460,7 +472,7 @@ class TestAccess:
         await stage.kube.wait_for("app", drifts(2), "driftCount 2")
 
     @pytest.mark.since(16, "createrole_self_grant")
-    async def test_what_it_grants_itself_of_the_roles_that_it_makes_is_no_drift_and_blocks_no_drop(
+    async def test_with_the_privileges_of_the_roles_that_it_made_it_revokes_and_hands_over_what_they_gave_and_own(
         self, stage: Stage, admin: Database
     ) -> None:
         await admin.execute(f"DROP ROLE {STEWARD}; {role_sql(await version(admin))}")
@@ -468,15 +480,19 @@ class TestAccess:
         async with running(stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD))):
             for name in ("group", "keeper"):
                 await stage.kube.apply(name, memberOf=[{"role": "group", "admin": True}] if name == "keeper" else [])
-            await stage.kube.apply("app", deletionPolicy="Drop")
+            await stage.kube.apply("app", deletionPolicy="Drop", reassignOwnedTo="keeper")
             await stage.kube.wait_all_ready()
             assert await held(admin, STEWARD) == {"app": True, '"group"': True, "keeper": True}
             await admin.execute('GRANT "group" TO app GRANTED BY keeper')
             obj = await stage.kube.wait_for("app", drifts(1), "driftCount 1")
             assert obj["status"]["lastDrift"]["fields"] == ["memberOf"]
             assert await held(admin, "app") == {}
+            await admin.execute("CREATE SCHEMA of_app AUTHORIZATION app")
             await stage.kube.delete("app")
             await stage.kube.wait_gone("app")
+            await admin.wait_value(
+                "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'of_app'", "keeper"
+            )
 
     @pytest.mark.since(16, "who creates a role gets ADMIN on it")
     async def test_admin_on_what_a_declared_role_made_is_a_membership_like_any_other(
