@@ -19,11 +19,12 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.disown import Disown, Emptied
+from pgrole_controller.core.ending import name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.schedule import After, Visit
 from pgrole_controller.postgres.disown import disown
 from pgrole_controller.postgres.install import Installation
@@ -180,19 +181,23 @@ class Lane:
                 self._queue.done(key, After(0.0))
 
     async def _empty(self, finding: Finding, task: Disown) -> None:
-        """Empties a role that shall be dropped; its key is visited again when that is done."""
+        """Empties a role that shall be dropped; its key is visited again when that is done or the object changes."""
         stored = finding.request.stored
         try:
-            async with self._emptying:
-                emptied = Emptied()
-                try:
-                    await disown(self.server.endpoint, task)
-                except PgRoleError as error:
-                    emptied = Emptied(error)
-            if stored is not None:
-                self._objects.hand_over(stored.uid, emptied)
+            if stored is None:
+                return
+            with self._objects.interrupted(stored):
+                async with self._emptying:
+                    self._objects.hand_over(stored.uid, await self._disown(task))
         finally:
             self._queue.done(finding.key, After(0.0))
+
+    async def _disown(self, task: Disown) -> Emptied:
+        try:
+            await disown(self.server.endpoint, task)
+        except PgRoleError as error:
+            return Emptied(error)
+        return Emptied()
 
     def _hint_sharing(self, role_name: str, but: Key | None = None) -> None:
         """What nobody claims any more is of interest to the others that name it."""
@@ -206,7 +211,7 @@ async def decline(lane: str, queue: Queue, objects: Objects, reporter: Reporter,
         (visit,) = visits
         found = False
         try:
-            request = await objects.read(visit.key, None, Policy())
+            request = await objects.read(visit.key, None, Allowance())
             reporter.report(_declined(request, error))
             found = True
         finally:
@@ -220,4 +225,5 @@ def _declined(request: Request, error: PgRoleError) -> Finding:
         return Finding(request, done_with=True)  # its way out does not need the server
     if request.stored is None:
         return Finding(request)
-    return refuse(request, request.error or error)
+    said = request.error or error
+    return refuse(request, name_way_out(said) if ask and ask.terminating else said)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from pgrole_controller.controller.objects import Objects, role_of, server_of
+from pgrole_controller.controller.objects import Objects, asked_of, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.hint import Hint, Key, Rank
-from pgrole_controller.kube.store import Change, Store, Stored
+from pgrole_controller.kube.store import Change, Store
 
 #: The lane of the objects whose server nobody declared.
 NO_SERVER = ""
@@ -27,10 +27,11 @@ class PgRoleSource:
             self.hint(server_of(seen.object()), Hint(change.key, "object", rank))
         if change.old is None or _is_status_only(change):
             return
+        self.objects.interrupt(change.key)
         # Whether another may have the role can depend on this one: suspended, refused, gone.
         self._hint_sharing(change.key, change.old.object())
         if change.new is None or change.new.uid != change.old.uid:
-            self.objects.forget_namespace(change.key.namespace)
+            self.objects.namespaces.forget(change.key.namespace)
             self.objects.forget_brought(change.old.uid)
 
     def resync(self, key: Key) -> None:
@@ -72,11 +73,4 @@ class SecretSource:
 
 
 def _is_status_only(change: Change) -> bool:
-    if change.old is None or change.new is None or change.old.uid != change.new.uid:
-        return False
-    return _asked(change.old) == _asked(change.new)
-
-
-def _asked(stored: Stored) -> tuple[Any, ...]:
-    metadata = stored.object()["metadata"]
-    return tuple(metadata.get(name) for name in ("generation", "deletionTimestamp", "finalizers", "annotations"))
+    return change.old is not None and change.new is not None and asked_of(change.old) == asked_of(change.new)

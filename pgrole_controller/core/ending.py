@@ -1,18 +1,19 @@
 """What is done about an object that is being deleted: its role is released as it is, or emptied and dropped."""
 
-from fnmatch import fnmatchcase
-
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.diff import Drop, SetAttribute
+from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
 from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Policy, check_protected, protection
+from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, names_itself, protection
 from pgrole_controller.core.role import Found
 from pgrole_controller.core.sight import Ask, Server, Sight
 
 _WAY_OUT = "To keep the role and let the object go, set spec.deletionPolicy: Retain"
+
+#: What the claim says was applied last, from when the login was taken away until it is given back or the role is gone.
+LOGIN_TAKEN = "without login, to be dropped"
 
 
 def decide_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
@@ -22,16 +23,15 @@ def decide_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     except Refused:
         claim = None  # another's: nothing of it is touched
     if not ask.drop or claim is None:
-        return _release(ask, sight, claim)
+        return _release(ask, sight, server, claim)
     try:
         _check_end(ask, sight, server, policy)
         target = find_target(claim, sight, server, policy)
         if target is not None and (sight.needs or sight.sessions):
             return _empty(ask, sight, target, server, policy)
     except PgRoleError as error:
-        if isinstance(error, Refused) or error.reason is Reason.DROP_BLOCKED:
-            raise Waiting(Reason.DROP_BLOCKED, f"{error.message}. {_WAY_OUT}") from error
-        raise
+        said = Waiting(Reason.DROP_BLOCKED, error.message) if isinstance(error, Refused) else error
+        raise name_way_out(said) from error
     return Plan(
         role_name=ask.wanted.name,
         changes=(Drop(target.role.name),) if target else (),
@@ -44,21 +44,54 @@ def decide_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     )
 
 
-def _release(ask: Ask, sight: Sight, claim: Claim | None) -> Plan:
+def find_ending(ask: Ask, sight: Sight, server: Server, policy: Policy) -> int | None:
+    """The oid of the role that shall be dropped: what needs it is to be looked for. None where nothing is dropped."""
+    if not (ask.terminating and ask.drop):
+        return None
+    try:
+        claim = find_own_claim(ask, sight, server)
+        target = find_target(claim, sight, server, policy) if claim else None
+    except Refused:
+        return None  # `decide_end` says so
+    return target.oid if target else None
+
+
+def name_way_out(error: PgRoleError) -> PgRoleError:
+    """What keeps an object from going says how to let it go."""
+    if _WAY_OUT in error.message:
+        return error
+    return type(error)(error.reason, f"{error.message}. {_WAY_OUT}")
+
+
+def _release(ask: Ask, sight: Sight, server: Server, claim: Claim | None) -> Plan:
     """The role stays as it is; only the login that was taken away to empty it is given back."""
-    held = claim is not None and sight.claim is not None and not claim.released
-    own = ((claim.role_name, claim.owner.object_uid),) if claim and held else ()
-    named = sight.named
-    known = claim is not None and held and named is not None and named.oid == claim.role_oid
-    if known and named and ask.wanted.login and not named.role.login and not ask.suspended:
+    if claim is None or sight.claim is None or claim.released:
+        return Plan(role_name=ask.wanted.name, releases=sight.former)
+    target = _find_without_login(claim, sight, server)
+    had = ask.wanted.login or ask.report_only or "login" in ask.ignore
+    if target and had and not ask.suspended:
         return Plan(
             role_name=ask.wanted.name,
-            changes=(SetAttribute(named.role.name, "login", True),),
-            oid=named.oid,
-            seen_as=named.role.name,
+            changes=(SetAttribute(target.role.name, "login", True),),
+            oid=target.oid,
+            seen_as=target.role.name,
             claim=sight.claim,
         )
-    return Plan(role_name=ask.wanted.name, releases=(*sight.former, *own))
+    return Plan(role_name=ask.wanted.name, releases=(*sight.former, (claim.role_name, claim.owner.object_uid)))
+
+
+def _find_without_login(claim: Claim, sight: Sight, server: Server) -> Found | None:
+    """The role of the claim, under whatever name, where its login was taken away here."""
+    if claim.applied != LOGIN_TAKEN or claim.system_identifier != server.system_identifier:
+        return None
+    return next(
+        (
+            one
+            for one in (sight.named, sight.claimed)
+            if one and one.oid == claim.role_oid and not one.held_by and not one.role.login
+        ),
+        None,
+    )
 
 
 def _check_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
@@ -66,6 +99,7 @@ def _check_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
         raise Refused(Reason.SUSPENDED, "spec.suspend is true, so the role is not dropped")
     if not policy.drop:
         raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow objects to drop roles")
+    check_admitted(policy, ask.wanted.name)
     found = [one for one in (sight.named, sight.claimed) if one]
     check_protected(policy, ask.wanted.name, found, server.own_roles)
     check_held(sight)
@@ -89,13 +123,7 @@ def _empty(ask: Ask, sight: Sight, target: Found, server: Server, policy: Policy
     if ask.heir:
         _check_heir(policy, ask, sight, server)
     if target.role.login:
-        return Plan(
-            role_name=ask.wanted.name,
-            changes=(SetAttribute(target.role.name, "login", False),),
-            oid=target.oid,
-            seen_as=target.role.name,
-            claim=sight.claim,
-        )
+        return _take_login(ask, sight, target)
     if ask.emptied is not None:
         raise ask.emptied.problem or Waiting(
             Reason.DROP_BLOCKED, f'role "{ask.wanted.name}" is needed again meanwhile: {_count(sight) or "sessions"}'
@@ -108,6 +136,21 @@ def _empty(ask: Ask, sight: Sight, target: Found, server: Server, policy: Policy
         )
     disown = Disown(target.role.name, target.oid, ask.heir or None, ask.terminate_sessions)
     return Plan(role_name=ask.wanted.name, disown=disown)
+
+
+def _take_login(ask: Ask, sight: Sight, target: Found) -> Plan:
+    """The claim remembers it, so that it can be given back; for that the role must have its name."""
+    name = ask.wanted.name
+    named: tuple[Change, ...] = () if target.role.name == name else (Rename(target.role.name, name),)
+    return Plan(
+        role_name=name,
+        changes=(*named, SetAttribute(name, "login", False)),
+        oid=target.oid,
+        seen_as=target.role.name,
+        claim=sight.claim,
+        owner=ask.owner,
+        applied=LOGIN_TAKEN,
+    )
 
 
 def _check_heir(policy: Policy, ask: Ask, sight: Sight, server: Server) -> None:
@@ -124,14 +167,14 @@ def _check_heir(policy: Policy, ask: Ask, sight: Sight, server: Server) -> None:
     if heir is None:
         raise Refused(Reason.DROP_BLOCKED, f'spec.reassignOwnedTo: there is no role "{name}"')
     own = (ask.owner.cluster, ask.owner.namespace, ask.owner.namespace_uid)
-    if heir.place != own and not any(fnmatchcase(name, pattern) for pattern in policy.reassign_to):
+    if heir.place != own and not matches(name, policy.reassign_to):
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.reassignOwnedTo: role "{name}" is no PgRole\'s of namespace {ask.owner.namespace}, and the policy '
             f"of the server does not allow it; allowed: {', '.join(policy.reassign_to) or 'none'}",
         )
     reached = sight.around.groups.get(name, ())
-    if reached and name not in policy.reassign_to:
+    if reached and not names_itself(name, policy.reassign_to):
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.reassignOwnedTo: role "{name}" reaches {", ".join(reached)}, and what is given to it could use that',
