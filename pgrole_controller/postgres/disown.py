@@ -121,13 +121,12 @@ async def _find_new_owner(home: Connection, task: Disown) -> int | None:
 async def _end_sessions(home: Connection, task: Disown) -> None:
     """Raises Waiting while the role has sessions or prepared transactions."""
     count = await _count_sessions(home, task)
-    if count and task.terminate:
-        with anyio.move_on_after(SESSIONS_SECONDS):
-            while count:
-                async with _refusing(task):
-                    await home.execute(_sql("terminate"), task.oid)
-                await anyio.sleep(_SESSIONS_EVERY)
-                count = await _count_sessions(home, task)
+    ends = anyio.current_time() + SESSIONS_SECONDS
+    while count and task.terminate and anyio.current_time() < ends:
+        async with _refusing(task):
+            await home.execute(_sql("terminate"), task.oid)
+        await anyio.sleep(_SESSIONS_EVERY)
+        count = await _count_sessions(home, task)
     obstacles: list[Obstacle] = []
     if count:
         remedy = "they were asked to end and have not" if task.terminate else "spec.terminateSessions: true ends them"

@@ -1,6 +1,8 @@
 """postgres: a role is emptied before it is dropped, and nothing that was made as it is lost, against real servers."""
 
+import os
 import secrets
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.disown import MADE_MEANWHILE, _sql, disown
-from tests.servers import Servers
+from tests.servers import ContainerServer, Servers
 
 DEADLINE = 60.0
 SETTINGS = {"max_prepared_transactions": "5", "max_locks_per_transaction": "20"}
@@ -377,6 +379,20 @@ async def test_sessions_block_with_their_count_or_are_ended_when_asked_for(trial
     assert await session.fetchval("SELECT 1")
     await trial.disown(new_owner=None, terminate=True)
     assert session.is_closed() or await ended(session)
+    await trial.drop()
+
+
+async def test_a_session_that_does_not_end_is_counted_and_blocks(trial: Trial) -> None:
+    session = await trial.enter("postgres", trial.role)
+    process = session.get_server_pid()
+    if isinstance(trial.server, ContainerServer):
+        pytest.skip("freezes a process of PostgreSQL")
+    os.kill(process, signal.SIGSTOP)
+    try:
+        assert "open: 1 (they were asked to end and have not)" in await trial.refused(terminate=True)
+    finally:
+        os.kill(process, signal.SIGCONT)
+    await trial.disown(terminate=True)
     await trial.drop()
 
 
