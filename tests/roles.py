@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters, canonical, join
-from pgrole_controller.core.role import Role, to_microseconds
+from pgrole_controller.core.role import Password, Role, to_microseconds
+from pgrole_controller.core.scram import make_verifier
 
 _HOSTILE = st.sampled_from(
     ["'", '"', "\\", ";", "--", "/*", "$$", "\n", "\t", " ", "%s", "$1", "{x}", "é", "日", "😀", "E'"]
@@ -48,6 +49,22 @@ def memberships() -> st.SearchStrategy[tuple[Membership, ...]]:
     )
 
 
+#: Hashed once: a clear text of hostile signs, the shortest salt, and another count of iterations are among them.
+PASSWORDS = tuple(
+    Password(verifier.digest, verifier)
+    for verifier in (
+        make_verifier("plain", b"0123456789abcdef", 4096),
+        make_verifier('it\'s \\ "$$" 日', b"fedcba9876543210", 4096),
+        make_verifier("plain", b"s", 5000),
+    )
+)
+
+
+def passwords() -> st.SearchStrategy[Password | None]:
+    """None, or any of PASSWORDS."""
+    return st.none() | st.sampled_from(PASSWORDS)
+
+
 def parameters() -> st.SearchStrategy[Parameters]:
     return st.fixed_dictionaries({}, optional=_PARAMETERS).map(canonical)
 
@@ -68,6 +85,7 @@ def roles(name: st.SearchStrategy[str] | None = None) -> st.SearchStrategy[Role]
         connection_limit=st.integers(-1, 2**31 - 1),
         valid_until=st.none() | moments.map(to_microseconds),
         comment=st.none() | texts().filter(bool),
+        password=passwords(),
         member_of=memberships(),
         parameters=parameters(),
         database_parameters=parameters().map(lambda some: (("postgres", some),) if some else ()),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection import Address
+from pgrole_controller.core.credential import Credential, Origin, PasswordAsk, SecretsSeen, SecretVersion
 from pgrole_controller.core.ddl import quote_identifier, quote_literal, statements
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import diff
@@ -82,6 +83,21 @@ def as_known_before_16(role: Role) -> Role:
     return replace(role, member_of=tuple(replace(one, inherit=True, set=True) for one in role.member_of))
 
 
+def ask_for(wanted: Role) -> Ask:
+    """What asks for the role with its password: none, or the one of a Secret that an errand has read."""
+    if wanted.password is None:
+        return Ask(OWNER, wanted, adopt=True, password=PasswordAsk(Origin.NOWHERE))
+    seen = SecretVersion("uid", "1")
+    return Ask(
+        OWNER,
+        wanted,
+        adopt=True,
+        password=PasswordAsk(Origin.SECRET, secret="source", key="password"),
+        secrets=SecretsSeen(password=seen),
+        credential=Credential(source=f"{seen}/password", verifier=wanted.password.verifier),
+    )
+
+
 async def clean(connection: Connection, *names_: str) -> None:
     for name in names_:
         await connection.execute(f"DROP ROLE IF EXISTS {quote_identifier(name)}")
@@ -121,11 +137,15 @@ async def test_whatever_was_there_is_as_wanted_afterwards_and_a_second_plan_is_e
     try:
         for statement in statements(diff(before, None), options=options) if before else ():
             await connection.execute(statement)
-        await bring_in(connection, Ask(OWNER, wanted, adopt=True))
+        ask = ask_for(wanted)
+        await bring_in(connection, ask)
         sight = await see(connection, wanted.name, wanted=wanted)
         assert sight.named is not None
         assert sight.named.role == wanted
-        assert not decide(Ask(OWNER, wanted), sight, await known(connection), ALLOWING).writes
+        second = decide(replace(ask, credential=None), sight, await known(connection), ALLOWING)
+        assert not second.writes
+        assert second.errand is None
+        assert second.pending == ()
     finally:
         await clean(connection, wanted.name)
 

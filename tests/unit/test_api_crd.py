@@ -7,6 +7,7 @@ import yaml
 
 from pgrole_controller import resources
 from pgrole_controller.api.crd import crd, files, render
+from pgrole_controller.core.role import FIELD_NAMES
 
 _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
 
@@ -111,6 +112,11 @@ def test_fields_are_those_of_this_version_and_no_others() -> None:
         "passwordSecretVersion",
         "nextRotation",
     }
+
+
+def test_everything_that_can_drift_can_be_left_to_others_but_the_name() -> None:
+    ignored = _root()["properties"]["spec"]["properties"]["drift"]["properties"]["ignore"]["items"]["enum"]
+    assert sorted(ignored) == sorted(set(FIELD_NAMES.values()) - {"name"})
 
 
 def test_kubectl_get_shows_role_server_ready_reason_drifts_and_age() -> None:
