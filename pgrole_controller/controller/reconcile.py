@@ -20,6 +20,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome, of_error, of_read_back
 from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.sight import Server, Sight
 from pgrole_controller.postgres.session import Session
 
@@ -50,11 +51,11 @@ class Finding:
 
 async def reconcile(keys: Sequence[Key], declared: DeclaredServer, objects: Objects, session: Session) -> list[Finding]:
     """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding."""
-    requests = [await objects.read(key, declared.name, declared.allowance) for key in keys]
+    requests = [await objects.read(key, declared.name, declared.policy) for key in keys]
     findings = [Finding(request) for request in requests if request.finalizer is not None]
     findings += [refuse(request, request.error) for request in requests if request.error and request.finalizer is None]
     asked = [request for request in requests if request.error is None and request.finalizer is None]
-    findings += await _bring_in(asked, session, _server(session, declared))
+    findings += await _bring_in(asked, session, _server(session, declared), declared.policy)
     return findings
 
 
@@ -68,13 +69,13 @@ def _server(session: Session, declared: DeclaredServer) -> Server:
     return Server(identity.system_identifier, identity.own_roles, session.cluster, declared.address)
 
 
-async def _bring_in(requests: Sequence[Request], session: Session, server: Server) -> list[Finding]:
+async def _bring_in(requests: Sequence[Request], session: Session, server: Server, policy: Policy) -> list[Finding]:
     """Looks, brings in and looks again, until there is nothing left to do that can be done now."""
     visited = [_Visited(request) for request in requests]
     open_ = visited
     for _ in range(ROUNDS):
         for one, sight in zip(open_, await _look([one.request for one in open_], session, server, policy), strict=True):
-            one.see(sight, _decide(one.request, sight, server))
+            one.see(sight, _decide(one.request, sight, server, policy))
         open_ = [one for one in open_ if isinstance(one.decision, Plan) and one.decision.writes]
         if not open_:
             break
@@ -222,8 +223,8 @@ async def _add_needs(
     ]
 
 
-def _decide(request: Request, sight: Sight, server: Server) -> Plan | PgRoleError:
+def _decide(request: Request, sight: Sight, server: Server, policy: Policy) -> Plan | PgRoleError:
     try:
-        return decide_absent(sight) if request.ask is None else decide(request.ask, sight, server, request.policy)
+        return decide_absent(sight) if request.ask is None else decide(request.ask, sight, server, policy)
     except PgRoleError as error:
         return error
