@@ -20,7 +20,7 @@ from pgrole_controller.settings import (
     Setting,
     WrongSetting,
     address_of,
-    policy_of,
+    allowance_of,
     read_settings,
     verifies_by_default,
 )
@@ -121,7 +121,9 @@ def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is importe
     dsn = values["dsn"]
     endpoint = Endpoint(dsn, ssl="verify-full" if verifies_by_default(dsn) else None)
     return Plan(
-        server=DeclaredServer("default", endpoint, policy_of(values), address_of(dsn), may_install=values["install"]),
+        server=DeclaredServer(
+            "default", endpoint, allowance_of(values), address_of(dsn), may_install=values["install"]
+        ),
         kubeconfig=values["kubeconfig"],
         context=values["context"],
         strict_tls=values["strict-tls"],

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
-from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.logs import LogFormat
 
@@ -156,9 +156,13 @@ def read_settings(
     return values
 
 
-def policy_of(values: Mapping[str, Any]) -> Policy:
-    """The policy of the server that PGROLE_DSN names."""
-    return Policy(
+def allowance_of(values: Mapping[str, Any]) -> Allowance:
+    """What the server that PGROLE_DSN names allows: all namespaces, names and memberships, to adopt and to drop."""
+    return Allowance(
+        namespaces=("*",),
+        role_names=("*",),
+        member_of=("*",),
+        adopt=True,
         attributes=frozenset({"createdb"}) | values["allow"],
         protected=values["protected"],
         forbidden_metadata=values["forbidden-metadata"],

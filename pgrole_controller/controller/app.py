@@ -13,7 +13,8 @@ from pgrole_controller.controller.errands import Errands
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health
 from pgrole_controller.controller.lane import Lane, decline
-from pgrole_controller.controller.objects import DEFAULT_SERVER, Objects, index_by_owner, index_by_role
+from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.objects import DEFAULT_SERVER, Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.resync import resync
@@ -116,9 +117,10 @@ class _Controller:
         self._plan = plan
         self._client = client
         self._queue = Queue()
-        self._store = Store(index=index_by_role)
+        self._store = Store(index=index_pgrole)
         self._secrets = Store(index=index_by_owner)
-        self._objects = Objects(client, self._store, self._secrets, cluster, plan.namespace)
+        namespaces = Namespaces(client, Store())
+        self._objects = Objects(self._store, self._secrets, namespaces, cluster, plan.namespace)
         self._recorder = Recorder(client)
         errands = Errands(client, self._secrets, self._recorder)
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)

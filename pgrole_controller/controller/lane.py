@@ -19,12 +19,12 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.disown import Disown, Emptied
 from pgrole_controller.core.ending import name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.schedule import After, Visit
 from pgrole_controller.postgres.disown import disown
 from pgrole_controller.postgres.install import Installation
@@ -211,7 +211,7 @@ async def decline(lane: str, queue: Queue, objects: Objects, reporter: Reporter,
         (visit,) = visits
         found = False
         try:
-            request = await objects.read(visit.key, None, Policy())
+            request = await objects.read(visit.key, None, Allowance())
             reporter.report(_declined(request, error))
             found = True
         finally:

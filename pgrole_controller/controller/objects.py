@@ -1,7 +1,6 @@
 """The PgRoles as last seen, and what each of them asks for."""
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +9,17 @@ import anyio
 from pydantic import ValidationError
 
 from pgrole_controller.api.pgrole import PgRole
+from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection import HASH
 from pgrole_controller.core.credential import Credential, SecretsSeen, SecretVersion
 from pgrole_controller.core.disown import Emptied
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.sight import Ask
 from pgrole_controller.core.wanted import ask_of, proof_of
-from pgrole_controller.kube.client import NAMESPACES, Client
-from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored
 
@@ -37,9 +36,12 @@ def role_of(obj: dict[str, Any]) -> str:
     return str(obj.get("spec", {}).get("name") or obj["metadata"]["name"])
 
 
-def index_by_role(obj: dict[str, Any]) -> Iterator[str]:
-    """An object is found by the role that it is for, those that it wants to be a member of, and its Secrets."""
+def index_pgrole(obj: dict[str, Any]) -> Iterator[str]:
+    """An object is found by its server, its role, the roles that it wants to be a member of, and its Secrets."""
     server = server_of(obj)
+    yield _server_entry(server)
+    if _is_ready(obj):
+        yield _ready_entry(server)
     yield _role_entry(server, role_of(obj))
     for membership in obj.get("spec", {}).get("memberOf") or ():
         yield _group_entry(server, str(membership.get("role")))
@@ -65,6 +67,19 @@ def _secret_entry(key: Key) -> str:
     return f"secret/{key.namespace}/{key.name}"
 
 
+def _is_ready(obj: dict[str, Any]) -> bool:
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return any((one.get("type"), one.get("status")) == ("Ready", "True") for one in conditions)
+
+
+def _server_entry(server: str) -> str:
+    return f"server/{server}"
+
+
+def _ready_entry(server: str) -> str:
+    return f"ready/{server}"
+
+
 def _role_entry(server: str, role_name: str) -> str:
     # A server's name holds no slash, a role's may hold anything.
     return f"role/{server}/{role_name}"
@@ -81,9 +96,14 @@ def asked_of(stored: Stored) -> tuple[Any, ...]:
     return tuple(metadata.get(name) for name in names)
 
 
+NOTHING_ALLOWED = Policy(admitted=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One object as it was read for one look. `stored` is None when it is gone, then nothing is asked.
+    """One object as it was read for one look, and what its namespace is allowed.
+
+    `stored` is None when it is gone, then nothing is asked.
 
     `finalizer` says that it must be set (True) or removed (False) before anything else is done.
     """
@@ -91,6 +111,7 @@ class Request:
     key: Key
     stored: Stored | None
     ask: Ask | None = None
+    policy: Policy = NOTHING_ALLOWED
     finalizer: bool | None = None
     error: PgRoleError | None = None
 
@@ -101,20 +122,18 @@ class Request:
 
 class Objects:
     def __init__(
-        self, client: Client, store: Store, secrets: Store, cluster: str, namespace: str | None = None
+        self, store: Store, secrets: Store, namespaces: Namespaces, cluster: str, namespace: str | None = None
     ) -> None:
-        """`secrets` holds the metadata of Secrets, indexed by `index_by_owner`."""
+        """`store` is indexed by `index_pgrole`; `secrets`, of metadata alone, by `index_by_owner`."""
         self.store = store
         self._secrets = secrets
         self._brought: dict[str, Credential | Emptied] = {}  # by uid of the object, for its next visit
         self._interruptible: dict[Key, anyio.CancelScope] = {}
         self.cluster = cluster
+        self.namespaces = namespaces
         self._namespace = namespace
-        self._client = client
-        self._namespace_uids: dict[str, str] = {}
-        self._forgotten = 0  # how often a namespace was forgotten
 
-    async def read(self, key: Key, server_name: str | None, policy: Policy) -> Request:
+    async def read(self, key: Key, server_name: str | None, allowance: Allowance) -> Request:
         """What the object asks of this server (None: whichever it names) now; one that names another is not there.
 
         Never raises: what is wrong with it is in the request.
@@ -127,21 +146,22 @@ class Objects:
             return Request(key, None)
         try:
             pgrole = _parse(obj)
-            owner = Owner(self.cluster, key.namespace, await self._namespace_uid(key.namespace), key.name, stored.uid)
+            namespace = await self.namespaces.get(key.namespace)
+            policy = allowance.policy(namespace.name, namespace.labels)
+            owner = Owner(self.cluster, key.namespace, namespace.uid, key.name, stored.uid)
             proof = proof_of(obj.get("status") or {}, server_of(obj))
             ask = ask_of(
                 pgrole,
                 owner,
-                self._rivals(key, obj),
+                [one async for one in self._rivals(key, obj, allowance)],
                 proof,
-                policy,
                 secrets=self._see_secrets(stored, obj),
                 brought=self._brought.pop(stored.uid, None),
             )
         except PgRoleError as error:
             return Request(key, stored, finalizer=False if _may_go(obj) else None, error=error)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
-        return Request(key, stored, ask, _finalizer(ask, held))
+        return Request(key, stored, ask, policy, _finalizer(ask, held))
 
     def hand_over(self, uid: str, brought: Credential | Emptied) -> None:
         """What was fetched or done for the next visit to this object."""
@@ -188,18 +208,18 @@ class Objects:
         """The objects that name any Secret."""
         return [key for key, stored in list(self.store.items()) if any(_secrets_of(stored.object()))]
 
-    def of_server(self, server: str) -> list[Key]:
-        return [key for key in list(self.store.keys()) if self.server_name(key) == server]
+    def of_server(self, server: str) -> set[Key]:
+        """The objects that name this server."""
+        return self.store.by_index(_server_entry(server))
+
+    def count(self, server: str) -> tuple[int, int]:
+        """How many objects name this server, and how many of them are Ready."""
+        return self.store.count_index(_server_entry(server)), self.store.count_index(_ready_entry(server))
 
     def server_name(self, key: Key) -> str | None:
         """The server of an object; None when it is gone."""
         stored = self.store.get(key)
         return None if stored is None else server_of(stored.object())
-
-    def forget_namespace(self, namespace: str) -> None:
-        """An object of it went: it may be another namespace of that name next time."""
-        self._forgotten += 1
-        self._namespace_uids.pop(namespace, None)
 
     def _see_secrets(self, stored: Stored, obj: dict[str, Any]) -> SecretsSeen:
         source, connection = _secrets_of(obj)
@@ -219,28 +239,18 @@ class Objects:
         stored = None if name is None else self._secrets.get(Key(namespace, name))
         return None if stored is None else SecretVersion(stored.uid, stored.resource_version)
 
-    def _rivals(self, key: Key, obj: dict[str, Any]) -> Iterable[PgRole]:
+    async def _rivals(
+        self, key: Key, obj: dict[str, Any], allowance: Allowance
+    ) -> AsyncIterator[tuple[PgRole, Policy]]:
         for other in self.sharing(server_of(obj), role_of(obj)) - {key}:
             stored = self.store.get(other)
             if stored is not None:
                 try:
-                    yield _parse(stored.object())
-                except Refused:
+                    rival = _parse(stored.object())
+                    namespace = await self.namespaces.get(other.namespace)
+                except PgRoleError:
                     continue  # it can claim nothing, and says so itself
-
-    async def _namespace_uid(self, namespace: str) -> str:
-        known = self._namespace_uids.get(namespace)
-        if known is not None:
-            return known
-        forgotten = self._forgotten
-        try:
-            answer = await self._client.request("GET", NAMESPACES.path(name=namespace), timeout=10.0)
-        except (ApiError, Unreachable) as error:
-            raise Transient(Reason.PROGRESSING, f"namespace {namespace} cannot be read: {error}") from error
-        uid: str = json.loads(answer)["metadata"]["uid"]
-        if forgotten == self._forgotten:  # else it may be the uid of the namespace before
-            self._namespace_uids[namespace] = uid
-        return uid
+                yield rival, allowance.policy(namespace.name, namespace.labels)
 
 
 def _may_go(obj: dict[str, Any]) -> bool:

@@ -20,7 +20,6 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome, of_error, of_read_back
 from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.sight import Server, Sight
 from pgrole_controller.postgres.session import Session
 
@@ -51,11 +50,11 @@ class Finding:
 
 async def reconcile(keys: Sequence[Key], declared: DeclaredServer, objects: Objects, session: Session) -> list[Finding]:
     """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding."""
-    requests = [await objects.read(key, declared.name, declared.policy) for key in keys]
+    requests = [await objects.read(key, declared.name, declared.allowance) for key in keys]
     findings = [Finding(request) for request in requests if request.finalizer is not None]
     findings += [refuse(request, request.error) for request in requests if request.error and request.finalizer is None]
     asked = [request for request in requests if request.error is None and request.finalizer is None]
-    findings += await _bring_in(asked, session, _server(session, declared), declared.policy)
+    findings += await _bring_in(asked, session, _server(session, declared))
     return findings
 
 
@@ -69,13 +68,13 @@ def _server(session: Session, declared: DeclaredServer) -> Server:
     return Server(identity.system_identifier, identity.own_roles, session.cluster, declared.address)
 
 
-async def _bring_in(requests: Sequence[Request], session: Session, server: Server, policy: Policy) -> list[Finding]:
+async def _bring_in(requests: Sequence[Request], session: Session, server: Server) -> list[Finding]:
     """Looks, brings in and looks again, until there is nothing left to do that can be done now."""
     visited = [_Visited(request) for request in requests]
     open_ = visited
     for _ in range(ROUNDS):
-        for one, sight in zip(open_, await _look([one.request for one in open_], session, server, policy), strict=True):
-            one.see(sight, _decide(one.request, sight, server, policy))
+        for one, sight in zip(open_, await _look([one.request for one in open_], session, server), strict=True):
+            one.see(sight, _decide(one.request, sight, server))
         open_ = [one for one in open_ if isinstance(one.decision, Plan) and one.decision.writes]
         if not open_:
             break
@@ -173,7 +172,7 @@ def _outcome(first: Plan, last: Plan) -> Outcome:
     return outcome
 
 
-async def _look(requests: Sequence[Request], session: Session, server: Server, policy: Policy) -> list[Sight]:
+async def _look(requests: Sequence[Request], session: Session, server: Server) -> list[Sight]:
     if not requests:
         return []
     sights = await session.look([(request.key, request.role_name) for request in requests])
@@ -181,7 +180,7 @@ async def _look(requests: Sequence[Request], session: Session, server: Server, p
     ending = {
         place: oid
         for place, (request, sight) in enumerate(zip(requests, sights, strict=True))
-        if request.ask and (oid := find_ending(request.ask, sight, server, policy)) is not None
+        if request.ask and (oid := find_ending(request.ask, sight, server, request.policy)) is not None
     }
     return await _add_needs(requests, sights, ending, session) if ending else sights
 
@@ -223,8 +222,8 @@ async def _add_needs(
     ]
 
 
-def _decide(request: Request, sight: Sight, server: Server, policy: Policy) -> Plan | PgRoleError:
+def _decide(request: Request, sight: Sight, server: Server) -> Plan | PgRoleError:
     try:
-        return decide_absent(sight) if request.ask is None else decide(request.ask, sight, server, policy)
+        return decide_absent(sight) if request.ask is None else decide(request.ask, sight, server, request.policy)
     except PgRoleError as error:
         return error

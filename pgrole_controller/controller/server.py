@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
-from pgrole_controller.core.policy import Policy
 from pgrole_controller.postgres.connection import Endpoint
 
 
@@ -13,6 +13,6 @@ class DeclaredServer:
 
     name: str
     endpoint: Endpoint
-    policy: Policy
+    allowance: Allowance
     address: Address
     may_install: bool = True

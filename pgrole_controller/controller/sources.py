@@ -31,7 +31,7 @@ class PgRoleSource:
         # Whether another may have the role can depend on this one: suspended, refused, gone.
         self._hint_sharing(change.key, change.old.object())
         if change.new is None or change.new.uid != change.old.uid:
-            self.objects.forget_namespace(change.key.namespace)
+            self.objects.namespaces.forget(change.key.namespace)
             self.objects.forget_brought(change.old.uid)
 
     def resync(self, key: Key) -> None:

@@ -1,14 +1,12 @@
 """What is done about an object that is being deleted: its role is released as it is, or emptied and dropped."""
 
-from fnmatch import fnmatchcase
-
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
 from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Policy, check_protected, protection
+from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, names_itself, protection
 from pgrole_controller.core.role import Found
 from pgrole_controller.core.sight import Ask, Server, Sight
 
@@ -101,6 +99,7 @@ def _check_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
         raise Refused(Reason.SUSPENDED, "spec.suspend is true, so the role is not dropped")
     if not policy.drop:
         raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow objects to drop roles")
+    check_admitted(policy, ask.wanted.name)
     found = [one for one in (sight.named, sight.claimed) if one]
     check_protected(policy, ask.wanted.name, found, server.own_roles)
     check_held(sight)
@@ -168,14 +167,14 @@ def _check_heir(policy: Policy, ask: Ask, sight: Sight, server: Server) -> None:
     if heir is None:
         raise Refused(Reason.DROP_BLOCKED, f'spec.reassignOwnedTo: there is no role "{name}"')
     own = (ask.owner.cluster, ask.owner.namespace, ask.owner.namespace_uid)
-    if heir.place != own and not any(fnmatchcase(name, pattern) for pattern in policy.reassign_to):
+    if heir.place != own and not matches(name, policy.reassign_to):
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.reassignOwnedTo: role "{name}" is no PgRole\'s of namespace {ask.owner.namespace}, and the policy '
             f"of the server does not allow it; allowed: {', '.join(policy.reassign_to) or 'none'}",
         )
     reached = sight.around.groups.get(name, ())
-    if reached and name not in policy.reassign_to:
+    if reached and not names_itself(name, policy.reassign_to):
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.reassignOwnedTo: role "{name}" reaches {", ".join(reached)}, and what is given to it could use that',

@@ -31,15 +31,17 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the server's owner allows.
+    """What the server's owner allows the objects of one namespace.
 
-    `protected` are patterns of role names that no object may touch, `member_of` patterns of the roles that may be
-    joined: only one that names it, without a pattern, lets a role be joined that reaches further than the hard rules
-    let it. `parameters` are those, in lower case, that may be set although only a superuser could. `reassign_to` are
-    patterns of roles that may get what a dropped one owned, `forbidden_metadata` prefixes of labels and annotations
-    that no Secret may be given.
+    `admitted`: they may have roles at all; `role_names` are patterns of the names that these may have, `protected` of
+    those that no object may touch, `member_of` of the roles that may be joined: only one that names it, without a
+    pattern, lets a role be joined that reaches further than the hard rules let it. `parameters` are those, in lower
+    case, that may be set although only a superuser could. `reassign_to` are patterns of roles that may get what a
+    dropped one owned, `forbidden_metadata` prefixes of labels and annotations that no Secret may be given.
     """
 
+    admitted: bool = True
+    role_names: tuple[str, ...] = ("*",)
     attributes: frozenset[str] = frozenset({"createdb"})
     member_of: tuple[str, ...] = ("*",)
     parameters: frozenset[str] = frozenset()
@@ -50,8 +52,35 @@ class Policy:
     drop: bool = True
 
 
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name fits any of these patterns, in which * stands for any text and ? for one character."""
+    # In fnmatch a bracket begins a class.
+    return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
+
+
+def names_itself(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name is among them, and not only fits a pattern."""
+    return any(name == pattern and not set("*?") & set(pattern) for pattern in patterns)
+
+
+def check_admitted(policy: Policy, name: str) -> None:
+    """Raises Refused for a role that the server's policy does not let objects of the namespace have."""
+    if not policy.admitted:
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            "the policy of the server does not allow roles for objects of this namespace: ask its administrator",
+        )
+    if not matches(name, policy.role_names):
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            f'spec.name: the policy of the server does not allow the role name "{name}" in this namespace; '
+            f"allowed: {', '.join(policy.role_names) or 'none'}",
+        )
+
+
 def check_wanted(policy: Policy, wanted: Role) -> None:
-    """Raises Refused for an attribute that the server's policy does not allow."""
+    """Raises Refused for a name or an attribute that the server's policy does not allow."""
+    check_admitted(policy, wanted.name)
     refused = _beyond(policy, wanted)
     if refused:
         raise Refused(
@@ -88,14 +117,14 @@ def check_memberships(policy: Policy, wanted: Role, around: Surroundings) -> Non
         group = membership.role
         if group == wanted.name:
             raise Refused(Reason.INVALID_SPEC, f'spec.memberOf: role "{group}" cannot be a member of itself: remove it')
-        if not any(fnmatchcase(group, pattern) for pattern in policy.member_of):
+        if not matches(group, policy.member_of):
             raise Refused(
                 Reason.NOT_ALLOWED,
                 f'spec.memberOf: the policy of the server does not allow membership in "{group}"; '
                 f"allowed: {', '.join(policy.member_of) or 'none'}",
             )
         reached = around.groups.get(group, ())
-        if reached and group not in policy.member_of:
+        if reached and not names_itself(group, policy.member_of):
             raise Refused(
                 Reason.NOT_ALLOWED,
                 f'spec.memberOf: membership in "{group}" would reach {", ".join(reached)}, which no PgRole may '
@@ -139,7 +168,7 @@ def protection(policy: Policy, name: str, oid: int | None, own_roles: frozenset[
     if oid is not None and oid < FIRST_NORMAL_OID:
         return "a role that PostgreSQL was set up with (its bootstrap superuser or one of its own)"
     for pattern in policy.protected:
-        if fnmatchcase(name, pattern):
+        if matches(name, [pattern]):
             return f'protected by the pattern "{pattern}" of the server'
     return None
 

@@ -66,14 +66,14 @@ def _database_parameters(pgrole: PgRole) -> tuple[tuple[str, Parameters], ...]:
 def ask_of(
     pgrole: PgRole,
     owner: Owner,
-    rivals: Iterable[PgRole],
+    rivals: Iterable[tuple[PgRole, Policy]],
     proof: Proof | None,
-    policy: Policy,
     *,
     secrets: SecretsSeen | None = None,
     brought: Credential | Emptied | None = None,
 ) -> Ask:
-    """What the object asks. `rivals` are the other objects that name the same role on the same server.
+    """What the object asks. `rivals` are the other objects that name the same role on the same server, each
+    with what its namespace is allowed.
 
     `secrets` are those that it names, as far as they are seen; `brought` is what was fetched or done for it since the
     last look.
@@ -90,8 +90,8 @@ def ask_of(
         suspended=spec.suspend,
         terminating=pgrole.metadata.deletion_timestamp is not None,
         proof=proof,
-        older_rival=_older(pgrole, some, policy),
-        proven_rivals=tuple(_proofs(some)),
+        older_rival=_older(pgrole, some),
+        proven_rivals=tuple(_proofs(rival for rival, _ in some)),
         password=_password(pgrole),
         connection=_connection(pgrole),
         secrets=secrets or SecretsSeen(),
@@ -166,9 +166,9 @@ def _check_name(name: str) -> None:
     raise Refused(Reason.INVALID_SPEC, f'the role name "{name}" {problem}: set another spec.name')
 
 
-def _older(pgrole: PgRole, rivals: Iterable[PgRole], policy: Policy) -> str | None:
+def _older(pgrole: PgRole, rivals: Iterable[tuple[PgRole, Policy]]) -> str | None:
     """The oldest of those that are older and could have the role; age is creationTimestamp, then uid."""
-    older = [rival for rival in rivals if _age(rival) < _age(pgrole) and _is_serious(rival, policy)]
+    older = [rival for rival, policy in rivals if _age(rival) < _age(pgrole) and _is_serious(rival, policy)]
     if not older:
         return None
     oldest = min(older, key=_age).metadata

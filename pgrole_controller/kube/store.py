@@ -16,6 +16,7 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_PREFIX = "pgrole.dev/"
 
 _REMOVED_KEPT = 4_096
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ class Store:
         self.refused: str | None = None
         self._index = index
         self._objects: dict[Key, Stored] = {}
-        # Tuples, nearly always of one: 10,000 sets would take 2 MB more.
-        self._indexed: dict[str, tuple[Key, ...]] = {}
+        # Tuples, nearly always of one: 10,000 sets would take 2 MB more. Many are in a dict.
+        self._indexed: dict[str, tuple[Key, ...] | dict[Key, None]] = {}
         self._removed: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -139,6 +140,9 @@ class Store:
 
     def by_index(self, value: str) -> set[Key]:
         return set(self._indexed.get(value, ()))
+
+    def count_index(self, value: str) -> int:
+        return len(self._indexed.get(value, ()))
 
     def put(self, new: Stored) -> Change | None:
         """Takes an object from a watch or from the answer to a write, whichever comes first.
@@ -180,18 +184,29 @@ class Store:
             for value in before - after:
                 self._unlink(value, key)
             for value in after - before:
-                self._indexed[value] = (*self._indexed.get(value, ()), key)
+                self._link(value, key)
         if new is None:
             self._objects.pop(key, None)
         else:
             self._objects[key] = new
         return Change(key, old, new)
 
-    def _unlink(self, value: str, key: Key) -> None:
-        left = tuple(k for k in self._indexed.get(value, ()) if k != key)
-        if left:
-            self._indexed[value] = left
+    def _link(self, value: str, key: Key) -> None:
+        held = self._indexed.get(value, ())
+        if isinstance(held, tuple) and len(held) < _FEW:
+            self._indexed[value] = (*held, key)
+        elif isinstance(held, tuple):
+            self._indexed[value] = dict.fromkeys((*held, key))
         else:
+            held[key] = None
+
+    def _unlink(self, value: str, key: Key) -> None:
+        held = self._indexed.get(value, ())
+        if isinstance(held, dict):
+            held.pop(key, None)
+        else:
+            held = self._indexed[value] = tuple(one for one in held if one != key)
+        if not held:
             self._indexed.pop(value, None)
 
     def _remember_removed(self, uid: str) -> None:

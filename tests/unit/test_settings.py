@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgrole_controller.settings import RUN, WrongSetting, policy_of, read_settings, verifies_by_default
+from pgrole_controller.settings import RUN, WrongSetting, allowance_of, read_settings, verifies_by_default
 
 
 def read(environment: dict[str, str] | None = None, **flags: str) -> dict[str, object]:
@@ -56,7 +56,7 @@ def test_durations_are_written_as_in_go(text: str, seconds: float) -> None:
 
 
 def test_what_is_allowed_comes_beside_createdb() -> None:
-    policy = policy_of(read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"}))
+    policy = allowance_of(read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"}))
     assert policy.attributes == {"createdb", "createrole", "bypassrls"}
     assert policy.protected == ("rds_*", "cloudsql*")
 
