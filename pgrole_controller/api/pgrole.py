@@ -43,6 +43,10 @@ _COMMENT_SIZE = f"spec.comment must have at most {_COMMENT_LENGTH} characters: s
 _GROUP_SIZE = "spec.memberOf: role must have 1 to 63 bytes (UTF-8), as every name in PostgreSQL"
 _HEIR_SIZE = "spec.reassignOwnedTo must have at most 63 bytes (UTF-8) and no NUL, as every name in PostgreSQL"
 _NOT_DELIVERED = "spec.password.generate needs spec.connectionSecret, in which the password is delivered: add it"
+_NOT_LEFT = (
+    "spec.drift.ignore cannot hold password while spec.password.generate is set: the Secret would tell another password "
+    "than the database takes"
+)
 _ONLY_WITH_DROP = "spec.reassignOwnedTo and spec.terminateSessions need spec.deletionPolicy: Drop"
 _GROUP_NUL = "spec.memberOf: role must not contain NUL (U+0000): remove it"
 _PARAMETER_NAMES = (
@@ -335,6 +339,8 @@ class PgRoleSpec(Model):
     def _check_delivery(self) -> Self:
         if self.password is not None and self.password.generate is not None and self.connection_secret is None:
             raise PydanticCustomError("password", _NOT_DELIVERED)
+        if self.password is not None and self.password.generate is not None and "password" in self.drift.ignore:
+            raise PydanticCustomError("password", _NOT_LEFT)
         return self
 
 
@@ -352,6 +358,12 @@ class PgRole(Model):
                 "!has(self.password) || !has(self.password.generate) || has(self.connectionSecret)",
                 _NOT_DELIVERED,
                 field_path=".connectionSecret",
+            ),
+            rule(
+                "!has(self.password) || !has(self.password.generate) || !has(self.drift.ignore) "
+                "|| !('password' in self.drift.ignore)",
+                _NOT_LEFT,
+                field_path=".drift.ignore",
             ),
             # Of an object that has them already, Retain is the way out of a blocked deletion.
             {

@@ -140,6 +140,10 @@ async def test_a_name_that_postgresql_can_hold_passes(kind: Kind, name: str) -> 
         ({"password": {"generate": {"rotateEvery": "1d"}}, "connectionSecret": {"name": "a"}}, "rotateEvery"),
         ({"password": {"generate": {"rotateEvery": "10ms"}}, "connectionSecret": {"name": "a"}}, "1s to 87600h"),
         ({"password": {"generate": {"rotateEvery": "9999999999h"}}, "connectionSecret": {"name": "a"}}, "rotateEvery"),
+        (
+            {"password": {"generate": {}}, "connectionSecret": {"name": "a"}, "drift": {"ignore": ["password"]}},
+            "cannot hold password while",
+        ),
         ({"connectionSecret": {}}, "spec.connectionSecret.name: Required value"),
         ({"connectionSecret": {"name": "a", "template": {"data": {"a b": "x"}}}}, "keys are letters"),
         ({"reassignOwnedTo": "x", "deletionPolicy": "Retain"}, "need spec.deletionPolicy: Drop"),
