@@ -5,6 +5,9 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+#: NAMEDATALEN - 1: PostgreSQL cuts a longer name without a word, and two names become one.
+NAME_BYTES = 63
+
 
 class Model(BaseModel):
     """camelCase in YAML, snake_case in Python; unknown fields are ignored, since a newer CRD may know more."""

@@ -5,24 +5,23 @@ with `model_dump(by_alias=True, exclude_none=True, mode="json")`. What CEL refus
 the same words.
 """
 
-import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.cel import immutable_optional, rule, rules
 from pgrole_controller.api.connection import ConnectionSecret
-from pgrole_controller.api.meta import Model, ObjectMeta
+from pgrole_controller.api.membership import Membership
+from pgrole_controller.api.meta import NAME_BYTES, Model, ObjectMeta
+from pgrole_controller.api.parameters import PARAMETERS_SCHEMA, DatabaseParameters, Parameters
 from pgrole_controller.api.password import PASSWORD_RULES, Password
 from pgrole_controller.api.status import PgRoleStatus
 
 GROUP = "pgrole.dev"
 VERSION = "v1alpha1"
 
-#: NAMEDATALEN - 1: PostgreSQL cuts a longer name without a word, and two names become one.
-_NAME_BYTES = 63
 _RESERVED = ("public", "none")
 _COMMENT_LENGTH = 1024
 _FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
@@ -40,37 +39,18 @@ _NAME_FIXED = "spec.name is immutable, also when it is absent: create another Pg
 _SERVER_FIXED = "spec.serverRef is immutable: create another PgRole to have the role on another server"
 _COMMENT_NUL = "spec.comment must not contain NUL (U+0000), which PostgreSQL cannot hold: remove it"
 _COMMENT_SIZE = f"spec.comment must have at most {_COMMENT_LENGTH} characters: shorten it"
-_GROUP_SIZE = "spec.memberOf: role must have 1 to 63 bytes (UTF-8), as every name in PostgreSQL"
 _HEIR_SIZE = "spec.reassignOwnedTo must have at most 63 bytes (UTF-8) and no NUL, as every name in PostgreSQL"
 _NOT_DELIVERED = "spec.password.generate needs spec.connectionSecret, in which the password is delivered: add it"
 _NOT_LEFT = (
-    "spec.drift.ignore cannot hold password while spec.password.generate is set: the Secret would tell another password "
+    "spec.drift.ignore cannot hold password while spec.password.generate is set: the Secret would tell another one "
     "than the database takes"
 )
 _ONLY_WITH_DROP = "spec.reassignOwnedTo and spec.terminateSessions need spec.deletionPolicy: Drop"
-_GROUP_NUL = "spec.memberOf: role must not contain NUL (U+0000): remove it"
-_PARAMETER_NAMES = (
-    "the names of parameters are letters, digits, _ and $, with dots in custom ones, and have at most 63 characters"
-)
-_PARAMETER_VALUES = "the values of parameters have at most 1024 characters and no NUL (U+0000)"
-_VALUE_LENGTH = 1024
-_PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*([.][A-Za-z_][A-Za-z0-9_$]*)*")
-_PARAMETERS_SCHEMA: dict[str, Any] = {
-    "additionalProperties": {"type": "string", "maxLength": _VALUE_LENGTH},
-    "maxProperties": 64,
-    **rules(
-        rule(
-            f"self.all(name, size(name) <= {_NAME_BYTES} && name.matches('^{_PARAMETER_NAME.pattern}$'))",
-            _PARAMETER_NAMES,
-        ),
-        rule(r"self.all(name, !self[name].contains('\u0000'))", _PARAMETER_VALUES),
-    ),
-}
 _VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time of the years 1 to 9999, with a time zone"
 
 
 def _check_name(name: str) -> str:
-    if not 1 <= len(name.encode()) <= _NAME_BYTES:
+    if not 1 <= len(name.encode()) <= NAME_BYTES:
         problem = _NAME_SIZE
     elif "\x00" in name:
         problem = _NAME_NUL
@@ -97,33 +77,13 @@ def _check_moment(moment: datetime) -> datetime:
     return moment
 
 
-def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
-    for name, value in parameters.items():
-        if not _PARAMETER_NAME.fullmatch(name) or len(name) > _NAME_BYTES:
-            raise PydanticCustomError("parameter", _PARAMETER_NAMES)
-        if "\x00" in value or len(value) > _VALUE_LENGTH:
-            raise PydanticCustomError("parameter", _PARAMETER_VALUES)
-    return parameters
-
-
-def _check_group(name: str) -> str:
-    if not 1 <= len(name.encode()) <= _NAME_BYTES:
-        raise PydanticCustomError("group", _GROUP_SIZE)
-    if "\x00" in name:
-        raise PydanticCustomError("group", _GROUP_NUL)
-    return name
-
-
 def _check_heir(name: str) -> str:
-    if len(name.encode()) > _NAME_BYTES or "\x00" in name:
+    if len(name.encode()) > NAME_BYTES or "\x00" in name:
         raise PydanticCustomError("heir", _HEIR_SIZE)
     return name
 
 
 OptionalRole = Annotated[str, AfterValidator(_check_heir)]
-GroupName = Annotated[str, AfterValidator(_check_group)]
-DatabaseName = Annotated[str, Field(min_length=1, max_length=_NAME_BYTES)]
-Parameters = Annotated[dict[str, str], AfterValidator(_check_parameters)]
 IgnoredField = Literal[
     "login",
     "superuser",
@@ -157,42 +117,6 @@ class ServerRef(Model):
     )
 
 
-class Membership(Model):
-    """A role that this one is a member of, with the options of GRANT."""
-
-    role: GroupName = Field(
-        description="Name of the role in PostgreSQL. It need not be there yet.",
-        json_schema_extra={
-            "minLength": 1,
-            "maxLength": _NAME_BYTES,
-            **rules(
-                rule(f"size(bytes(self)) <= {_NAME_BYTES}", _GROUP_SIZE), rule(r"!self.contains('\u0000')", _GROUP_NUL)
-            ),
-        },
-    )
-    admin: StrictBool = Field(default=False, description="May it grant the membership to others (WITH ADMIN OPTION)?")
-    inherit: StrictBool = Field(
-        default=True,
-        description="Has it the privileges of that role without SET ROLE? Before PostgreSQL 16 only true.",
-    )
-    set_: StrictBool = Field(
-        default=True, alias="set", description="May it SET ROLE to that role? Before PostgreSQL 16 only true."
-    )
-
-
-class DatabaseParameters(Model):
-    """Settings of the role in one database."""
-
-    database: DatabaseName = Field(
-        description="Name of the database. It need not be there yet.",
-        json_schema_extra={"minLength": 1, "maxLength": _NAME_BYTES},
-    )
-    parameters: Parameters = Field(
-        description="As ALTER ROLE … IN DATABASE … SET. Exact: every other setting there is reset.",
-        json_schema_extra=_PARAMETERS_SCHEMA,
-    )
-
-
 class Drift(Model):
     """What is done about drift: a change of the role inside the database that was not declared here."""
 
@@ -223,9 +147,9 @@ class PgRoleSpec(Model):
         ),
         json_schema_extra={
             "minLength": 1,
-            "maxLength": _NAME_BYTES,
+            "maxLength": NAME_BYTES,
             **rules(
-                rule(f"size(bytes(self)) <= {_NAME_BYTES}", _NAME_SIZE),
+                rule(f"size(bytes(self)) <= {NAME_BYTES}", _NAME_SIZE),
                 rule(r"!self.contains('\u0000')", _NAME_NUL),
                 rule("!self.startsWith('pg_')", _NAME_PREFIX),
                 rule("!(self in ['public', 'none'])", _NAME_RESERVED),
@@ -283,7 +207,7 @@ class PgRoleSpec(Model):
     parameters: Parameters = Field(
         default_factory=dict,
         description="Settings of the role's sessions, as ALTER ROLE … SET. Exact: every other setting is reset.",
-        json_schema_extra=_PARAMETERS_SCHEMA,
+        json_schema_extra=PARAMETERS_SCHEMA,
     )
     database_parameters: list[DatabaseParameters] = Field(
         default_factory=list,
@@ -324,9 +248,9 @@ class PgRoleSpec(Model):
             "owns anything is not dropped."
         ),
         json_schema_extra={
-            "maxLength": _NAME_BYTES,
+            "maxLength": NAME_BYTES,
             **rules(
-                rule(f"size(bytes(self)) <= {_NAME_BYTES}", _HEIR_SIZE), rule(r"!self.contains('\u0000')", _HEIR_SIZE)
+                rule(f"size(bytes(self)) <= {NAME_BYTES}", _HEIR_SIZE), rule(r"!self.contains('\u0000')", _HEIR_SIZE)
             ),
         },
     )
@@ -388,7 +312,7 @@ class PgRole(Model):
     @model_validator(mode="after")
     def _check_default_name(self) -> Self:
         name = self.metadata.name
-        if self.spec.name is None and (len(name.encode()) > _NAME_BYTES or name in _RESERVED):
+        if self.spec.name is None and (len(name.encode()) > NAME_BYTES or name in _RESERVED):
             raise PydanticCustomError("role_name", _DEFAULT_NAME)
         return self
 
@@ -396,7 +320,7 @@ class PgRole(Model):
 #: For the whole object, where CEL sees metadata.name.
 ROOT_RULES = rules(
     rule(
-        f"has(self.spec.name) || (size(self.metadata.name) <= {_NAME_BYTES} "
+        f"has(self.spec.name) || (size(self.metadata.name) <= {NAME_BYTES} "
         "&& !(self.metadata.name in ['public', 'none']))",
         _DEFAULT_NAME,
         field_path=".spec.name",

@@ -5,16 +5,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pgrole_controller.api.meta import Condition, Model
-
-#: NAMEDATALEN - 1
-_NAME_BYTES = 63
+from pgrole_controller.api.meta import NAME_BYTES, Condition, Model
 
 
 class AppliedRole(Model):
     """The role in the database."""
 
-    name: str = Field(description="Its name.", json_schema_extra={"maxLength": _NAME_BYTES})
+    name: str = Field(description="Its name.", json_schema_extra={"maxLength": NAME_BYTES})
     oid: int = Field(
         description="Its object identifier in the server.",
         json_schema_extra={"format": "int64", "minimum": 1, "maximum": 2**32 - 1},

@@ -1,0 +1,46 @@
+"""Memberships that a role asks for: `spec.memberOf`."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StrictBool
+from pydantic_core import PydanticCustomError
+
+from pgrole_controller.api.cel import rule, rules
+from pgrole_controller.api.meta import NAME_BYTES, Model
+
+_GROUP_SIZE = "spec.memberOf: role must have 1 to 63 bytes (UTF-8), as every name in PostgreSQL"
+_GROUP_NUL = "spec.memberOf: role must not contain NUL (U+0000): remove it"
+
+
+def _check_group(name: str) -> str:
+    if not 1 <= len(name.encode()) <= NAME_BYTES:
+        raise PydanticCustomError("group", _GROUP_SIZE)
+    if "\x00" in name:
+        raise PydanticCustomError("group", _GROUP_NUL)
+    return name
+
+
+GroupName = Annotated[str, AfterValidator(_check_group)]
+
+
+class Membership(Model):
+    """A role that this one is a member of, with the options of GRANT."""
+
+    role: GroupName = Field(
+        description="Name of the role in PostgreSQL. It need not be there yet.",
+        json_schema_extra={
+            "minLength": 1,
+            "maxLength": NAME_BYTES,
+            **rules(
+                rule(f"size(bytes(self)) <= {NAME_BYTES}", _GROUP_SIZE), rule(r"!self.contains('\u0000')", _GROUP_NUL)
+            ),
+        },
+    )
+    admin: StrictBool = Field(default=False, description="May it grant the membership to others (WITH ADMIN OPTION)?")
+    inherit: StrictBool = Field(
+        default=True,
+        description="Has it the privileges of that role without SET ROLE? Before PostgreSQL 16 only true.",
+    )
+    set_: StrictBool = Field(
+        default=True, alias="set", description="May it SET ROLE to that role? Before PostgreSQL 16 only true."
+    )

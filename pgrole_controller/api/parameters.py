@@ -1,0 +1,54 @@
+"""Settings of a role's sessions: `spec.parameters` and `spec.databaseParameters`."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from pgrole_controller.api.cel import rule, rules
+from pgrole_controller.api.meta import NAME_BYTES, Model
+
+_PARAMETER_NAMES = (
+    "the names of parameters are letters, digits, _ and $, with dots in custom ones, and have at most 63 characters"
+)
+_PARAMETER_VALUES = "the values of parameters have at most 1024 characters and no NUL (U+0000)"
+_VALUE_LENGTH = 1024
+_PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*([.][A-Za-z_][A-Za-z0-9_$]*)*")
+PARAMETERS_SCHEMA: dict[str, Any] = {
+    "additionalProperties": {"type": "string", "maxLength": _VALUE_LENGTH},
+    "maxProperties": 64,
+    **rules(
+        rule(
+            f"self.all(name, size(name) <= {NAME_BYTES} && name.matches('^{_PARAMETER_NAME.pattern}$'))",
+            _PARAMETER_NAMES,
+        ),
+        rule(r"self.all(name, !self[name].contains('\u0000'))", _PARAMETER_VALUES),
+    ),
+}
+
+
+def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
+    for name, value in parameters.items():
+        if not _PARAMETER_NAME.fullmatch(name) or len(name) > NAME_BYTES:
+            raise PydanticCustomError("parameter", _PARAMETER_NAMES)
+        if "\x00" in value or len(value) > _VALUE_LENGTH:
+            raise PydanticCustomError("parameter", _PARAMETER_VALUES)
+    return parameters
+
+
+DatabaseName = Annotated[str, Field(min_length=1, max_length=NAME_BYTES)]
+Parameters = Annotated[dict[str, str], AfterValidator(_check_parameters)]
+
+
+class DatabaseParameters(Model):
+    """Settings of the role in one database."""
+
+    database: DatabaseName = Field(
+        description="Name of the database. It need not be there yet.",
+        json_schema_extra={"minLength": 1, "maxLength": NAME_BYTES},
+    )
+    parameters: Parameters = Field(
+        description="As ALTER ROLE … IN DATABASE … SET. Exact: every other setting there is reset.",
+        json_schema_extra=PARAMETERS_SCHEMA,
+    )
