@@ -141,6 +141,8 @@ def _memberships(wanted: Role, there: Role) -> Iterator[Change]:
     for group, membership in held.items():
         grantors = tuple(grant.grantor for grant in membership.grants)
         if group not in declared:
+            if membership.by_creation and wanted.createrole:
+                continue
             yield RevokeMembership(wanted.name, group, grantors, membership.passed_on)
             continue
         for option in _OPTIONS:

@@ -16,6 +16,7 @@ class Grant:
     admin: bool
     inherit: bool
     set: bool
+    by_creation: bool = False  # PostgreSQL made it, for the role that created the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,12 @@ class Membership:
     set: bool = True
     grants: tuple[Grant, ...] = field(default=(), compare=False)
     passed_on: tuple[str, ...] = field(default=(), compare=False)
+
+
+    @property
+    def by_creation(self) -> bool:
+        """It is there because the role created the other: no object need declare it."""
+        return bool(self.grants) and all(grant.by_creation for grant in self.grants)
 
 
 def membership_of(role: str, grants: Iterable[Grant], passed_on: Iterable[str] = ()) -> Membership:

@@ -210,7 +210,7 @@ def _memberships(rows: Sequence[dict[str, Any]]) -> tuple[Membership, ...]:
 
 
 def _grant(row: dict[str, Any]) -> Grant:
-    return Grant(row["grantor"], row["admin"], row["inherit"], row["set"])
+    return Grant(row["grantor"], row["admin"], row["inherit"], row["set"], row["by_creation"])
 
 
 def _claim(row: asyncpg.Record) -> Claim | None:

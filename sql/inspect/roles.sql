@@ -23,6 +23,12 @@ SELECT
             'admin', m.admin_option,
             'inherit', coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true),
             'set', coalesce((to_jsonb(m) ->> 'set_option')::boolean, true),
+            -- since PostgreSQL 16, whoever may create roles has ADMIN, and no more, on those that it created
+            'by_creation', (
+                r.rolcreaterole AND m.grantor = 10 AND m.admin_option AND g.oid >= 16384 AND NOT g.rolsuper
+                AND to_jsonb(m) ->> 'inherit_option' = 'false' AND to_jsonb(m) ->> 'set_option' = 'false'
+                AND NOT EXISTS (SELECT FROM pgrole.claim AS k WHERE k.role_oid = g.oid AND k.released_at IS NULL)
+            ) IS TRUE,
             'passed_on', CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ARRAY(
                 SELECT p.rolname::text
                 FROM pg_catalog.pg_auth_members AS x JOIN pg_catalog.pg_roles AS p ON p.oid = x.member

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.world import Database, Json, Kube, condition
+from tests.acceptance.world import Database, Json, Kube, Stage, condition, running
 
 OPTIONS = pytest.mark.since(16, "INHERIT and SET of a membership")
 GRANTORS = pytest.mark.since(16, "a grant hangs on the one of its grantor")
@@ -251,3 +251,18 @@ async def test_ignored_fields_are_left_to_others(kube: Kube, database: Database,
     assert role is not None
     assert (role["rolconnlimit"], role["rolconfig"]) == (9, ["work_mem=1MB"])
     assert await memberships(database, f"{prefix}_app") == {f"{prefix}_a": (False, True, True)}
+
+
+@OPTIONS
+async def test_what_a_role_may_do_with_those_that_it_created_is_no_drift(stage: Stage, prefix: str) -> None:
+    async with running(stage.controller(None, "--allow", "createrole")), stage.database() as database:
+        await stage.kube.apply("app", name=f"{prefix}_app", createrole=True)
+        await stage.kube.wait_ready("app")
+        await database.execute(f"SET ROLE {prefix}_app; CREATE ROLE {prefix}_made; RESET ROLE")
+        await stage.kube.apply("app", name=f"{prefix}_app", createrole=True, comment="looked at")
+        await database.wait_role(f"{prefix}_app", lambda row: row["comment"] == "looked at", "comment")
+        assert await memberships(database, f"{prefix}_app") == {f"{prefix}_made": (True, False, False)}
+        await database.execute(f"GRANT {prefix}_made TO {prefix}_app WITH SET TRUE")
+        obj = await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+        assert obj["status"]["lastDrift"]["fields"] == ["memberOf"]
+        await database.execute(f"DROP ROLE {prefix}_made")
