@@ -13,11 +13,12 @@ from pgrole_controller.core.credential import (
     Errand,
     Origin,
     Record,
+    SecretsSeen,
     SecretVersion,
     is_due,
     within_bounds,
 )
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import UNSEEN, Found, Password
 from pgrole_controller.core.sight import Ask, Server, Sight
@@ -49,9 +50,14 @@ def settle(
     ask: Ask, claim: Claim | None, there: Found | None, sight: Sight, server: Server, policy: Policy
 ) -> Settlement:
     record = _record(ask, claim)
+    if there is None:  # what was set went with the role
+        record = replace(record, source="", digest="")
     left = _is_left(ask, there, claim, record)
-    if ask.credential is not None:
-        return _use(ask, ask.credential, there, record, left=left)
+    if ask.credential is not None and _is_for(ask.credential, ask):
+        settled = _use(ask, ask.credential, there, record, left=left)
+        if there is None or not _is_overtaken(ask.credential, ask.secrets):
+            return settled
+        return replace(settled, errand=_errand(ask, there, settled.record, sight, server, policy, left=left))
     needed = False
     if left:
         settled = _leave(ask, record)
@@ -60,13 +66,13 @@ def settle(
     else:
         settled = Settlement(record)
         needed = not _is_settled(ask, there, record, sight)
-    why = _unseen_secrets(ask)
-    if why is not None:
+    why = _obstacle(ask, left=left)
+    if why is not None or there is None:
         return replace(settled, pending=why)
-    delivered = ask.connection is None or record.connection == _delivery(ask, server)
+    delivered = ask.connection is None or (bool(record.connection) and record.connection == _delivery(ask, server))
     if not needed and delivered and not ask.secrets.stale:
         return settled
-    return replace(settled, errand=_errand(ask, there, record, sight, server, policy))
+    return replace(settled, errand=_errand(ask, there, record, sight, server, policy, left=left))
 
 
 def _record(ask: Ask, claim: Claim | None) -> Record:
@@ -97,10 +103,17 @@ def _disable(there: Found | None, record: Record) -> Settlement:
     return Settlement(new, left=False, password=None, known=known)
 
 
-def _unseen_secrets(ask: Ask) -> PgRoleError | None:
-    needs_password = ask.password.origin is Origin.SECRET
+def _obstacle(ask: Ask, *, left: bool) -> PgRoleError | None:
+    """Why the Secrets of an object cannot be used, as far as metadata tells."""
+    needs_password = ask.password.origin is Origin.SECRET and not (left and ask.connection is None)
     if not needs_password and ask.connection is None:
         return None
+    if needs_password and ask.connection is not None and ask.connection.name == ask.password.secret:
+        return Refused(
+            Reason.INVALID_SPEC,
+            f'spec.password.secretRef and spec.connectionSecret both name Secret "{ask.connection.name}": what is '
+            f"written there would be read again as the password; choose another name for one of them",
+        )
     if ask.secrets.unknown is not None:
         return Waiting(Reason.SECRET_MISSING, f"Secrets cannot be seen: {ask.secrets.unknown}")
     if needs_password and ask.secrets.password is None:
@@ -147,23 +160,47 @@ def name_delivery(secret: SecretVersion | None, inputs: str, source: str) -> str
     return "" if secret is None else f"{secret} {inputs} {source}"
 
 
-def _errand(ask: Ask, there: Found | None, record: Record, sight: Sight, server: Server, policy: Policy) -> Errand:
-    inputs = " ".join(_inputs(ask, server))
-    delivered = bool(record.connection) and record.connection.partition(" ")[2] == inputs
+def _errand(
+    ask: Ask, there: Found, record: Record, sight: Sight, server: Server, policy: Policy, *, left: bool
+) -> Errand:
+    inputs, source = _inputs(ask, server)
+    _, written, copied = (record.connection + "  ").split(" ", 2)
+    rendered = bool(written) and written == inputs
+    delivered = rendered and copied.strip() == source
     return Errand(
         namespace=ask.owner.namespace,
         role_name=ask.wanted.name,
         password=ask.password,
         connection=ask.connection,
-        stale=ask.secrets.stale,
+        secrets=ask.secrets,
         record=record,
         address=server.address,
         at=sight.at,
         iterations=within_bounds(sight.iterations),
         forbidden=policy.forbidden_metadata,
+        rendered=rendered,
         delivered=delivered,
         restore=not (ask.report_only and delivered),
-        oid=there.oid if there else None,
+        left=left,
+        oid=there.oid,
+    )
+
+
+def _is_for(credential: Credential, ask: Ask) -> bool:
+    """Whether the object still asks for what the errand was sent for."""
+    sent = credential.errand
+    return sent is not None and (sent.password, sent.connection) == (ask.password, ask.connection)
+
+
+def _is_overtaken(credential: Credential, now: SecretsSeen) -> bool:
+    """Whether a Secret has changed since the errand was sent, to something else than what it found."""
+    if credential.errand is None:
+        return False
+    before = credential.errand.secrets
+    found = ("/".join(credential.source.split("/")[:2]), credential.connection.partition(" ")[0])
+    return any(
+        new != old and (new is None or str(new) not in found)
+        for old, new in ((before.password, now.password), (before.connection, now.connection))
     )
 
 
