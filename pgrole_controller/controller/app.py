@@ -139,7 +139,7 @@ class _Controller:
                 async with anyio.create_task_group() as sources:
                     sources.start_soon(self._reflect)
                     sources.start_soon(self._reflect_secrets)
-                    sources.start_soon(self._secret_source.announce_first)
+                    sources.start_soon(self._secret_source.announce_all)
                     sources.start_soon(self._resync)
                     sources.start_soon(self._decline_unknown)
                     async with anyio.create_task_group() as lanes:

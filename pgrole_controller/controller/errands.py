@@ -67,10 +67,10 @@ class Errands:
 
     async def run(self, errand: Errand, owner: Stored) -> Credential:
         """Raises ApiError and Unreachable for what may pass; what is wrong with the Secrets is in the result."""
-        found = Credential()
+        found = Credential(errand=errand)
         password: str | Verifier | None = None
         try:
-            if errand.password.origin is Origin.SECRET:
+            if errand.password.origin is Origin.SECRET and not (errand.left and errand.connection is None):
                 source, password = await self._fetch(errand)
                 found = replace(found, source=source)
             if errand.connection is not None:
@@ -117,7 +117,9 @@ class Errands:
         if generated:
             stamp = delivery.stamp
             source = name_source(_version(secret))
-            found = replace(found, source=source, rotated_at=stamp.rotated_at, rotate=stamp.rotate)
+            # A request that the claim knows as handled stays so, whatever backup the Secret came from.
+            rotate = errand.password.rotate or stamp.rotate
+            found = replace(found, source=source, rotated_at=stamp.rotated_at, rotate=rotate)
             password = delivery.clear
         inputs = inputs_digest(wanted, errand.role_name, errand.address)
         copied = found.source if errand.password.origin is Origin.SECRET else ""
@@ -148,15 +150,23 @@ class Errands:
 
     async def _delete_stale(self, errand: Errand, owner: Stored) -> None:
         """Connection Secrets under names that the object does not name any more."""
-        for name in errand.stale:
+        for name in errand.secrets.stale:
             stored = self._store.get(Key(errand.namespace, name))
-            if stored is not None and await delete_secret(
-                self._client, stored.key, stored.uid, stored.resource_version
-            ):
+            if stored is None:
+                continue
+            try:
+                deleted = await delete_secret(self._client, stored.key, stored.uid, stored.resource_version)
+            except ApiError as error:
+                raise _explain(f'Secret "{name}", which is not named any more, cannot be deleted', error) from error
+            if deleted:
                 self._store.remove(stored.key, stored.uid)
                 log.info("connection Secret deleted", extra={"object": str(owner.key), "secret": name})
 
 
+_LEFT = (
+    'spec.drift.ignore leaves the password to others, and Secret "{name}" does not hold it; another one is not '
+    "generated: remove password from spec.drift.ignore, or spec.password and spec.connectionSecret"
+)
 _RESTORED = 'Secret "{name}" was deleted or changed and was written anew'
 
 
@@ -192,11 +202,12 @@ def _check_owner(wanted: Connection, secret: Secret | None, owner: Stored) -> No
 
 def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
     """What the API server refuses is said on the object; what may pass (conflict, limit, fault) is tried again."""
-    if error.status in (404, 409, 429) or error.status >= 500:
+    if error.status in (404, 409, 429) or error.status > 500:
         return error
-    if error.status in (401, 403):
+    if error.status in (401, 403, 500):
         return Waiting(Reason.SECRET_MISSING, f"{what}: {error}")
-    return Refused(Reason.INVALID_SPEC, f"{what}: {error}")
+    # What a Secret is made of was checked before: it is an admission policy, which may change.
+    return Refused(Reason.NOT_ALLOWED, f"{what}: {error}")
 
 
 def _prepare(errand: Errand, secret: Secret | None, clear: str | None) -> _Delivery:
@@ -207,13 +218,15 @@ def _prepare(errand: Errand, secret: Secret | None, clear: str | None) -> _Deliv
         clear, stamp = _recover(errand, secret)
         rotated = clear is None and stamp != Stamp()
         if clear is None:
+            if errand.left:
+                raise Refused(Reason.INVALID_SPEC, _LEFT.format(name=wanted.name))
             if not errand.restore and not rotated:
                 return _Delivery(None, stamp, spoiled=True)
             clear, stamp = _generate(errand.password.length), Stamp(errand.at, errand.password.rotate)
     username, address = errand.role_name, errand.address
     # What an older template asked for can only be told from what others added by writing it anew.
     if (
-        errand.delivered
+        errand.rendered
         and secret is not None
         and is_current(
             wanted,
@@ -240,7 +253,7 @@ def _recover(errand: Errand, secret: Secret | None) -> tuple[str | None, Stamp]:
     if secret is None or clear is None:
         return None, Stamp()
     stamp = read_stamp(secret.annotations)
-    if is_due(errand.password, stamp.rotated_at, {stamp.rotate, errand.record.rotate}, errand.at):
+    if not errand.left and is_due(errand.password, stamp.rotated_at, {stamp.rotate, errand.record.rotate}, errand.at):
         return None, stamp
     return clear, stamp
 

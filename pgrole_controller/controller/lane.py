@@ -45,6 +45,9 @@ LONGEST_DELAY = 15.0
 #: Between two hints for everything because many were announced, in seconds.
 MANY_SECONDS = 1.0
 
+#: At the start, for Secrets to be listed, in seconds: what needs none does not wait for longer.
+SECRETS_SECONDS = 10.0
+
 #: A session that ended sooner, in seconds, counts as a failure to connect.
 HEALTHY_SECONDS = 10.0
 
@@ -66,6 +69,8 @@ class Lane:
     async def run(self) -> None:
         """Until the queue is closed."""
         await self._objects.store.synced.wait()
+        with anyio.move_on_after(SECRETS_SECONDS):
+            await self._objects.secrets_answered.wait()
         while not self._queue.closed:
             try:
                 await attend(

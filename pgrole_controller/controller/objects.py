@@ -163,6 +163,11 @@ class Objects:
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
         return Request(key, stored, ask, policy, _finalizer(ask, held))
 
+    @property
+    def secrets_answered(self) -> anyio.Event:
+        """Set once it is known which Secrets there are, or why that is not known."""
+        return self._secrets.answered
+
     def hand_over(self, uid: str, brought: Credential | Emptied) -> None:
         """What was fetched or done for the next visit to this object."""
         self._brought[uid] = brought
@@ -224,7 +229,8 @@ class Objects:
     def _see_secrets(self, stored: Stored, obj: dict[str, Any]) -> SecretsSeen:
         source, connection = _secrets_of(obj)
         namespace = stored.key.namespace
-        stale = {one.name for one in self._secrets.by_index(stored.uid) if one.namespace == namespace} - {connection}
+        stale = {one.name for one in self._secrets.by_index(stored.uid) if one.namespace == namespace}
+        stale -= {source, connection}  # a password that was generated may be kept by its Secret
         unknown = self._secrets.refused
         if unknown is None and not self._secrets.synced.is_set():
             unknown = "they have not been listed yet"

@@ -19,7 +19,7 @@ from pgrole_controller.core.plan import Deed
 from pgrole_controller.core.report import Standing, build_status
 from pgrole_controller.core.schedule import After, Result, Retry, Success
 from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER, apply_finalizer
 from pgrole_controller.kube.status import apply_status, unchanged
@@ -101,7 +101,7 @@ class Reporter:
                 return After(CONFLICT_AGAIN)
             log.warning("write refused by the API server", extra={"object": str(finding.key), "error": str(error)})
             return After(error.retry_after) if error.retry_after else Retry()
-        except Unreachable as error:
+        except (Unreachable, BadStream) as error:
             log.warning("write did not reach the API server", extra={"object": str(finding.key), "error": str(error)})
             return After(UNREACHABLE_AGAIN)
 
@@ -121,11 +121,12 @@ class Reporter:
             return Retry()
         await self._set_status(finding, finding.outcome, stored)
         ask = finding.request.ask
-        if finding.deed is not Deed.NOTHING or (ask and ask.credential):
+        if finding.deed is not Deed.NOTHING or (ask and ask.credential and finding.outcome.ready):
             return After(CONFIRM_AGAIN)
         if finding.outcome.retried:
             return Retry()
-        return After(finding.rotates_in) if finding.next_rotation else Success()
+        # What is due and was not done now waits for something else.
+        return After(finding.rotates_in) if finding.rotates_in > 0 else Success()
 
     async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
         written = await apply_finalizer(self._client, PGROLES, stored, present)

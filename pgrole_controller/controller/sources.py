@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import anyio
+
 from pgrole_controller.controller.objects import Objects, asked_of, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.hint import Hint, Key, Rank
@@ -49,7 +51,7 @@ class PgRoleSource:
 
 
 class SecretSource:
-    """Hints the objects that name a Secret which changed. `wait` hints those that name any, once they are listed."""
+    """Hints the objects that name a Secret which changed; all that name any, when Secrets are seen (again)."""
 
     def __init__(self, pgroles: PgRoleSource, secrets: Store) -> None:
         self._pgroles = pgroles
@@ -61,10 +63,14 @@ class SecretSource:
         for key in self._pgroles.objects.naming(change.key):
             self._hint(key)
 
-    async def announce_first(self) -> None:
+    async def announce_all(self) -> None:
+        """Once they are listed, and each time that they may be seen again."""
         await self._secrets.synced.wait()
-        for key in self._pgroles.objects.naming_secrets():
-            self._hint(key)
+        while True:
+            for key in self._pgroles.objects.naming_secrets():
+                self._hint(key)
+            await self._secrets.allowed.wait()
+            self._secrets.allowed = anyio.Event()
 
     def _hint(self, key: Key) -> None:
         server = self._pgroles.objects.server_name(key)

@@ -74,23 +74,26 @@ class Record:
 class Errand:
     """What has to be asked of Kubernetes, written there or hashed before the password of one role can be settled.
 
-    `delivered`: the connection Secret was written from the same before, so that what differs was done by somebody
-    else; `restore`: whether it is written anew then, or only told of. `stored` is what the role logs in with (None:
-    nothing, or it may not be read).
+    `secrets` are those that were seen when it was asked for. `rendered`: the connection Secret was written from the
+    same template before; `delivered`: with the same password too, so that what differs was done by somebody else;
+    `restore`: whether it is written anew then, or only told of. `left`: the password is left to others, and not
+    replaced. `stored` is what the role logs in with (None: nothing, or it may not be read).
     """
 
     namespace: str
     role_name: str
     password: PasswordAsk
     connection: Connection | None
-    stale: tuple[str, ...]
+    secrets: SecretsSeen
     record: Record
     address: Address
     at: datetime
     iterations: int
     forbidden: tuple[str, ...] = ()
+    rendered: bool = False
     delivered: bool = False
     restore: bool = True
+    left: bool = False
     oid: int | None = None
     stored: Verifier | None = None
 
@@ -101,7 +104,7 @@ class Credential:
 
     The password was made from `source`; it is the one that `fits` (the digest of a verifier) was made from, or
     `verifier` is to be set. Neither: `problem` says why there is none. `connection` as in Record. `spoiled`: somebody
-    changed the connection Secret, and it was left so.
+    changed the connection Secret, and it was left so. `errand` is the one that brought it.
     """
 
     source: str = ""
@@ -112,6 +115,7 @@ class Credential:
     connection: str = ""
     spoiled: bool = False
     problem: PgRoleError | None = field(default=None, compare=False)
+    errand: Errand | None = field(default=None, compare=False, repr=False)
 
 
 def is_due(asked: PasswordAsk, rotated_at: datetime | None, handled: Collection[str], at: datetime) -> bool:
@@ -125,7 +129,10 @@ def is_due(asked: PasswordAsk, rotated_at: datetime | None, handled: Collection[
 def next_rotation(asked: PasswordAsk, rotated_at: datetime | None) -> datetime | None:
     if asked.origin is not Origin.GENERATED or asked.rotate_every is None or rotated_at is None:
         return None
-    return rotated_at + asked.rotate_every
+    try:
+        return rotated_at + asked.rotate_every
+    except OverflowError:  # the time comes from a Secret, where anybody may have written it
+        return None
 
 
 def version_of(source: str) -> str | None:

@@ -130,7 +130,7 @@ class _Reflection:
             if error.status != 429 and error.status < 500:
                 self._version = None  # refused as asked; a definition removed and made again, too
                 if error.status not in _PASSING:
-                    self._store.refused = str(error)
+                    self._store.refuse(str(error))
             await self._rest(error, min(error.retry_after or 0.0, self._timing.retry_after_most))
         except LineTooLong as error:
             self._version = None
@@ -159,6 +159,7 @@ class _Reflection:
         for change in changes:
             self._changed(change)
         self._store.synced.set()
+        self._store.answered.set()
         log.info(
             "listed",
             extra={
@@ -246,7 +247,7 @@ class _Reflection:
                 accept=METADATA if self._metadata_only else JSON,
             ) as lines:
                 self._store.last_contact = self._clock()
-                self._store.refused = None
+                self._store.allow()
                 log.debug("watching", extra={"resource": self._resource.plural, "version": version})
                 async for line in lines:
                     self._store.last_contact = self._clock()

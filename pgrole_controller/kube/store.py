@@ -112,17 +112,30 @@ class Store:
     `index` gives, for a parsed object, the values under which `by_index` finds its key. `synced` is set after the
     first complete list, `last_contact` (monotonic seconds) whenever the API server was heard, `refused` is what the
     API server said while it refuses to list or watch (Forbidden, …), None while it does not: all by the reflector.
+    `answered` is set once it has listed or refused; `allowed` when it refuses no longer: whoever waits for that
+    replaces it.
     """
 
     def __init__(self, index: Callable[[dict[str, Any]], Iterable[str]] | None = None) -> None:
         self.synced = anyio.Event()
         self.last_contact: float | None = None
         self.refused: str | None = None
+        self.answered = anyio.Event()
+        self.allowed = anyio.Event()
         self._index = index
         self._objects: dict[Key, Stored] = {}
         # Tuples, nearly always of one: 10,000 sets would take 2 MB more. Many are in a dict.
         self._indexed: dict[str, tuple[Key, ...] | dict[Key, None]] = {}
         self._removed: OrderedDict[str, None] = OrderedDict()
+
+    def refuse(self, why: str) -> None:
+        self.refused = why
+        self.answered.set()
+
+    def allow(self) -> None:
+        if self.refused is not None:
+            self.refused = None
+            self.allowed.set()
 
     def __len__(self) -> int:
         return len(self._objects)

@@ -6,9 +6,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgrole_controller.core.scram import make_verifier
+from pgrole_controller.core.scram import Verifier, make_verifier
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.world import Database, Json, Kube, condition, says
+from tests.acceptance.world import Database, Json, Kube, Stage, condition, is_ready, running, says
 
 
 @pytest.fixture
@@ -142,3 +142,287 @@ async def test_passwords_are_rotated_in_time(kube: Kube, database: Database, rol
         held = await kube.wait_secret("delivered", lambda held: held["text"]["password"] not in seen, "another")
         seen.add(held["text"]["password"])
         await database.wait_password(role, held["text"]["password"])
+
+
+READY = make_verifier("known elsewhere", b"0123456789abcdef", 5000).text
+
+MALFORMED: dict[str, tuple[str | bytes, str, str]] = {
+    "empty": (b"", "SecretMissing", "is empty"),
+    "NUL": (b"a\0b", "InvalidSpec", "NUL"),
+    "not UTF-8": (b"\xff\xfe\xfd", "InvalidSpec", "not text in UTF-8"),
+    "md5": ("md5" + "0" * 32, "InvalidSpec", "MD5"),
+    "a verifier cut short": (READY[:-10], "InvalidSpec", "begins as a SCRAM-SHA-256 verifier and is none"),
+    "a verifier with a line break": (READY + "\n", "InvalidSpec", "not even a line break"),
+    "one iteration": (READY.replace("$5000:", "$1:"), "InvalidSpec", "of 1 iterations"),
+    "too many iterations": (READY.replace("$5000:", "$2000000000:"), "InvalidSpec", "of 2000000000 iterations"),
+    "2,000 bytes": ("x" * 2000, "InvalidSpec", "2000 bytes"),
+}
+
+
+async def row_version(database: Database, role: str) -> Any:
+    """Changes with every statement that writes the row of the role, whatever it sets."""
+    return await database.fetchval("SELECT xmin::text FROM pg_authid WHERE rolname = $1", role)
+
+
+async def wait_settled(kube: Kube, database: Database, role: str, name: str = "source") -> None:
+    """Until the claim names the Secret as it is now."""
+    held = await kube.secret(name)
+    assert held is not None
+    version = f"{held['metadata']['uid']}/{held['metadata']['resourceVersion']}"
+    sql = f"SELECT password_source LIKE '{version}/%' FROM pgrole.claim WHERE role_name = '{role}'"
+    await database.wait_value(sql, True)
+
+
+async def wait_digest(database: Database, role: str, verifier: str) -> None:
+    """Until the claim knows what the role logs in with."""
+    sql = f"SELECT password_digest FROM pgrole.claim WHERE role_name = '{role}'"
+    await database.wait_value(sql, Verifier(verifier).digest)
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+async def test_what_is_no_password_is_said_and_the_role_keeps_the_one_it_has(
+    kube: Kube, database: Database, role: str, kind: str
+) -> None:
+    content, reason, words = MALFORMED[kind]
+    await kube.apply_secret("source", password="good")
+    await kube.apply("app", name=role, password=source())
+    await kube.wait_ready("app")
+    before = await row_version(database, role)
+    await kube.apply_secret("source", password=content)
+    obj = await kube.wait_for("app", lambda obj: says(obj, reason, '"source"', '"password"', words), words)
+    assert "keeps the password it has" in condition(obj, "Ready")["message"]
+    assert await row_version(database, role) == before
+    await kube.apply_secret("source", password="better")
+    await database.wait_password(role, "better")
+    await kube.wait_ready("app")
+
+
+async def test_a_relabelled_secret_changes_nothing(kube: Kube, database: Database, role: str) -> None:
+    await kube.apply_secret("source", password="ours")
+    await kube.apply("app", name=role, password=source(), connectionSecret={"name": "delivered"})
+    await kube.wait_ready("app")
+    before, delivered = await row_version(database, role), await kube.secret("delivered")
+    await kube.patch_secret("source", {"metadata": {"labels": {"seen": "yes"}}})
+    await wait_settled(kube, database, role)
+    obj = await kube.wait_ready("app")
+    assert await row_version(database, role) == before
+    assert await kube.secret("delivered") == delivered
+    assert obj["status"]["driftCount"] == 0
+
+
+async def test_a_secret_made_again_or_a_key_renamed_with_the_same_password_changes_nothing(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("source", password="ours")
+    await kube.apply("app", name=role, password=source())
+    await kube.wait_ready("app")
+    before = await row_version(database, role)
+    await kube.delete_secret("source")
+    await kube.wait_reason("app", "SecretMissing")
+    await kube.apply_secret("source", password="ours")
+    await wait_settled(kube, database, role)
+    await kube.wait_ready("app")
+    await kube.apply_secret("source", renamed="ours")
+    await kube.wait_for("app", lambda obj: says(obj, "SecretMissing", 'key "password"'), "the key is missing")
+    await kube.apply("app", name=role, password=source(key="renamed"))
+    obj = await kube.wait_ready("app")
+    assert await row_version(database, role) == before
+    assert obj["status"]["driftCount"] == 0
+
+
+async def test_a_line_break_at_the_end_belongs_to_the_password(
+    kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
+) -> None:
+    await kube.apply_secret("source", password="with a line break\n")
+    await kube.apply("app", name=role, login=True, password=source())
+    await kube.wait_ready("app")
+    connection = await asyncpg.connect(shared_postgres.dsn(role, password="with a line break\n"))
+    await connection.close()
+
+
+async def test_the_same_password_set_again_with_another_salt_is_no_drift(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("source", password="ours")
+    await kube.apply("app", name=role, password=source())
+    await kube.wait_ready("app")
+    again = make_verifier("ours", b"another salt 16b", 4096)
+    await database.execute(f"ALTER ROLE {role} PASSWORD '{again.text}'")
+    await wait_digest(database, role, again.text)
+    obj = await kube.wait_ready("app")
+    assert await database.verifier(role) == again
+    assert obj["status"]["driftCount"] == 0
+
+
+@pytest.mark.parametrize(
+    "stored",
+    ["md5" + "0" * 32, READY.replace("$5000:", "$10000000:"), READY.replace("$5000:", f"${2**31 - 1}:")],
+    ids=["md5", "ten million iterations", "the most iterations"],
+)
+async def test_what_takes_for_ever_to_compare_with_is_set_back_without_hashing(
+    kube: Kube, database: Database, role: str, stored: str
+) -> None:
+    await kube.apply_secret("source", password="ours")
+    await kube.apply("app", name=role, password=source())
+    await kube.wait_ready("app")
+    # ALTER ROLE itself would compute with it, for minutes.
+    await database.execute("SET allow_system_table_mods = on")
+    await database.execute(f"UPDATE pg_authid SET rolpassword = '{stored}' WHERE rolname = '{role}'")
+    await database.wait_password(role, "ours")
+    await kube.wait_for("app", drifts(1), "driftCount 1")
+
+
+async def test_valid_until_stays_when_a_password_is_set(kube: Kube, database: Database, role: str) -> None:
+    await kube.apply_secret("source", password="first")
+    await kube.apply("app", name=role, password=source(), validUntil="2040-01-01T00:00:00Z")
+    await kube.wait_ready("app")
+    await kube.apply_secret("source", password="second")
+    await database.wait_password(role, "second")
+    row = await database.role(role)
+    assert row is not None
+    assert row["rolvaliduntil"].isoformat() == "2040-01-01T00:00:00+00:00"
+
+
+async def test_changing_from_one_kind_of_password_to_another_is_no_drift(
+    kube: Kube, database: Database, role: str
+) -> None:
+    async def change(**spec: Any) -> None:
+        await kube.apply("app", name=role, **spec)
+        await kube.wait_ready("app")
+
+    delivered = {"connectionSecret": {"name": "delivered"}}
+    await kube.apply_secret("source", password="from the Secret")
+    for _ in range(2):
+        await change(password=source())
+        await database.wait_password(role, "from the Secret")
+        await change(password={"generate": {}}, **delivered)
+        await database.wait_password(role, (await kube.wait_secret("delivered"))["text"]["password"])
+        await change(password={"disabled": True})
+        assert await database.verifier(role) is None
+        assert await kube.secret("delivered") is None
+        await change()
+        await database.execute(f"ALTER ROLE {role} PASSWORD 'of somebody'")
+        await change(password={"disabled": True})
+        assert await database.verifier(role) is None
+        await change(password={"generate": {}}, **delivered)
+        await database.wait_password(role, (await kube.wait_secret("delivered"))["text"]["password"])
+    obj = await kube.wait_ready("app")
+    assert obj["status"]["driftCount"] == 0
+    assert await kube.events("DriftCorrected") == []
+
+
+async def test_a_dropped_role_comes_back_with_its_password_and_as_one_drift(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("source", password="ours")
+    await kube.apply("app", name=role, password=source())
+    await kube.wait_ready("app")
+    await database.execute(f"DROP ROLE {role}")
+    await database.wait_role(role, bool, "being there")
+    await database.wait_password(role, "ours")
+    await wait_settled(kube, database, role)
+    obj = await kube.wait_for("app", lambda obj: drifts(1)(obj) and is_ready(obj), "driftCount 1 and Ready")
+    assert obj["status"]["driftCount"] == 1
+    assert obj["status"]["lastDrift"]["fields"] == ["role"]
+
+
+@pytest.mark.parametrize("dropped", [False, True], ids=["changed", "dropped"])
+async def test_an_ignored_password_is_set_at_creation_and_then_left_to_others(
+    kube: Kube, database: Database, role: str, dropped: bool
+) -> None:
+    ignored = {"drift": {"ignore": ["password"]}}
+    await kube.apply_secret("source", password="at creation")
+    await kube.apply("app", name=role, password=source(), **ignored)
+    await kube.wait_ready("app")
+    await database.wait_password(role, "at creation")
+    if dropped:  # it is created once more
+        await database.execute(f"DROP ROLE {role}")
+        await database.wait_role(role, bool, "being there")
+        await database.wait_password(role, "at creation")
+    await database.execute(f"ALTER ROLE {role} PASSWORD 'of somebody'")
+    await kube.apply_secret("source", password="later")
+    await kube.delete_secret("source")
+    await kube.apply("app", name=role, password=source(), **ignored, comment="look again")
+    await database.wait_role(role, lambda row: row["comment"] == "look again", "comment")
+    await kube.wait_ready("app")
+    await database.wait_password(role, "of somebody", 1.0)
+
+
+async def test_an_ignored_password_is_not_set_on_adoption(kube: Kube, database: Database, role: str) -> None:
+    await database.execute(f"CREATE ROLE {role} PASSWORD 'of somebody'")
+    before = await row_version(database, role)
+    await kube.apply_secret("source", password="ours")
+    ignored = {"drift": {"ignore": ["password"]}}
+    await kube.apply("app", name=role, adopt=True, password=source(), **ignored)
+    await kube.wait_ready("app")
+    assert await row_version(database, role) == before
+
+
+@pytest.mark.parametrize("password", [source(), {"disabled": True}, {"generate": {}}], ids=["Secret", "none", "made"])
+async def test_that_adoption_would_change_the_password_is_said_beforehand(
+    kube: Kube, database: Database, role: str, password: Json
+) -> None:
+    await database.execute(f"CREATE ROLE {role} PASSWORD 'of somebody'")
+    await kube.apply_secret("source", password="ours")
+    more = {"connectionSecret": {"name": "delivered"}} if "generate" in password else {}
+    await kube.apply("app", name=role, password=password, **more)
+    await kube.wait_for("app", lambda obj: says(obj, "RoleExists", "would change password"), "password named")
+    assert await kube.secret("delivered") is None
+    await database.wait_password(role, "of somebody", 1.0)
+    await kube.apply("app", name=role, adopt=True, password=password, **more)
+    obj = await kube.wait_ready("app")
+    assert obj["status"]["driftCount"] == 0
+
+
+async def test_under_report_a_changed_password_is_said_and_left_and_a_changed_secret_applied(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("source", password="ours")
+    await kube.apply("app", name=role, password=source(), drift={"policy": "Report"})
+    await kube.wait_ready("app")
+    await database.execute(f"ALTER ROLE {role} PASSWORD 'theirs'")
+    obj = await kube.wait_reason("app", "DriftReported")
+    assert condition(obj, "DriftDetected")["status"] == "True"
+    assert obj["status"]["lastDrift"]["fields"] == ["password"]
+    await database.wait_password(role, "theirs", 1.0)
+    await kube.apply_secret("source", password="changed")
+    await database.wait_password(role, "changed")
+    await kube.wait_ready("app")
+    await database.execute(f"ALTER ROLE {role} PASSWORD 'theirs'")
+    await kube.wait_reason("app", "DriftReported")
+    await kube.apply("app", name=role, password=source(), drift={"policy": "Correct"})
+    await database.wait_password(role, "changed")
+    obj = await kube.wait_ready("app")
+    assert condition(obj, "DriftDetected") == {}
+
+
+@pytest.mark.since(16, "scram_iterations")
+async def test_the_next_verifier_has_the_iterations_that_the_server_then_has(stage: Stage) -> None:
+    async with running(stage.controller()), stage.database() as database:
+        await stage.kube.apply_secret("source", password="first")
+        await stage.kube.apply("app", password=source())
+        await stage.kube.wait_ready("app")
+        before = await database.verifier("app")
+        await database.execute("ALTER SYSTEM SET scram_iterations = 7000")
+        await database.execute("SELECT pg_reload_conf()")
+        await database.wait_value("SELECT current_setting('scram_iterations')", "7000")
+        await stage.kube.apply("app", password=source(), comment="look again")
+        await stage.kube.wait_ready("app")
+        assert await database.verifier("app") == before
+        await stage.kube.apply_secret("source", password="second")
+        await database.wait_password("app", "second")
+        after = await database.verifier("app")
+        assert after is not None
+        assert after.scram is not None
+        assert after.scram.iterations == 7000
+
+
+async def test_what_waits_for_a_key_is_looked_at_again_ever_more_rarely(stage: Stage) -> None:
+    async with running(stage.controller()) as controller:
+        await stage.kube.apply_secret("source", other="x")
+        await stage.kube.apply("app", password=source())
+        await stage.kube.wait_reason("app", "SecretMissing")
+        await controller.wait_count("reason=retry", 2)
+        seen = controller.log.count(" visit ")
+        await controller.wait_count("reason=retry", 3)
+        assert controller.log.count(" visit ") - seen <= 4
