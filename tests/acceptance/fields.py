@@ -1,0 +1,385 @@
+"""Every field of PgRoleSpec: how it is declared, seen from outside and changed behind the controller's back.
+
+In specs, SQL and expected values `$` stands for the name of the role, which the object has too. Before each test there
+are the roles `$_a` and `$_b`, and the Secrets `$-one` and `$-two`, each with the keys `password` and `other`.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pgrole_controller.core.connection import ROTATED_AT
+from pgrole_controller.core.scram import verifies
+from pgrole_controller.core.wanted import ROTATE
+from tests.acceptance.world import Database, Json, Kube
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one test has its object and its role, both named `name`."""
+
+    kube: Kube
+    database: Database
+    name: str
+
+    def fill(self, value: Any) -> Any:
+        """The value with the role's name in place of each `$`."""
+        match value:
+            case str():
+                return value.replace("$", self.name)
+            case dict():
+                return {key: self.fill(item) for key, item in value.items()}
+            case list():
+                return [self.fill(item) for item in value]
+            case _:
+                return value
+
+    async def secret(self, name: str) -> Json | None:
+        return await self.kube.secret(self.fill(name))
+
+
+See = Callable[[Place], Awaitable[Any]]
+Do = Callable[[Place], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A field that is kept as declared.
+
+    `specs` are two that differ in this field alone (one where it is immutable), `seen` what is seen of each; `without`
+    is the first of them without the field (None where it is immutable), `default` what is seen then. `see` and `drift`
+    are SQL, or functions. `drifted` is what is seen after the drift of the first, `told` its name in lastDrift.
+    `ignorable`: it may be left to others (drift.ignore).
+    """
+
+    specs: tuple[Json, ...]
+    seen: tuple[Any, ...]
+    without: Json | None
+    default: Any
+    see: str | See
+    drift: str | Do
+    drifted: Any
+    told: str
+    since: int = 0
+    ignorable: bool = True
+    annotations: dict[str, str] = field(default_factory=dict)  # set with a change, where it needs them to be seen
+
+    async def look(self, place: Place) -> Any:
+        if isinstance(self.see, str):
+            return await place.database.fetchval(place.fill(self.see))
+        return await self.see(place)
+
+    async def break_in(self, place: Place) -> None:
+        if isinstance(self.drift, str):
+            await place.database.execute(place.fill(self.drift))
+        else:
+            await self.drift(place)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A field that is no state of the role: the test that shows its effect, as file of tests/acceptance::test."""
+
+    test: str
+
+
+def _flag(name: str, column: str, option: str, *, default: bool = False) -> Kept:
+    """An attribute of CREATE ROLE that is on or off."""
+    return Kept(
+        specs=({name: not default}, {name: default}),
+        seen=(not default, default),
+        without={},
+        default=default,
+        see=f"SELECT {column} FROM pg_roles WHERE rolname = '$'",
+        drift=f"ALTER ROLE $ {option if default else 'NO' + option}",
+        drifted=default,
+        told=name,
+    )
+
+
+_CLEAR = {"$-one": ("pass-one", "other-one"), "$-two": ("pass-two", "other-two")}
+THEIRS = "theirs"
+
+
+async def prepare(place: Place) -> None:
+    """What the entries of the table refer to."""
+    await place.database.execute(place.fill("CREATE ROLE $_a; CREATE ROLE $_b"))
+    for name, (password, other) in _CLEAR.items():
+        await place.kube.apply_secret(place.fill(name), password=password, other=other)
+
+
+async def _password(place: Place) -> str | None:
+    """With which of the known passwords the role logs in; None: with none at all."""
+    verifier = await place.database.verifier(place.name)
+    if verifier is None:
+        return None
+    known = (THEIRS, *(password for pair in _CLEAR.values() for password in pair))
+    return next((password for password in known if verifies(password, verifier)), "unknown")
+
+
+def _password_kept(specs: tuple[Json, Json], seen: tuple[str | None, str | None]) -> Kept:
+    return Kept(
+        specs=tuple({"password": spec} for spec in specs),
+        seen=seen,
+        without={},
+        default=seen[0],  # not managed any more: it stays
+        see=_password,
+        drift=f"ALTER ROLE $ PASSWORD '{THEIRS}'",
+        drifted=THEIRS,
+        told="password",
+    )
+
+
+async def _delivered(place: Place) -> tuple[Json | None, bool]:
+    """The connection Secret, and whether the role logs in with what it holds."""
+    secret = await place.secret("$-connection")
+    if secret is None:
+        return None, False
+    verifier = await place.database.verifier(place.name)
+    return secret, verifier is not None and verifies(secret["text"]["password"], verifier)
+
+
+async def _length(place: Place) -> tuple[int, bool]:
+    secret, works = await _delivered(place)
+    return len(secret["text"]["password"]) if secret else 0, works
+
+
+async def _rotation(place: Place) -> tuple[float | None, bool]:
+    """After how many seconds the next password is made."""
+    secret, works = await _delivered(place)
+    obj = await place.kube.get(place.name)
+    following = obj and obj["status"].get("nextRotation")
+    if secret is None or not following:
+        return None, works
+    made = datetime.fromisoformat(secret["metadata"]["annotations"][ROTATED_AT])
+    return (datetime.fromisoformat(following) - made.replace(microsecond=0)).total_seconds(), works
+
+
+def _generated(name: str, values: tuple[Any, Any], see: See, seen: tuple[Any, Any], default: Any, **other: Any) -> Kept:
+    """A field of `generate`; `other` is another one, since server-side apply makes null of a map that it empties."""
+
+    def spec(**generate: Any) -> Json:
+        return {"password": {"generate": generate}, "connectionSecret": {"name": "$-connection"}}
+
+    return Kept(
+        specs=tuple(spec(**{name: value}) for value in values),
+        seen=tuple((value, True) for value in seen),
+        without=spec(**other),
+        default=(default, True),
+        see=see,
+        drift=f"ALTER ROLE $ PASSWORD '{THEIRS}'",
+        drifted=(seen[0], False),
+        told="password",
+        ignorable=False,
+        annotations={ROTATE: "now"},
+    )
+
+
+async def _connection_names(place: Place) -> list[str]:
+    names = ("$-first", "$-second")
+    return [name for name in names if await place.secret(name) is not None]
+
+
+async def _delete_connection(place: Place) -> None:
+    await place.kube.delete_secret(place.fill("$-first"))
+
+
+def _templated(template: Callable[[str], Json], see: Callable[[Json], Any], default: Any) -> Kept:
+    """A part of the template of a connection Secret, whose value is a text."""
+
+    def spec(text: str) -> Json:
+        return {"connectionSecret": {"name": "$-connection", "template": template(text)}}
+
+    async def look(place: Place) -> Any:
+        secret = await place.secret("$-connection")
+        return None if secret is None else see(secret)
+
+    async def tamper(place: Place) -> None:
+        change = template(THEIRS)
+        change["stringData"] = change.pop("data", {})
+        await place.kube.patch_secret(place.fill("$-connection"), change)
+
+    return Kept(
+        specs=(spec("first"), spec("second")),
+        seen=("first", "second"),
+        without={"connectionSecret": {"name": "$-connection"}},
+        default=default,
+        see=look,
+        drift=tamper,
+        drifted=THEIRS,
+        told="connectionSecret",
+        ignorable=False,
+    )
+
+
+def _membership_option(name: str, *, default: bool) -> Kept:
+    word = name.upper()
+    # before PostgreSQL 16 neither INHERIT nor SET has a column
+    see = f"SELECT bool_or((to_jsonb(m) ->> '{name}_option')::boolean) FROM pg_auth_members AS m WHERE member = "
+    drift = f"GRANT $_a TO $ WITH {word} TRUE" if default else f"REVOKE {word} OPTION FOR $_a FROM $"
+    return Kept(
+        specs=tuple({"memberOf": [{"role": "$_a", name: value}]} for value in (not default, default)),
+        seen=(not default, default),
+        without={"memberOf": [{"role": "$_a"}]},
+        default=default,
+        see=f"{see} to_regrole('$')",
+        drift=drift,
+        drifted=default,
+        told="memberOf",
+        since=0 if name == "admin" else 16,
+    )
+
+
+_IN_DATABASES = (
+    "SELECT string_agg(format('%s %s', d.datname, array_to_string(s.setconfig, ',')), ';' ORDER BY 1)"
+    " FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase WHERE s.setrole = to_regrole('$')"
+)
+
+
+def _in_database(database: str, memory: str) -> Json:
+    return {"databaseParameters": [{"database": database, "parameters": {"work_mem": memory}}]}
+
+
+TABLE: dict[str, Kept | Shown] = {
+    "serverRef.name": Shown("test_roles.py::test_an_object_for_a_server_that_nobody_declared_says_so"),
+    "name": Kept(
+        specs=({"name": "$"},),
+        seen=(["$"],),
+        without=None,
+        default=None,
+        see="SELECT array_agg(rolname::text) FROM pg_roles WHERE rolname IN ('$', '$_stolen')",
+        drift="ALTER ROLE $ RENAME TO $_stolen",
+        drifted=["$_stolen"],
+        told="name",
+        ignorable=False,
+    ),
+    "login": _flag("login", "rolcanlogin", "LOGIN"),
+    "superuser": _flag("superuser", "rolsuper", "SUPERUSER"),
+    "createdb": _flag("createdb", "rolcreatedb", "CREATEDB"),
+    "createrole": _flag("createrole", "rolcreaterole", "CREATEROLE"),
+    "inherit": _flag("inherit", "rolinherit", "INHERIT", default=True),
+    "replication": _flag("replication", "rolreplication", "REPLICATION"),
+    "bypassrls": _flag("bypassrls", "rolbypassrls", "BYPASSRLS"),
+    "connectionLimit": Kept(
+        specs=({"connectionLimit": 7}, {"connectionLimit": 0}),
+        seen=(7, 0),
+        without={},
+        default=-1,
+        see="SELECT rolconnlimit FROM pg_roles WHERE rolname = '$'",
+        drift="ALTER ROLE $ CONNECTION LIMIT 99",
+        drifted=99,
+        told="connectionLimit",
+    ),
+    "validUntil": Kept(
+        specs=({"validUntil": "2031-01-01T00:00:00Z"}, {"validUntil": "2032-06-01T12:30:00+02:00"}),
+        seen=("2031-01-01 00:00:00", "2032-06-01 10:30:00"),
+        without={},
+        default=None,
+        see="SELECT (nullif(rolvaliduntil, 'infinity') AT TIME ZONE 'UTC')::text FROM pg_roles WHERE rolname = '$'",
+        drift="ALTER ROLE $ VALID UNTIL '2040-01-01 00:00:00+00'",
+        drifted="2040-01-01 00:00:00",
+        told="validUntil",
+    ),
+    "comment": Kept(
+        specs=({"comment": "first"}, {"comment": "second"}),
+        seen=("first", "second"),
+        without={},
+        default=None,
+        see="SELECT shobj_description(oid, 'pg_authid') FROM pg_roles WHERE rolname = '$'",
+        drift=f"COMMENT ON ROLE $ IS '{THEIRS}'",
+        drifted=THEIRS,
+        told="comment",
+    ),
+    "password.secretRef.name": _password_kept(
+        ({"secretRef": {"name": "$-one"}}, {"secretRef": {"name": "$-two"}}), ("pass-one", "pass-two")
+    ),
+    "password.secretRef.key": _password_kept(
+        ({"secretRef": {"name": "$-one", "key": "other"}}, {"secretRef": {"name": "$-one", "key": "password"}}),
+        ("other-one", "pass-one"),
+    ),
+    "password.generate.length": _generated("length", (20, 40), _length, (20, 40), 32, rotateEvery="24h"),
+    "password.generate.rotateEvery": _generated(
+        "rotateEvery", ("1h", "1h30m"), _rotation, (3600.0, 5400.0), None, length=20
+    ),
+    "password.disabled": _password_kept(({"disabled": True}, {"secretRef": {"name": "$-one"}}), (None, "pass-one")),
+    "memberOf.role": Kept(
+        specs=({"memberOf": [{"role": "$_a"}]}, {"memberOf": [{"role": "$_b"}]}),
+        seen=(["$_a"], ["$_b"]),
+        without={},
+        default=None,
+        see="SELECT array_agg(DISTINCT roleid::regrole::text) FROM pg_auth_members WHERE member = to_regrole('$')",
+        drift="REVOKE $_a FROM $; GRANT $_b TO $",
+        drifted=["$_b"],
+        told="memberOf",
+    ),
+    "memberOf.admin": _membership_option("admin", default=False),
+    "memberOf.inherit": _membership_option("inherit", default=True),
+    "memberOf.set": _membership_option("set", default=True),
+    "parameters": Kept(
+        specs=({"parameters": {"work_mem": "64MB"}}, {"parameters": {"work_mem": "32MB", "app.tenant": "a"}}),
+        seen=(["work_mem=64MB"], ["app.tenant=a", "work_mem=32MB"]),
+        without={},
+        default=None,
+        see="SELECT array_agg(item ORDER BY item) FROM pg_roles, unnest(rolconfig) AS item WHERE rolname = '$'",
+        drift="ALTER ROLE $ SET work_mem = '1MB'",
+        drifted=["work_mem=1MB"],
+        told="parameters",
+    ),
+    "databaseParameters.database": Kept(
+        specs=(_in_database("postgres", "64MB"), _in_database("template1", "64MB")),
+        seen=("postgres work_mem=64MB", "template1 work_mem=64MB"),
+        without={},
+        default=None,
+        see=_IN_DATABASES,
+        drift="ALTER ROLE $ IN DATABASE postgres RESET ALL; ALTER ROLE $ IN DATABASE template1 SET work_mem = '1MB'",
+        drifted="template1 work_mem=1MB",
+        told="databaseParameters",
+    ),
+    "databaseParameters.parameters": Kept(
+        specs=(_in_database("postgres", "64MB"), _in_database("postgres", "32MB")),
+        seen=("postgres work_mem=64MB", "postgres work_mem=32MB"),
+        without={},
+        default=None,
+        see=_IN_DATABASES,
+        drift="ALTER ROLE $ IN DATABASE postgres SET work_mem = '1MB'",
+        drifted="postgres work_mem=1MB",
+        told="databaseParameters",
+    ),
+    "connectionSecret.name": Kept(
+        specs=({"connectionSecret": {"name": "$-first"}}, {"connectionSecret": {"name": "$-second"}}),
+        seen=(["$-first"], ["$-second"]),
+        without={},
+        default=[],
+        see=_connection_names,
+        drift=_delete_connection,
+        drifted=[],
+        told="connectionSecret",
+        ignorable=False,
+    ),
+    "connectionSecret.template.metadata.labels": _templated(
+        lambda text: {"metadata": {"labels": {"team": text}}},
+        lambda secret: secret["metadata"].get("labels", {}).get("team"),
+        None,
+    ),
+    "connectionSecret.template.metadata.annotations": _templated(
+        lambda text: {"metadata": {"annotations": {"example.com/team": text}}},
+        lambda secret: secret["metadata"].get("annotations", {}).get("example.com/team"),
+        None,
+    ),
+    "connectionSecret.template.data": _templated(
+        lambda text: {"data": {"uri": text}},
+        lambda secret: secret["text"].get("uri", "").partition(":")[0],
+        "postgresql",
+    ),
+    "drift.policy": Shown("test_every_field.py::test_a_drift_is_only_told_of_under_report"),
+    "drift.ignore": Shown("test_every_field.py::test_a_drift_of_what_is_left_to_others_stays"),
+    "adopt": Shown("test_roles.py::test_a_role_that_exists_is_refused_and_adopt_takes_it_over"),
+    "deletionPolicy": Shown("test_roles.py::test_drop_drops_the_role_before_the_object_goes"),
+    "reassignOwnedTo": Shown("test_deletion.py::test_what_the_role_owns_goes_to_the_heir"),
+    "terminateSessions": Shown("test_deletion.py::test_open_sessions_are_waited_for_unless_they_shall_be_ended"),
+    "suspend": Shown("test_roles.py::test_a_suspended_object_changes_nothing_and_goes_on_afterwards"),
+}
+
+KEPT = {path: entry for path, entry in TABLE.items() if isinstance(entry, Kept)}
+SHOWN = {path: entry for path, entry in TABLE.items() if isinstance(entry, Shown)}

@@ -1,0 +1,211 @@
+"""Each field of spec: applied, changed, drifted and repaired, left out again, left to others, only told of.
+
+The table is tests/acceptance/fields.py; a field without an entry there fails here.
+"""
+
+import ast
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import pytest
+import pytest_asyncio
+from pydantic import BaseModel
+
+from pgrole_controller.api.pgrole import IgnoredField, PgRoleSpec
+from pgrole_controller.core.role import POWERS
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.conftest import make_kube, remove
+from tests.acceptance.fields import KEPT, SHOWN, TABLE, Kept, Place, prepare
+from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, open_database, running
+from tests.servers import Servers
+
+SECRET = "connectionSecret"
+
+
+def entries(true: Callable[[Kept], bool] = bool) -> list[Any]:
+    """The fields that are kept as declared, of them those for which `true` holds, as parameters of a test."""
+    return [
+        pytest.param(entry, id=path, marks=[pytest.mark.since(entry.since, path)] if entry.since else [])
+        for path, entry in KEPT.items()
+        if true(entry)
+    ]
+
+
+def is_mutable(entry: Kept) -> bool:
+    return entry.without is not None
+
+
+def is_ignorable(entry: Kept) -> bool:
+    return entry.ignorable
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def home(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def kube(
+    api_server: ApiServer, home: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Kube]:
+    """A namespace whose objects may ask for any attribute."""
+    made = await make_kube(api_server)
+    folder = tmp_path_factory.mktemp("every-field")
+    allow = ("--namespace", made.namespace, "--allow", ",".join(POWERS))
+    async with running(Controller(api_server.kubeconfig, home.dsn(), folder, *allow)):
+        yield made
+    await remove(made)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def database(home: PostgresServer, kube: Kube) -> AsyncIterator[Database]:
+    async with open_database(home.dsn()) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def place(kube: Kube, database: Database) -> Place:
+    made = Place(kube, database, f"f{secrets.token_hex(4)}")
+    await prepare(made)
+    return made
+
+
+async def declare(place: Place, spec: Json, **more: Any) -> Json:
+    await place.kube.apply(place.name, **{**place.fill(spec), **more})
+    return await place.kube.wait_ready(place.name)
+
+
+async def wait_seen(place: Place, entry: Kept, expected: Any) -> None:
+    wanted = place.fill(expected)
+    seen: list[Any] = []
+
+    async def is_so() -> bool:
+        seen[:] = [await look(place, entry)]
+        return bool(seen[0] == wanted)
+
+    if not await reached(is_so, PATIENCE):
+        raise AssertionError(f"{wanted!r} expected within {PATIENCE} s, but {seen[0]!r} is seen")
+
+
+async def look(place: Place, entry: Kept) -> Any:
+    """What is seen; a function may name things by `$`."""
+    return place.fill(await entry.look(place))
+
+
+def find_fields(model: type[BaseModel] = PgRoleSpec, prefix: str = "") -> Iterator[str]:
+    """The paths of all fields, nested ones too, by their names in YAML."""
+    for name, info in model.model_fields.items():
+        path = f"{prefix}{info.alias or name}"
+        nested = _nested(info.annotation)
+        if nested is None:
+            yield path
+        else:
+            yield from find_fields(nested, f"{path}.")
+
+
+def _nested(annotation: Any) -> type[BaseModel] | None:
+    """The model of a field that is one, a list of one, or either or None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Annotated, Union, UnionType, list):
+        return next((model for model in map(_nested, get_args(annotation)) if model is not None), None)
+    return None
+
+
+def drifts(obj: Json) -> int:
+    return int(obj.get("status", {}).get("driftCount", 0))
+
+
+def test_every_field_of_the_model_has_an_entry() -> None:
+    assert sorted(TABLE) == sorted(find_fields())
+
+
+def test_every_field_that_can_be_left_to_others_is_drifted() -> None:
+    assert set(get_args(IgnoredField)) == {entry.told for entry in KEPT.values() if entry.ignorable}
+
+
+@pytest.mark.parametrize("test", [pytest.param(entry.test, id=path) for path, entry in SHOWN.items()])
+def test_the_effect_of_every_other_field_is_shown_by_a_test_that_exists(test: str) -> None:
+    file, _, name = test.partition("::")
+    tree = ast.parse((Path(__file__).parent / file).read_text(encoding="utf-8"))
+    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)}
+
+
+@pytest.mark.parametrize("entry", entries())
+async def test_what_is_declared_at_creation_is_so(place: Place, entry: Kept) -> None:
+    obj = await declare(place, entry.specs[0])
+    assert await look(place, entry) == place.fill(entry.seen[0]), "Ready before it is so"
+    assert drifts(obj) == 0
+
+
+@pytest.mark.parametrize("entry", entries(is_mutable))
+async def test_what_is_changed_in_spec_is_changed_and_is_no_drift(place: Place, entry: Kept) -> None:
+    await declare(place, entry.specs[0])
+    await declare(place, entry.specs[1])
+    await annotate(place, entry)
+    await wait_seen(place, entry, entry.seen[1])
+    obj = await place.kube.wait_ready(place.name)
+    assert drifts(obj) == 0
+
+
+@pytest.mark.parametrize("entry", entries(is_mutable))
+async def test_what_is_taken_out_of_spec_has_its_default(place: Place, entry: Kept) -> None:
+    await declare(place, entry.specs[0])
+    assert entry.without is not None
+    await declare(place, entry.without)
+    await annotate(place, entry)
+    await wait_seen(place, entry, entry.default)
+    obj = await place.kube.wait_ready(place.name)
+    assert drifts(obj) == 0
+
+
+@pytest.mark.parametrize("entry", entries())
+async def test_a_drift_is_repaired_and_told(place: Place, entry: Kept) -> None:
+    await declare(place, entry.specs[0])
+    await entry.break_in(place)
+    if entry.told == SECRET:
+        event = await place.kube.wait_event("SecretRestored", about=place.name)
+        assert place.name in event["note"]
+    else:
+        obj = await place.kube.wait_for(place.name, lambda obj: drifts(obj) >= 1, "driftCount 1")
+        assert obj["status"]["lastDrift"]["fields"] == [entry.told]
+        assert obj["status"]["lastDrift"]["corrected"] is True
+    await wait_seen(place, entry, entry.seen[0])
+    obj = await place.kube.wait_ready(place.name)
+    assert drifts(obj) == (0 if entry.told == SECRET else 1)
+
+
+@pytest.mark.parametrize("entry", entries(is_ignorable))
+async def test_a_drift_of_what_is_left_to_others_stays(place: Place, entry: Kept) -> None:
+    await declare(place, entry.specs[0], drift={"ignore": [entry.told]})
+    await wait_seen(place, entry, entry.seen[0])
+    await entry.break_in(place)
+    # What is not left to others shows that the role was looked at after that.
+    probe, field = ("LOGIN", "login") if entry.told != "login" else ("CREATEDB", "createdb")
+    await place.database.execute(f"ALTER ROLE {place.name} {probe}")
+    obj = await place.kube.wait_for(place.name, lambda obj: drifts(obj) >= 1, "driftCount 1")
+    assert obj["status"]["lastDrift"]["fields"] == [field]
+    assert await look(place, entry) == place.fill(entry.drifted)
+
+
+@pytest.mark.parametrize("entry", entries())
+async def test_a_drift_is_only_told_of_under_report(place: Place, entry: Kept) -> None:
+    await declare(place, entry.specs[0], drift={"policy": "Report"})
+    assert await look(place, entry) == place.fill(entry.seen[0])
+    await entry.break_in(place)
+    obj = await place.kube.wait_reason(place.name, "DriftReported")
+    assert obj["status"]["lastDrift"]["fields"] == [entry.told]
+    assert obj["status"]["lastDrift"]["corrected"] is False
+    assert drifts(obj) == 0
+    assert await look(place, entry) == place.fill(entry.drifted)
+
+
+async def annotate(place: Place, entry: Kept) -> None:
+    if entry.annotations:
+        await place.kube.patch(place.name, {"metadata": {"annotations": entry.annotations}})
