@@ -8,7 +8,7 @@ from pgrole_controller.core.ownership import check_held, find_own_claim, find_ta
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, names_itself, protection
 from pgrole_controller.core.role import Found
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.sight import Ask, Needs, Server, Sight
 
 _WAY_OUT = "To keep the role and let the object go, set spec.deletionPolicy: Retain"
 
@@ -27,7 +27,7 @@ def decide_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     try:
         _check_end(ask, sight, server, policy)
         target = find_target(claim, sight, server, policy)
-        if target is not None and (sight.needs or sight.sessions):
+        if target is not None and (_needs(ask, sight) or sight.sessions):
             return _empty(ask, sight, target, server, policy)
     except PgRoleError as error:
         said = Waiting(Reason.DROP_BLOCKED, error.message) if isinstance(error, Refused) else error
@@ -111,6 +111,14 @@ def _check_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
         )
 
 
+def _needs(ask: Ask, sight: Sight) -> tuple[Needs, ...]:
+    """What has to go before the role can be dropped: with an heir, its members are no reason to keep it.
+
+    They are not revoked before: another object may declare a membership, and would grant it again at once.
+    """
+    return tuple(need for need in sight.needs if not ask.heir or need.count > need.members)
+
+
 def _count(sight: Sight) -> str:
     return ", ".join(
         f'{need.count} in database "{need.database}"' if need.database else f"{need.count} shared by the server"
@@ -128,7 +136,7 @@ def _empty(ask: Ask, sight: Sight, target: Found, server: Server, policy: Policy
         raise ask.emptied.problem or Waiting(
             Reason.DROP_BLOCKED, f'role "{ask.wanted.name}" is needed again meanwhile: {_count(sight) or "sessions"}'
         )
-    if not sight.needs and not ask.terminate_sessions:
+    if not _needs(ask, sight) and not ask.terminate_sessions:
         raise Waiting(
             Reason.DROP_BLOCKED,
             f'role "{ask.wanted.name}" has open sessions: {sight.sessions}. It is dropped when they end; '

@@ -58,10 +58,14 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What in one database still needs a role that shall be dropped. `database` is empty for what the server shares."""
+    """What in one database still needs a role that shall be dropped. `database` is empty for what the server shares.
+
+    `members` of the `count` are members of the role, which lose it when it is dropped.
+    """
 
     database: str
     count: int
+    members: int = 0
 
 
 @dataclass(frozen=True, slots=True)

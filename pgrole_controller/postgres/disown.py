@@ -5,8 +5,8 @@ it. Everything can be repeated, and nothing is dropped: what a session makes as 
 over as well, or the role stays.
 
 Expected flow: NOLOGIN is committed before; sessions end; REASSIGN OWNED in each database; then, when nothing stands in
-the way anywhere, the memberships that it granted are revoked, DROP OWNED takes its privileges away in each database,
-and its members are revoked. What stands in the way is collected over all databases, and said at once.
+the way anywhere, the memberships that it granted are revoked, and DROP OWNED takes its privileges away in each
+database. Its members stay until DROP ROLE. What stands in the way is collected over all databases, and said at once.
 """
 
 import logging
@@ -78,7 +78,7 @@ class _Database:
 
 
 async def disown(endpoint: Endpoint, task: Disown, deadline: float = DISOWN_SECONDS) -> None:
-    """Returns when the role has no sessions and, with a new owner, owns and may nothing and has no members.
+    """Returns when the role has no sessions and, with a new owner, owns nothing and has no privileges.
 
     `endpoint` is the home database, `deadline` is in seconds for all of it. Raises Waiting (DropBlocked) with what
     stands in the way, by database, and Transient when the server is not ready, the role is not the one that was meant,
@@ -154,8 +154,6 @@ async def _empty(home: Connection, emptying: _Emptying) -> None:
     async with _refusing(emptying.task):
         await _execute(home, "revoke_given")
     await _visit_each(home, emptying, partial(_hand_over, emptying, drop=True))
-    async with _refusing(emptying.task):
-        await _execute(home, "revoke_members")
     await _check_left(home, emptying.task)
 
 
@@ -275,7 +273,11 @@ async def _check_left(home: Connection, task: Disown) -> None:
     with speaking():
         needs = await home.fetch(queries.inspect("needs"), [task.oid])
         makers = await home.fetch(_sql("makers"), task.oid)
-    obstacles = [Obstacle(row["database"], f"{row['count']} came to need the role meanwhile") for row in needs]
+    obstacles = [
+        Obstacle(row["database"], f"{row['count'] - row['members']} came to need the role meanwhile")
+        for row in needs
+        if row["count"] > row["members"]
+    ]
     for row in makers:
         who = f"the open transaction of process {row['pid']}" if row["pid"] else "a prepared transaction"
         obstacles.append(Obstacle(_shown(row["database"] or b""), f"{who} is about to need the role"))

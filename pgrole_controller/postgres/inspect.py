@@ -120,7 +120,7 @@ async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[in
         rows = await connection.fetch(queries.inspect("needs"), list(oids))
     needs: dict[int, tuple[Needs, ...]] = {}
     for row in rows:
-        needs[row["role"]] = (*needs.get(row["role"], ()), Needs(row["database"], row["count"]))
+        needs[row["role"]] = (*needs.get(row["role"], ()), Needs(row["database"], row["count"], row["members"]))
     return needs
 
 

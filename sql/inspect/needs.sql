@@ -1,4 +1,5 @@
--- What still needs these roles, counted by database ('' for what the whole server shares)?
+-- What still needs these roles, counted by database ('' for what the whole server shares)? `members` of that are members,
+-- which DROP ROLE does not mind.
 -- $1 oid[] roles
 SELECT
     needed.role,
@@ -11,9 +12,10 @@ SELECT
         ) THEN d.datname::text
         ELSE encode(textsend(d.datname::text), 'escape')
     END AS database,
-    sum(needed.count)::bigint AS count
+    sum(needed.count)::bigint AS count,
+    sum(needed.members)::bigint AS members
 FROM (
-    SELECT s.refobjid AS role, s.dbid, count(*) AS count
+    SELECT s.refobjid AS role, s.dbid, count(*) AS count, 0 AS members
     FROM pg_catalog.pg_shdepend AS s
     WHERE s.refclassid = 'pg_catalog.pg_authid'::regclass AND s.refobjid = ANY ($1::oid[])
       -- a membership that the role granted to itself, or in itself, goes with it; before PostgreSQL 16 it has no oid
@@ -24,7 +26,7 @@ FROM (
       )
     GROUP BY 1, 2
     UNION ALL
-    SELECT m.roleid, 0, count(*)
+    SELECT m.roleid, 0, count(*), count(*)
     FROM pg_catalog.pg_auth_members AS m
     WHERE m.roleid = ANY ($1::oid[])
       -- the membership that PostgreSQL 16 gives to the creator of a role goes with it

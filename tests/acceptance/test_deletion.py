@@ -1,12 +1,26 @@
 """A deleted object's role is dropped when nothing is lost by it, and says what stands in the way until then."""
 
 import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 
+import anyio
 import asyncpg
 import pytest
+import pytest_asyncio
 
+from pgrole_controller.core.ddl import quote_identifier
+from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.world import Database, Kube, says
+from tests.acceptance.conftest import make_kube
+from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, Stage, open_database, running, says
+
+WAY_OUT = "spec.deletionPolicy: Retain"
+MakeDatabase = Callable[[str], Awaitable[Database]]
+
+#: Something waits for a lock while it empties a role.
+HELD = """SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgrole-controller disown'
+          AND wait_event_type = 'Lock' AND datname = {})"""
 
 
 @pytest.fixture
@@ -14,31 +28,539 @@ def role() -> str:
     return f"d{secrets.token_hex(3)}"
 
 
-async def test_what_the_role_owns_goes_to_the_heir(kube: Kube, database: Database, role: str) -> None:
+@pytest_asyncio.fixture(loop_scope="session")
+async def make_database(database: Database, shared_postgres: PostgresServer) -> AsyncIterator[MakeDatabase]:
+    """Makes a database on the server of the shared controller, and gives a superuser's session in it."""
+    made: list[str] = []
+    async with AsyncExitStack() as stack:
+
+        async def make(name: str) -> Database:
+            await database.execute(f"CREATE DATABASE {quote_identifier(name)}")
+            made.append(name)
+            return await stack.enter_async_context(open_database(shared_postgres.dsn(database=name)))
+
+        yield make
+    for name in made:
+        await database.execute(f"ALTER DATABASE {quote_identifier(name)} ALLOW_CONNECTIONS true")
+        await database.execute(f"DROP DATABASE {quote_identifier(name)} WITH (FORCE)")
+
+
+async def declare(kube: Kube, role: str, **spec: object) -> Json:
+    """A role that is dropped with its object `app`, and its heir."""
     await kube.apply("heir", name=f"{role}_heir")
-    await kube.apply("app", name=role, deletionPolicy="Drop", reassignOwnedTo=f"{role}_heir")
-    await kube.wait_ready("app")
+    await kube.apply("app", **{"name": role, "login": True, "deletionPolicy": "Drop", **spec})
     await kube.wait_ready("heir")
-    await database.execute(f"CREATE TABLE t_{role} AS SELECT 1 AS one; ALTER TABLE t_{role} OWNER TO {role}")
-    await kube.delete("app")
-    await kube.wait_gone("app")
-    assert await database.role(role) is None
-    assert await database.fetchval(f"SELECT tableowner FROM pg_tables WHERE tablename = 't_{role}'") == f"{role}_heir"
-    await database.execute(f"DROP TABLE t_{role}")
+    return await kube.wait_ready("app")
 
 
-async def test_open_sessions_are_waited_for_unless_they_shall_be_ended(
-    kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
-) -> None:
-    await kube.apply_secret("source", password="secret")
-    await kube.apply("app", name=role, login=True, deletionPolicy="Drop", password={"secretRef": {"name": "source"}})
-    await kube.wait_ready("app")
-    connection = await asyncpg.connect(shared_postgres.dsn(role, password="secret"))
-    try:
+async def blocked(kube: Kube, *words: str) -> Json:
+    return await kube.wait_for("app", lambda obj: says(obj, "DropBlocked", *words, WAY_OUT), f"DropBlocked: {words}")
+
+
+async def retain(kube: Kube, seconds: float = PATIENCE) -> None:
+    await kube.patch("app", {"spec": {"deletionPolicy": "Retain"}})
+    await kube.wait_gone("app", seconds)
+
+
+async def owner(inside: Database, table: str) -> object:
+    return await inside.fetchval("SELECT tableowner FROM pg_tables WHERE tablename = $1", table)
+
+
+async def can_log_in(database: Database, role: str) -> bool:
+    found = await database.role(role)
+    return found is not None and bool(found["rolcanlogin"])
+
+
+async def is_released(database: Database, role: str) -> bool:
+    claim = await database.claim(role)
+    return claim is not None and claim["released_at"] is not None
+
+
+class TestWithoutAnHeir:
+    async def test_a_role_that_nothing_needs_is_dropped_with_its_claim(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await declare(kube, role, comment="to go", parameters={"work_mem": "8MB"})
         await kube.delete("app")
-        await kube.wait_for("app", lambda obj: says(obj, "DropBlocked", "sessions", "terminateSessions"), "DropBlocked")
-        await kube.patch("app", {"spec": {"terminateSessions": True}})
+        await kube.wait_gone("app", 10)
+        assert await database.role(role) is None
+        assert await database.claim(role) is None
+        await kube.wait_event("RoleDropped", about="app")
+
+    @pytest.mark.parametrize(
+        ("need", "end", "count"),
+        [
+            (
+                "CREATE TABLE t (); ALTER TABLE t OWNER TO {role}; "
+                "CREATE VIEW v AS SELECT; ALTER VIEW v OWNER TO {role}",
+                "DROP VIEW v; DROP TABLE t",
+                '2 in database "{database}"',
+            ),
+            ("CREATE TABLE t (); GRANT SELECT ON t TO {role}", "DROP TABLE t", '1 in database "{database}"'),
+            (
+                "ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {role}",
+                "ALTER DEFAULT PRIVILEGES REVOKE SELECT ON TABLES FROM {role}",
+                '1 in database "{database}"',
+            ),
+            (
+                "CREATE TABLE t (); CREATE POLICY p ON t TO {role} USING (true)",
+                "DROP TABLE t",
+                '1 in database "{database}"',
+            ),
+            ("GRANT {role} TO {role}_heir", "REVOKE {role} FROM {role}_heir", "1 shared by the server"),
+            (
+                'GRANT CREATE ON DATABASE "{database}" TO {role}',
+                'REVOKE CREATE ON DATABASE "{database}" FROM {role}',
+                "1 shared by the server",
+            ),
+        ],
+        ids=["owned", "granted", "default privileges", "policy", "member", "database"],
+    )
+    async def test_what_needs_the_role_is_counted_by_database_and_the_drop_goes_on_without_it(
+        self, kube: Kube, database: Database, make_database: MakeDatabase, role: str, need: str, end: str, count: str
+    ) -> None:
+        names = {"role": role, "database": f"{role}_db"}
+        await declare(kube, role)
+        # what others are members of is theirs to say
+        await kube.apply("heir", name=f"{role}_heir", drift={"ignore": ["memberOf"]})
+        await kube.wait_ready("heir")
+        inside = await make_database(names["database"])
+        await inside.execute(need.format(**names))
+        await kube.delete("app")
+        await blocked(kube, count.format(**names), "reassignOwnedTo")
+        assert await can_log_in(database, role)
+        await kube.wait_event("DropBlocked", about="app")
+        await inside.execute(end.format(**names))
         await kube.wait_gone("app")
         assert await database.role(role) is None
+
+
+STAGE = """
+CREATE TABLE plain AS SELECT n FROM generate_series(1, 7) AS n;
+GRANT SELECT ON plain TO {role} WITH GRANT OPTION;
+CREATE POLICY alone ON plain TO {role} USING (true);
+CREATE POLICY shared ON plain TO {role}, {heir} USING (true);
+ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {role};
+CREATE SCHEMA own AUTHORIZATION {role};
+SET ROLE {role};
+GRANT SELECT ON plain TO {heir};
+ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {heir};
+CREATE TABLE own.t AS SELECT n FROM generate_series(1, 11) AS n;
+CREATE FUNCTION own.f() RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE TYPE own.mood AS ENUM ('fine');
+SELECT lo_from_bytea(0, 'large');
+RESET ROLE
+"""
+HANDED = """SELECT
+    (SELECT count(*) FROM own.t) = 11 AND (SELECT count(*) FROM plain) = 7
+    AND (SELECT relowner = $1::regrole FROM pg_class WHERE oid = 'own.t'::regclass)
+    AND (SELECT nspowner = $1::regrole FROM pg_namespace WHERE nspname = 'own')
+    AND (SELECT proowner = $1::regrole FROM pg_proc WHERE oid = 'own.f()'::regprocedure)
+    AND (SELECT typowner = $1::regrole FROM pg_type WHERE oid = 'own.mood'::regtype)
+    AND (SELECT every(lomowner = $1::regrole) AND count(*) = 1 FROM pg_largeobject_metadata)
+    AND (SELECT array_agg(policyname::text) = ARRAY['shared'] FROM pg_policies)
+    AND (SELECT count(*) FROM pg_default_acl) = 0"""
+
+
+class TestTheHeir:
+    @pytest.mark.since(16, "a role that granted memberships is in the way")
+    async def test_gets_all_that_the_role_owns_and_nothing_else_is_dropped(
+        self, kube: Kube, database: Database, make_database: MakeDatabase, role: str
+    ) -> None:
+        heir, group = f"{role}_heir", f"{role}_group"
+        await kube.apply("group", name=group)
+        member_of = [{"role": group, "admin": True}]
+        await declare(kube, role, reassignOwnedTo=heir, memberOf=member_of, createdb=True)
+        names = [f"{role}_1", f'{role} "it\'s" odd', f"{role}_3"]
+        inside = [await make_database(name) for name in names]
+        for one in inside:
+            await one.execute(STAGE.format(role=role, heir=heir))
+        await database.execute(
+            f"ALTER DATABASE {role}_3 OWNER TO {role}; CREATE ROLE {role}_x; CREATE ROLE {role}_y; "
+            f"GRANT {role} TO {role}_x WITH ADMIN OPTION; SET ROLE {role}; GRANT {group} TO {role}_y; "
+            f"SET ROLE {role}_x; GRANT {role} TO {role}_y; RESET ROLE"
+        )
+        await kube.delete("app")
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+        for one in inside:
+            assert await one.fetchval(HANDED, heir)
+        assert await database.fetchval(
+            "SELECT datdba = $1::regrole FROM pg_database WHERE datname = $2", heir, names[2]
+        )
+        for other in (heir, group, f"{role}_x", f"{role}_y"):
+            assert await database.role(other) is not None
+        await kube.wait_event("RoleDropped", about="app")
+        await database.execute(f"DROP ROLE {role}_x, {role}_y")
+
+    async def test_members_that_others_declare_wait_for_the_role_again(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await declare(kube, role, reassignOwnedTo=f"{role}_heir")
+        await kube.apply("member", name=f"{role}_member", memberOf=[{"role": role}])
+        await kube.wait_ready("member")
+        await kube.delete("app")
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+        await kube.wait_reason("member", "MembershipPending")
+
+    @pytest.mark.parametrize(
+        ("heir", "words"),
+        [
+            ("{role}_elsewhere", ["no PgRole's of namespace"]),
+            ("{role}_nobodys", ["no PgRole's of namespace"]),
+            ("{role}_super", ["no PgRole's of namespace"]),
+            ("{role}_mighty", ["reaches pg_execute_server_program"]),
+            ("postgres", ["the controller's own role"]),
+            ("pg_read_all_data", ["PostgreSQL's own"]),
+            ("{role}", ["is the role itself"]),
+            ("{role}_missing", ["there is no role"]),
+        ],
+    )
+    async def test_that_may_not_be_one_is_refused_and_nothing_is_changed(
+        self,
+        kube: Kube,
+        database: Database,
+        shared_api_server: ApiServer,
+        make_database: MakeDatabase,
+        role: str,
+        heir: str,
+        words: list[str],
+    ) -> None:
+        heir = heir.format(role=role)
+        elsewhere = await make_kube(shared_api_server)
+        await elsewhere.apply("other", name=f"{role}_elsewhere")
+        await elsewhere.wait_ready("other")
+        await kube.apply("mighty", name=f"{role}_mighty", drift={"ignore": ["memberOf"]})
+        await kube.wait_ready("mighty")
+        await database.execute(
+            f"CREATE ROLE {role}_nobodys; CREATE ROLE {role}_super SUPERUSER; "
+            f"GRANT pg_execute_server_program TO {role}_mighty"
+        )
+        try:
+            await declare(kube, role, reassignOwnedTo=heir)
+            inside = await make_database(f"{role}_db")
+            await inside.execute(f"CREATE TABLE t AS SELECT 1 AS one; ALTER TABLE t OWNER TO {role}")
+            await kube.delete("app")
+            await blocked(kube, "spec.reassignOwnedTo", *words)
+            assert await can_log_in(database, role)
+            assert await owner(inside, "t") == role
+            await retain(kube)
+            assert await is_released(database, role)
+            assert await can_log_in(database, role)
+        finally:
+            await database.execute(f"DROP ROLE {role}_nobodys, {role}_super")
+            await elsewhere.delete_all()
+
+    async def test_that_was_missing_gets_it_when_it_is_made(
+        self, kube: Kube, make_database: MakeDatabase, role: str
+    ) -> None:
+        await declare(kube, role, reassignOwnedTo=f"{role}_late")
+        inside = await make_database(f"{role}_db")
+        await inside.execute(f"CREATE TABLE t AS SELECT 1 AS one; ALTER TABLE t OWNER TO {role}")
+        await kube.delete("app")
+        await blocked(kube, "there is no role")
+        await kube.apply("late", name=f"{role}_late")
+        await kube.wait_gone("app")
+        assert await owner(inside, "t") == f"{role}_late"
+        assert await inside.fetchval("SELECT one FROM t") == 1
+
+    async def test_a_session_that_makes_tables_as_the_role_meanwhile_loses_no_row(
+        self, kube: Kube, database: Database, make_database: MakeDatabase, shared_postgres: PostgresServer, role: str
+    ) -> None:
+        await declare(kube, role, reassignOwnedTo=f"{role}_heir")
+        places = [f"{role}_1", f"{role}_2"]
+        inside = [await make_database(name) for name in places]
+        made = dict.fromkeys(places, 0)
+        begun = [anyio.Event() for _ in places]
+        for one in inside:
+            await one.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+
+        async def make(name: str, has_begun: anyio.Event) -> None:
+            async with open_database(shared_postgres.dsn(database=name)) as session:
+                await session.execute(f"SET ROLE {role}")
+                for number in range(150):
+                    try:
+                        await session.execute(
+                            f"CREATE TABLE made_{number} AS SELECT n FROM generate_series(1, 5) AS n; "
+                            f"INSERT INTO made_{number} SELECT 6"
+                        )
+                    except asyncpg.PostgresError as error:
+                        if "dropped" in str(error) or "does not exist" in str(error):
+                            return
+                        continue  # a deadlock: nothing of it was committed
+                    made[name] += 1
+                    if number == 5:
+                        has_begun.set()
+                    await anyio.sleep(0.003)
+
+        async with anyio.create_task_group() as tasks:
+            for name, event in zip(places, begun, strict=True):
+                tasks.start_soon(make, name, event)
+            for event in begun:
+                await event.wait()
+            await kube.delete("app")
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+        for name, one in zip(places, inside, strict=True):
+            tables = await one.connection.fetch(
+                "SELECT tablename, tableowner FROM pg_tables WHERE tablename ~ '^made_'"
+            )
+            assert len(tables) == made[name]
+            for table in tables:
+                assert table["tableowner"] == f"{role}_heir"
+                assert await one.fetchval(f"SELECT count(*) FROM {table['tablename']}") == 6
+
+
+class TestOpenSessions:
+    @pytest.mark.parametrize("end", ["by themselves", "terminateSessions"])
+    async def test_are_waited_for_while_nobody_else_logs_in(
+        self, kube: Kube, database: Database, shared_postgres: PostgresServer, role: str, end: str
+    ) -> None:
+        await kube.apply_secret("source", password="secret")
+        await declare(kube, role, password={"secretRef": {"name": "source"}})
+        dsn = shared_postgres.dsn(role, password="secret")
+        connection = await asyncpg.connect(dsn)
+        try:
+            await kube.delete("app")
+            await blocked(kube, "open sessions: 1", "terminateSessions")
+            with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError):
+                await asyncpg.connect(dsn)
+            assert await connection.fetchval("SELECT 1") == 1
+            if end == "terminateSessions":
+                await kube.patch("app", {"spec": {"terminateSessions": True}})
+            else:
+                await connection.close()
+            await kube.wait_gone("app")
+            assert await database.role(role) is None
+        finally:
+            connection.terminate()
+
+
+class TestTheWayOut:
+    async def test_gives_the_login_back_that_was_taken_away(
+        self, kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
+    ) -> None:
+        await kube.apply_secret("source", password="secret")
+        await declare(kube, role, password={"secretRef": {"name": "source"}})
+        dsn = shared_postgres.dsn(role, password="secret")
+        connection = await asyncpg.connect(dsn)
+        try:
+            await kube.delete("app")
+            await blocked(kube, "open sessions")
+            assert not await can_log_in(database, role)
+            await retain(kube, 10)
+            assert await is_released(database, role)
+            await (await asyncpg.connect(dsn)).close()
+        finally:
+            connection.terminate()
+
+    async def test_gives_no_login_that_somebody_else_took_away(self, kube: Kube, database: Database, role: str) -> None:
+        await declare(kube, role, drift={"ignore": ["login"]})
+        await kube.apply("heir", name=f"{role}_heir", memberOf=[{"role": role}])
+        await kube.wait_ready("heir")
+        await database.execute(f"ALTER ROLE {role} NOLOGIN")
+        await kube.delete("app")
+        await blocked(kube, "1 shared by the server")
+        await retain(kube)
+        assert await is_released(database, role)
+        assert not await can_log_in(database, role)
+
+    async def test_interrupts_what_is_under_way(
+        self, kube: Kube, database: Database, make_database: MakeDatabase, role: str
+    ) -> None:
+        await declare(kube, role, reassignOwnedTo=f"{role}_heir")
+        first, second = await make_database(f"{role}_1"), await make_database(f"{role}_2")
+        for inside in (first, second):
+            await inside.execute(f"CREATE TABLE t (); ALTER TABLE t OWNER TO {role}")
+        async with first.connection.transaction():
+            await first.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            await kube.delete("app")
+            await database.wait_value(HELD.format(f"'{role}_1'"), True)
+            await retain(kube)
+        assert await owner(second, "t") == role
+        assert await can_log_in(database, role)
+        assert await is_released(database, role)
+
+    async def test_needs_no_server(self, stage: Stage) -> None:
+        kube = stage.kube
+        async with running(stage.controller()):
+            await declare(kube, "app")
+            async with stage.database() as database:
+                await database.execute("CREATE TABLE t (); ALTER TABLE t OWNER TO app")
+                await kube.delete("app")
+                await blocked(kube, '1 in database "postgres"')
+            await stage.postgres.stop()
+            await kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", WAY_OUT), "ServerNotReady")
+            await retain(kube)
+            await stage.postgres.start()
+            async with stage.database() as database:
+                await database.wait_value(
+                    "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = 'app'", True
+                )
+                assert await can_log_in(database, "app")
+
+    async def test_needs_no_policy_that_allows_anything(self, stage: Stage) -> None:
+        kube = stage.kube
+        async with running(stage.controller()):
+            await declare(kube, "app")
+        async with running(stage.controller(None, "--protected", "a*")), stage.database() as database:
+            await kube.delete("app")
+            await blocked(kube, "protected")
+            assert await database.role("app") is not None
+            await retain(kube)
+            assert await is_released(database, "app")
+
+
+async def test_a_database_that_takes_no_connections_blocks_only_when_it_needs_the_role(
+    kube: Kube, database: Database, make_database: MakeDatabase, role: str
+) -> None:
+    await declare(kube, role, reassignOwnedTo=f"{role}_heir")
+    shut, other = await make_database(f"{role}_shut"), await make_database(f"{role}_other")
+    for inside in (shut, other):
+        await inside.execute(f"CREATE TABLE t (); ALTER TABLE t OWNER TO {role}")
+    await make_database(f"{role}_aside")
+    await database.execute(f"ALTER DATABASE {role}_aside ALLOW_CONNECTIONS false")
+    await database.execute(f"ALTER DATABASE {role}_shut ALLOW_CONNECTIONS false")
+    await kube.delete("app")
+    obj = await blocked(kube, f'"{role}_shut"', "ALLOW_CONNECTIONS true")
+    assert f"{role}_aside" not in str(obj["status"])
+    assert await owner(other, "t") == f"{role}_heir"
+    assert await owner(shut, "t") == role
+    await database.execute(f"ALTER DATABASE {role}_shut ALLOW_CONNECTIONS true")
+    await kube.wait_gone("app")
+    assert await owner(shut, "t") == f"{role}_heir"
+
+
+class TestWhatComesBetween:
+    @pytest.mark.parametrize("held", ["one", "three", "two"])
+    @pytest.mark.parametrize("broken", ["controller", "server"])
+    async def test_a_kill_in_the_middle_of_an_emptying_changes_nothing_of_its_end(
+        self, stage: Stage, broken: str, held: str
+    ) -> None:
+        places = ["one", "two", "three"]
+        async with running(stage.controller()) as _, stage.database() as database:
+            await declare(stage.kube, "app", reassignOwnedTo="app_heir")
+            for name in places:
+                await database.execute(f"CREATE DATABASE {name}")
+                async with open_database(stage.postgres.dsn(database=name)) as inside:
+                    await inside.execute("CREATE TABLE t AS SELECT 1 AS one; ALTER TABLE t OWNER TO app; CHECKPOINT")
+        controller = stage.controller()
+        await controller.start()
+        await kill_while_held(stage, controller, broken, held)
+        if broken == "controller":
+            controller = stage.controller()
+            await controller.start()
+        else:
+            await stage.postgres.start()
+        try:
+            await stage.kube.wait_gone("app")
+        finally:
+            assert await controller.stop() == 0
+        assert "Traceback" not in controller.log
+        async with stage.database() as database:
+            assert await database.role("app") is None
+            assert await database.claim("app") is None
+        for name in places:
+            async with open_database(stage.postgres.dsn(database=name)) as inside:
+                assert await inside.fetchval("SELECT one FROM t") == 1
+                assert await owner(inside, "t") == "app_heir"
+
+    async def test_suspend_holds_a_deletion_up_until_it_ends(self, kube: Kube, database: Database, role: str) -> None:
+        await declare(kube, role)
+        await kube.apply("heir", name=f"{role}_heir", memberOf=[{"role": role}])
+        await kube.wait_ready("heir")
+        await kube.delete("app")
+        await blocked(kube, "1 shared by the server")
+        await kube.patch("app", {"spec": {"suspend": True, "reassignOwnedTo": f"{role}_heir"}})
+        await blocked(kube, "spec.suspend")
+        assert await can_log_in(database, role)
+        await kube.patch("app", {"spec": {"suspend": False}})
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+
+    async def test_in_a_namespace_that_is_terminating_too_the_role_is_dropped(self, stage: Stage) -> None:
+        kube = stage.kube
+        secret = {"name": "app-connection"}
+        async with running(stage.controller()) as controller, stage.database() as database:
+            await declare(kube, "app", password={"generate": {}}, connectionSecret=secret)
+            await kube.wait_secret("app-connection")
+            await database.execute("CREATE TABLE t (); ALTER TABLE t OWNER TO app")
+            await kube.server.request("DELETE", f"/api/v1/namespaces/{kube.namespace}")
+            await kube.delete_secret("app-connection")
+            await kube.delete("app")
+            await blocked(kube, '1 in database "postgres"')
+            await database.execute("DROP TABLE t")
+            await kube.wait_gone("app")
+            assert await database.role("app") is None
+            assert await kube.secret("app-connection") is None
+            await controller.wait_log("deed=dropped")
+
+    async def test_no_secret_is_written_for_an_object_that_is_terminating(self, kube: Kube, role: str) -> None:
+        await declare(kube, role, password={"generate": {}}, connectionSecret={"name": "app-connection"})
+        await kube.wait_secret("app-connection")
+        await kube.apply("heir", name=f"{role}_heir", memberOf=[{"role": role}])
+        await kube.wait_ready("heir")
+        await kube.delete("app")
+        await blocked(kube, "1 shared by the server")
+        await kube.delete_secret("app-connection")
+        changed = await kube.patch("app", {"spec": {"comment": "looked at again"}})
+        seen = changed["metadata"]["generation"]
+        await kube.wait_for("app", lambda obj: obj["status"]["observedGeneration"] == seen, "looked at")
+        await blocked(kube, "1 shared by the server")
+        assert await kube.secret("app-connection") is None
+        await retain(kube)
+        assert await kube.secret("app-connection") is None
+
+
+async def kill_while_held(stage: Stage, controller: Controller, broken: str, held: str) -> None:
+    """Deletes the object, and kills one of the two when the emptying waits for a lock in a database."""
+    connection = await asyncpg.connect(stage.postgres.dsn(database=held))
+    try:
+        await connection.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        await stage.kube.delete("app")
+        async with stage.database() as database:
+            await database.wait_value(HELD.format(f"'{held}'"), True)
+            await (controller.kill() if broken == "controller" else stage.postgres.kill())
     finally:
         connection.terminate()
+
+
+class TestWhoseRole:
+    async def test_a_role_that_was_never_the_objects_is_never_dropped(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await database.execute(f"CREATE ROLE {role}")
+        try:
+            await kube.apply("app", name=role, deletionPolicy="Drop")
+            await kube.wait_reason("app", "RoleExists")
+            await kube.delete("app")
+            await kube.wait_gone("app")
+            assert await database.role(role) is not None
+        finally:
+            await database.execute(f"DROP ROLE {role}")
+
+    async def test_what_was_renamed_or_replaced_while_nobody_looked(self, stage: Stage) -> None:
+        kube = stage.kube
+        async with running(stage.controller()), stage.database() as database:
+            going = {"login": True, "deletionPolicy": "Drop"}
+            await kube.apply_all(dict.fromkeys(("renamed", "replaced", "app"), going))
+            await kube.apply_all({"heir": {}, "rich": {**going, "reassignOwnedTo": "heir"}})
+            await kube.wait_all_ready()
+        async with stage.database() as database:
+            await database.execute(
+                "ALTER ROLE renamed RENAME TO elsewhere; ALTER ROLE rich RENAME TO away; "
+                "CREATE SCHEMA own AUTHORIZATION away; "
+                "DROP ROLE replaced, app; CREATE ROLE replaced; CREATE ROLE app SUPERUSER"
+            )
+            await kube.delete_each(["renamed", "rich", "replaced", "app"])
+            async with running(stage.controller()):
+                await blocked(kube, "superuser")
+                for name in ("renamed", "rich", "replaced"):
+                    await kube.wait_gone(name)
+                for name in ("renamed", "elsewhere", "rich", "away", "replaced"):
+                    assert await database.role(name) is None
+                handed = "SELECT nspowner::regrole::text = 'heir' FROM pg_namespace WHERE nspname = 'own'"
+                await database.wait_value(handed, True)
+                await retain(kube)
+                assert await database.role("app") is not None
