@@ -106,7 +106,8 @@ class Errands:
         check_connection(wanted, password_known=known, generated=generated, forbidden=errand.forbidden)
         secret = await self._read(errand.namespace, wanted.name)
         _check_owner(wanted, secret, owner)
-        delivery = await anyio.to_thread.run_sync(_prepare, errand, secret, clear, limiter=self._hashers)
+        former = await self._read_former(errand) if generated and secret is None else None
+        delivery = await anyio.to_thread.run_sync(_prepare, errand, secret, former, clear, limiter=self._hashers)
         if delivery.content is not None:
             secret = await self._write(errand, owner, delivery.content, secret)
             if errand.delivered and not delivery.rotated:
@@ -133,6 +134,14 @@ class Errands:
         if secret is not None and secret.terminating:
             raise Waiting(Reason.SECRET_MISSING, f'Secret "{name}" is being deleted; it is waited for until it is gone')
         return secret
+
+    async def _read_former(self, errand: Errand) -> Secret | None:
+        """The Secret as it was delivered under another name: renaming it makes no other password."""
+        for name in errand.secrets.stale:
+            secret = await self._read(errand.namespace, name)
+            if secret is not None and is_ours(secret.data, secret.annotations):
+                return secret
+        return None
 
     async def _write(self, errand: Errand, owner: Stored, content: Content, seen: Secret | None) -> Secret:
         key = Key(errand.namespace, _connection(errand).name)
@@ -210,12 +219,12 @@ def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
     return Refused(Reason.NOT_ALLOWED, f"{what}: {error}")
 
 
-def _prepare(errand: Errand, secret: Secret | None, clear: str | None) -> _Delivery:
+def _prepare(errand: Errand, secret: Secret | None, former: Secret | None, clear: str | None) -> _Delivery:
     """What the Secret shall hold. Hashes: for a thread. Raises Refused for what a template cannot hold."""
     wanted = _connection(errand)
     stamp, rotated = Stamp(), False
     if errand.password.origin is Origin.GENERATED:
-        clear, stamp = _recover(errand, secret)
+        clear, stamp = _recover(errand, secret or former)
         rotated = clear is None and stamp != Stamp()
         if clear is None:
             if errand.left:

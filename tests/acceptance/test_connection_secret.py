@@ -1,0 +1,463 @@
+"""The connection Secret: delivered, kept as declared, and never anybody else's."""
+
+import secrets
+from base64 import b64encode
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgrole_controller.core.connection import Address, Connection, Stamp, render
+from pgrole_controller.core.scram import make_verifier
+from pgrole_controller.local.apiserver import ApiError
+from pgrole_controller.local.deadline import reached
+from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, condition, is_ready, running, says
+
+GENERATED: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
+TAMPERED = ["a value", "a key more", "a key less", "the hash", "the time of rotation", "the place of the password"]
+
+
+@pytest.fixture
+def role() -> str:
+    return f"c{secrets.token_hex(3)}"
+
+
+def delivering(template: Json) -> Json:
+    return {**GENERATED, "connectionSecret": {"name": "delivered", "template": template}}
+
+
+async def deliver(kube: Kube, role: str, **spec: Any) -> Json:
+    """The Secret of a new object with a generated password, or with what `spec` says."""
+    await kube.apply("app", name=role, **(GENERATED | spec))
+    await kube.wait_ready("app")
+    return await kube.wait_secret("delivered")
+
+
+def text(secret: Json) -> str:
+    return str(secret["text"]["password"])
+
+
+def version(secret: Json | None) -> str:
+    assert secret is not None
+    return f"{secret['metadata']['uid']}/{secret['metadata']['resourceVersion']}"
+
+
+async def row_version(database: Database, role: str) -> Any:
+    return await database.fetchval("SELECT xmin::text FROM pg_authid WHERE rolname = $1", role)
+
+
+async def wait_known(kube: Kube, database: Database, role: str, name: str = "delivered") -> Json:
+    """The Secret, as soon as the claim names it as it is."""
+    with anyio.fail_after(PATIENCE):
+        while True:
+            held = await kube.wait_secret(name)
+            sql = "SELECT connection_secret LIKE $1 || ' %' FROM pgrole.claim WHERE role_name = $2"
+            if await database.fetchval(sql, version(held), role):
+                return held
+            await anyio.sleep(0.02)
+
+
+def tamper(kind: str, secret: Json) -> Json:
+    annotations = secret["metadata"]["annotations"]
+    place = annotations["pgrole.dev/password-in"]
+    return {
+        "a value": {"data": {"password": "dGFtcGVyZWQ="}},
+        "a key more": {"data": {"more": "dGFtcGVyZWQ="}},
+        "a key less": {"data": {"uri": None}},
+        "the hash": {"metadata": {"annotations": {"pgrole.dev/hash": None}}},
+        "the time of rotation": {"metadata": {"annotations": {"pgrole.dev/rotated-at": "9999-12-31T23:59:59Z"}}},
+        "the place of the password": {"metadata": {"annotations": {"pgrole.dev/password-in": place[:-2] + "16"}}},
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", TAMPERED)
+async def test_a_secret_that_was_tampered_with_is_replaced_with_another_password(
+    kube: Kube, database: Database, role: str, kind: str
+) -> None:
+    before = await deliver(kube, role)
+    await kube.patch_secret("delivered", tamper(kind, before))
+    after = await kube.wait_secret("delivered", lambda held: text(held) not in (text(before), "tampered"), "another")
+    await database.wait_password(role, text(after))
+    assert after["text"].keys() == before["text"].keys()
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    await kube.wait_event("SecretRestored")
+    assert (await kube.wait_ready("app"))["status"]["driftCount"] == 0
+
+
+async def test_a_copied_password_is_written_anew_when_it_was_tampered_with(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("source", password="copied: {}%@/ß")
+    before = await deliver(kube, role, password={"secretRef": {"name": "source"}})
+    assert text(before) == "copied: {}%@/ß"
+    seen = await row_version(database, role)
+    await kube.patch_secret("delivered", tamper("a value", before | {"metadata": {"annotations": PLACE}}))
+    after = await kube.wait_secret("delivered", lambda held: text(held) == text(before), "as before")
+    assert after["text"] == before["text"]
+    await kube.delete_secret("delivered")
+    after = await kube.wait_secret("delivered")
+    assert after["text"] == before["text"]
+    assert await row_version(database, role) == seen
+    await kube.apply_secret("source", password="another")
+    await kube.wait_secret("delivered", lambda held: text(held) == "another", "the password of the Secret")
+    await database.wait_password(role, "another")
+
+
+PLACE = {"pgrole.dev/password-in": "password/0+1"}
+
+
+async def test_labels_of_others_stay_and_change_nothing(kube: Kube, database: Database, role: str) -> None:
+    before = await deliver(kube, role)
+    seen = await row_version(database, role)
+    metadata = {"labels": {"theirs": "1"}, "annotations": {"example.com/theirs": "1"}}
+    patched = await kube.patch_secret("delivered", {"metadata": metadata})
+    after = await wait_known(kube, database, role)
+    assert version(after) == version(patched)
+    assert after["text"] == before["text"]
+    assert await row_version(database, role) == seen
+    await kube.wait_ready("app")
+
+
+async def test_a_label_of_ours_that_was_removed_is_written_again_with_the_same_password(
+    kube: Kube, database: Database, role: str
+) -> None:
+    template = {"metadata": {"labels": {"team": "shop"}, "annotations": {"example.com/a": "1"}}}
+    before = await deliver(kube, role, connectionSecret={"name": "delivered", "template": template})
+    assert before["metadata"]["labels"]["team"] == "shop"
+    seen = await row_version(database, role)
+    await kube.patch_secret("delivered", {"metadata": {"labels": {"team": None}}})
+    after = await kube.wait_secret("delivered", lambda held: held["metadata"].get("labels", {}).get("team"), "label")
+    await wait_known(kube, database, role)
+    assert after["text"] == before["text"]
+    assert await row_version(database, role) == seen
+
+
+async def test_a_changed_template_is_rendered_with_the_same_password(kube: Kube, database: Database, role: str) -> None:
+    before = await deliver(kube, role)
+    password, seen = text(before), await row_version(database, role)
+
+    async def change(data: dict[str, str], labels: dict[str, str] | None = None) -> Json:
+        template: Json = {"data": data} | ({"metadata": {"labels": labels}} if labels else {})
+        await kube.apply("app", name=role, **delivering(template))
+        return await kube.wait_secret("delivered", lambda held: held["text"].keys() == data.keys(), "template")
+
+    url = "postgresql://{username}:{password_url}@{host}:{port}/{database}?sslmode={sslmode}"
+    held = await change({"DATABASE_URL": url}, {"team": "shop"})
+    assert f"//{role}:{password}@127.0.0.1:" in held["text"]["DATABASE_URL"]
+    held = await change({"a": "{{{password}}} {password}", "b": "ü{password_pgpass}"})
+    assert held["text"] == {"a": f"{{{password}}} {password}", "b": f"ü{password}"}
+    assert "team" not in held["metadata"].get("labels", {})
+    await kube.apply("app", name=role, **GENERATED)
+    held = await kube.wait_secret("delivered", lambda held: "uri" in held["text"], "conventional keys")
+    assert held["text"] == before["text"]
+    await kube.wait_ready("app")
+    assert await row_version(database, role) == seen
+
+
+async def test_another_length_is_that_of_the_next_password(kube: Kube, database: Database, role: str) -> None:
+    before = await deliver(kube, role)
+    longer = GENERATED | {"password": {"generate": {"length": 64}}, "comment": "longer"}
+    await kube.apply("app", name=role, **longer)
+    await kube.wait_ready("app")
+    held = await kube.secret("delivered")
+    assert version(held) == version(before)
+    await kube.patch("app", {"metadata": {"annotations": {"pgrole.dev/rotate": "1"}}})
+    after = await kube.wait_secret("delivered", lambda held: len(text(held)) == 64, "64 characters")
+    await database.wait_password(role, text(after))
+
+
+async def test_a_generated_password_changed_in_the_database_is_set_again_from_the_secret(
+    kube: Kube, database: Database, role: str
+) -> None:
+    before = await deliver(kube, role)
+    await database.execute(f"ALTER ROLE {role} PASSWORD NULL")
+    await kube.wait_for("app", lambda obj: obj["status"].get("driftCount") == 1, "driftCount 1")
+    await database.wait_password(role, text(before))
+    assert version(await kube.secret("delivered")) == version(before)
+
+
+async def test_a_renamed_secret_is_deleted_under_its_old_name(kube: Kube, database: Database, role: str) -> None:
+    before = await deliver(kube, role)
+    await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": {"name": "renamed"}}))
+    after = await wait_known(kube, database, role, "renamed")
+    await wait_no_secret(kube, "delivered")
+    await database.wait_password(role, text(after))
+    await kube.wait_ready("app")
+    assert text(after) == text(before), "an application that has it open goes on"
+
+
+async def wait_no_secret(kube: Kube, name: str) -> None:
+    async def is_gone() -> bool:
+        return await kube.secret(name) is None
+
+    assert await reached(is_gone, PATIENCE), f"Secret {name} was not deleted"
+
+
+async def test_a_secret_that_is_not_asked_for_any_more_is_deleted(kube: Kube, database: Database, role: str) -> None:
+    await kube.apply_secret("source", password="ours")
+    password = {"secretRef": {"name": "source"}}
+    await deliver(kube, role, password=password)
+    await kube.apply("app", name=role, password=password)
+    await wait_no_secret(kube, "delivered")
+    await kube.wait_ready("app")
+    assert await kube.secret("source") is not None
+    await database.wait_password(role, "ours")
+
+
+async def test_a_generated_password_can_be_kept_by_naming_its_secret(kube: Kube, database: Database, role: str) -> None:
+    before = await deliver(kube, role)
+    password = {"secretRef": {"name": "delivered"}}
+    await kube.apply("app", name=role, password=password)
+    await kube.wait_ready("app")
+    await database.wait_password(role, text(before))
+    assert version(await kube.secret("delivered")) == version(before)
+    await kube.apply("app", name=role, **(GENERATED | {"password": password}))
+    await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", "both name"), "both name one Secret")
+    assert version(await kube.secret("delivered")) == version(before)
+
+
+OWNERS: dict[str, list[Json]] = {
+    "nobody's": [],
+    "another PgRole's": [{"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "name": "other", "uid": "u-1"}],
+    "another kind's": [
+        {"apiVersion": "apps/v1", "kind": "Deployment", "name": "app", "uid": "u-2", "controller": True}
+    ],
+    "one of our name without our hash": [
+        {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "name": "app", "uid": "u-3", "controller": True}
+    ],
+}
+
+
+@pytest.mark.parametrize("owners", OWNERS.values(), ids=OWNERS)
+async def test_a_secret_of_somebody_else_is_not_touched_and_the_rest_is_applied(
+    kube: Kube, database: Database, role: str, owners: list[Json]
+) -> None:
+    await kube.apply_secret("delivered", password="theirs")
+    before = await kube.patch_secret("delivered", {"metadata": {"ownerReferences": owners}})
+    await kube.apply("app", name=role, login=True, **GENERATED)
+    await kube.wait_for("app", lambda obj: says(obj, "Conflict", '"delivered"', "not touched"), "Conflict")
+    await database.wait_role(role, lambda row: bool(row["rolcanlogin"]), "login")
+    assert await database.verifier(role) is None
+    assert version(await kube.secret("delivered")) == version(before)
+    await kube.delete_secret("delivered")
+    await kube.wait_ready("app")
+    await database.wait_password(role, text(await kube.wait_secret("delivered")))
+
+
+async def test_a_secret_left_by_an_object_of_the_same_name_is_taken_over_with_its_password(
+    kube: Kube, database: Database, role: str
+) -> None:
+    before = await deliver(kube, role)
+    await kube.delete("app")
+    await kube.wait_gone("app")
+    await kube.apply("app", name=role, **GENERATED)
+    obj = await kube.wait_ready("app")
+    after = await kube.wait_secret("delivered")
+    assert text(after) == text(before)
+    assert [owner["uid"] for owner in after["metadata"]["ownerReferences"]] == [obj["metadata"]["uid"]]
+    await database.wait_password(role, text(after))
+
+
+async def test_of_two_objects_that_name_one_secret_the_second_is_refused(
+    kube: Kube, database: Database, role: str
+) -> None:
+    before = await deliver(kube, role)
+    await kube.apply("second", name=f"{role}_second", **GENERATED)
+    await kube.wait_for("second", lambda obj: says(obj, "Conflict", '"delivered"'), "Conflict")
+    assert version(await kube.secret("delivered")) == version(before)
+    await kube.wait_ready("app")
+    await database.wait_password(role, text(before))
+
+
+REFUSED = {
+    "{nonsense} {password}": "{nonsense} is no field",
+    "{0} {password}": "{0} is no field",
+    "{} {password}": "{} is no field",
+    "{password.__class__}": "is no field",
+    "{password[0]}": "is no field",
+    "{password!r}": "{password!r} is no field",
+    "{password:>99999}": "is no field",
+    "{password:}": "inside its braces",
+    "{password": "a brace stands alone",
+    "password}": "a brace stands alone",
+    "{{password}}": "no key holds the generated password",
+}
+
+
+@pytest.mark.parametrize("template", REFUSED)
+async def test_a_template_that_cannot_be_filled_is_said_and_nothing_is_written(
+    kube: Kube, database: Database, role: str, template: str
+) -> None:
+    secret = {"name": "delivered", "template": {"data": {"url": template}}}
+    await kube.apply("app", name=role, login=True, **(GENERATED | {"connectionSecret": secret}))
+    said = await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", REFUSED[template]), REFUSED[template])
+    assert "template.data" in condition(said, "Ready")["message"]
+    await database.wait_role(role, lambda row: bool(row["rolcanlogin"]), "login")
+    assert await kube.secret("delivered") is None
+    assert await database.verifier(role) is None
+    await kube.apply("app", name=role, login=True, **GENERATED)
+    await kube.wait_ready("app")
+
+
+async def test_the_password_is_applied_although_the_template_is_wrong(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("source", password="ours")
+    secret = {"name": "delivered", "template": {"data": {"url": "{nonsense}"}}}
+    await kube.apply("app", name=role, password={"secretRef": {"name": "source"}}, connectionSecret=secret)
+    await kube.wait_reason("app", "InvalidSpec")
+    await database.wait_password(role, "ours")
+
+
+@pytest.mark.parametrize("key", ["a/b", "ä", "a b", "x" * 254])
+async def test_a_key_that_no_secret_can_have_is_refused(kube: Kube, role: str, key: str) -> None:
+    secret = {"name": "delivered", "template": {"data": {key: "{password}"}}}
+    with pytest.raises(ApiError, match="422"):
+        await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": secret}))
+
+
+@pytest.mark.parametrize("key", ["..", "..x", "."])
+async def test_a_key_that_the_schema_cannot_tell_is_refused_on_the_object(kube: Kube, role: str, key: str) -> None:
+    await kube.apply("app", name=role, **delivering({"data": {key: "{password}"}}))
+    await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", "no key of a Secret"), "InvalidSpec")
+    assert await kube.secret("delivered") is None
+
+
+@pytest.mark.parametrize("hostile", ["%s:@/?#&=", "{password}", 'a"b\\c', "two\nlines", "日本\u202e", "*"])
+async def test_hostile_names_stand_in_the_secret_as_they_are(
+    kube: Kube, database: Database, role: str, hostile: str
+) -> None:
+    name = f"{role} {hostile}"
+    await kube.apply("app", name=name, login=True, **GENERATED)
+    await kube.wait_ready("app")
+    held = await kube.wait_secret("delivered")
+    assert held["text"]["username"] == name
+    await database.wait_password(name, text(held))
+    connection = await asyncpg.connect(held["text"]["uri"])
+    assert await connection.fetchval("SELECT session_user::text") == name
+    await connection.close()
+
+
+@pytest.mark.parametrize("kind", ["labels", "annotations"])
+@pytest.mark.parametrize(
+    "key", ["kubernetes.io/x", "argocd.k8s.io/x", "sub.kubernetes.io/x", "pgrole.dev/hash", "Kubernetes.io/x"]
+)
+async def test_labels_and_annotations_of_other_controllers_are_refused(
+    kube: Kube, role: str, kind: str, key: str
+) -> None:
+    secret = {"name": "delivered", "template": {"metadata": {kind: {key: "x"}}}}
+    await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": secret}))
+    await kube.wait_for(
+        "app",
+        lambda obj: says(obj, "NotAllowed", key) or says(obj, "InvalidSpec", key),
+        "refused",
+    )
+    assert await kube.secret("delivered") is None
+
+
+async def test_what_the_administrator_forbids_is_refused(stage: Stage) -> None:
+    async with running(stage.controller(None, "--forbidden-metadata", "argoproj.io, example.com/private-")):
+        for number, key in enumerate(("argoproj.io/x", "sub.argoproj.io/x", "example.com/private-x")):
+            secret = {"name": "delivered", "template": {"metadata": {"labels": {key: "x"}}}}
+            await stage.kube.apply(f"app-{number}", **(GENERATED | {"connectionSecret": secret}))
+            await stage.kube.wait_reason(f"app-{number}", "NotAllowed")
+        assert await stage.kube.secret("delivered") is None
+        secret = {"name": "delivered", "template": {"metadata": {"labels": {"example.com/public": "x"}}}}
+        await stage.kube.apply("app", **(GENERATED | {"connectionSecret": secret}))
+        await stage.kube.wait_ready("app")
+
+
+async def test_a_template_that_wants_the_password_of_a_verifier_is_said(
+    kube: Kube, database: Database, role: str
+) -> None:
+    ready = make_verifier("known elsewhere", b"0123456789abcdef", 5000)
+    await kube.apply_secret("source", password=ready.text)
+    secret: Json = {"name": "delivered", "template": {"data": {"url": "{password_url}"}}}
+    source = {"secretRef": {"name": "source"}}
+    await kube.apply("app", name=role, password=source, connectionSecret=secret)
+    await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", "no password in clear text"), "no clear text")
+    assert await kube.secret("delivered") is None
+    assert await database.verifier(role) == ready
+    await kube.apply("app", name=role, password=source, connectionSecret={"name": "delivered"})
+    await kube.wait_ready("app")
+    held = await kube.wait_secret("delivered")
+    assert not {"password", "pgpass"} & held["text"].keys()
+
+
+@pytest.mark.parametrize("deed", ["deleted", "tampered with"])
+async def test_under_report_a_secret_is_left_as_it_is_and_said(
+    kube: Kube, database: Database, role: str, deed: str
+) -> None:
+    before = await deliver(kube, role, drift={"policy": "Report"})
+    if deed == "deleted":
+        await kube.delete_secret("delivered")
+    else:
+        await kube.patch_secret("delivered", tamper("a value", before))
+    obj = await kube.wait_reason("app", "DriftReported")
+    assert condition(obj, "DriftDetected")["status"] == "True"
+    assert obj["status"]["lastDrift"]["fields"] == ["connectionSecret"]
+    await kube.apply("app", name=role, **GENERATED, drift={"policy": "Report"}, comment="look again")
+    await database.wait_role(role, lambda row: row["comment"] == "look again", "comment")
+    await kube.wait_for(
+        "app",
+        lambda obj: (
+            obj["status"]["observedGeneration"] == obj["metadata"]["generation"]
+            and condition(obj, "Ready")["reason"] == "DriftReported"
+        ),
+        "DriftReported again",
+    )
+    held = await kube.secret("delivered")
+    assert held is None if deed == "deleted" else text(held or {}) == "tampered"
+    await database.wait_password(role, text(before), 1.0)
+    await kube.apply("app", name=role, **GENERATED, drift={"policy": "Correct"})
+    obj = await kube.wait_ready("app")
+    assert condition(obj, "DriftDetected") == {}
+    after = await kube.wait_secret("delivered")
+    assert text(after) not in (text(before), "tampered")
+    await database.wait_password(role, text(after))
+
+
+async def test_under_report_a_changed_template_is_applied(kube: Kube, database: Database, role: str) -> None:
+    before = await deliver(kube, role, drift={"policy": "Report"})
+    secret = {"name": "delivered", "template": {"data": {"only": "{password}"}}}
+    await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": secret}), drift={"policy": "Report"})
+    after = await kube.wait_secret("delivered", lambda held: "only" in held["text"], "template")
+    assert after["text"] == {"only": text(before)}
+    await kube.wait_for("app", is_ready, "Ready")
+
+
+async def test_what_is_written_for_each_other_comes_to_rest(kube: Kube, database: Database, role: str) -> None:
+    """Two objects, each with the password that the other one delivers."""
+    await kube.apply_secret("seed", password="round and round")
+    await deliver(kube, role, password={"secretRef": {"name": "seed"}})
+    other = {"password": {"secretRef": {"name": "delivered"}}, "connectionSecret": {"name": "other"}}
+    await kube.apply("other", name=f"{role}_other", **other)
+    await kube.wait_ready("other")
+    await kube.apply("app", name=role, **(GENERATED | {"password": {"secretRef": {"name": "other"}}}))
+    await kube.wait_ready("app")
+    await kube.patch_secret("other", {"metadata": {"labels": {"seen": "yes"}}})
+    await wait_known(kube, database, f"{role}_other", "other")
+    await kube.wait_ready("app")
+    held = [version(await kube.secret(name)) for name in ("delivered", "other")]
+    await kube.apply("app", name=role, **(GENERATED | {"password": {"secretRef": {"name": "other"}}}), comment="again")
+    await database.wait_role(role, lambda row: row["comment"] == "again", "comment")
+    await kube.wait_ready("app")
+    assert [version(await kube.secret(name)) for name in ("delivered", "other")] == held
+
+
+async def test_a_forged_time_of_rotation_stops_nothing(kube: Kube, database: Database, role: str) -> None:
+    """Whoever may write the Secret can make the hash fit, with a time from which none can be counted."""
+    before = await deliver(kube, role, password={"generate": {"rotateEvery": "87600h"}})
+    stamp = Stamp(datetime(9999, 12, 31, tzinfo=UTC))
+    address = Address("127.0.0.1", 1, "postgres", "prefer")
+    wanted = Connection("delivered")
+    forged = render(wanted, username=role, password="forged0", address=address, stamp=stamp, salt=b"0" * 16)
+    data = {key: b64encode(value).decode() for key, value in forged.data.items()}
+    await kube.patch_secret("delivered", {"metadata": {"annotations": dict(forged.annotations)}, "data": data})
+    await database.wait_password(role, "forged0")
+    assert text(before) != "forged0"
+    await kube.apply("app", name=role, **GENERATED, comment="look again")
+    await kube.wait_ready("app")
+    await database.wait_role(role, lambda row: row["comment"] == "look again", "comment")
