@@ -14,12 +14,14 @@ class Disown:
     """A role, by oid and the name it has to have, and who gets what it owns.
 
     `new_owner` None: only its sessions are taken care of. `terminate`: they are ended, else they stand in the way.
+    `new_owner_oid` is of the role that was found to be allowed, None where nobody looked.
     """
 
     role: str
     oid: int
     new_owner: str | None
     terminate: bool
+    new_owner_oid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,8 @@ def _empty(ask: Ask, sight: Sight, target: Found, server: Server, policy: Policy
             f'role "{ask.wanted.name}" has open sessions: {sight.sessions}. It is dropped when they end; '
             f"spec.terminateSessions: true ends them",
         )
-    disown = Disown(target.role.name, target.oid, ask.heir or None, ask.terminate_sessions)
+    heir = sight.heir.oid if sight.heir else None
+    disown = Disown(target.role.name, target.oid, ask.heir or None, ask.terminate_sessions, heir)
     return Plan(role_name=ask.wanted.name, disown=disown)
 
 

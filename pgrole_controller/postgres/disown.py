@@ -115,6 +115,8 @@ async def _find_new_owner(home: Connection, task: Disown) -> int | None:
         raise Transient(Reason.PROGRESSING, f'role "{task.role}" is not the one that was looked at any more')
     if task.new_owner is not None and row["new_owner"] is None:
         raise blocked(task.role, [Obstacle("", f'spec.reassignOwnedTo: role "{task.new_owner}" does not exist')])
+    if task.new_owner_oid not in (None, row["new_owner"]):
+        raise Transient(Reason.PROGRESSING, f'role "{task.new_owner}" is not the one that was looked at any more')
     return row["new_owner"]  # type: ignore[no-any-return]
 
 

@@ -400,6 +400,13 @@ class TestTheWayOut:
                 )
                 assert await can_log_in(database, "app")
 
+    async def test_is_named_where_nobody_declared_the_server(self, kube: Kube, role: str) -> None:
+        await kube.apply("app", name=role, serverRef={"name": "nowhere"}, deletionPolicy="Drop")
+        await kube.wait_for("app", lambda obj: bool(obj["metadata"].get("finalizers")), "held")
+        await kube.delete("app")
+        await kube.wait_for("app", lambda obj: says(obj, "ServerGone", WAY_OUT), "ServerGone")
+        await retain(kube, 10)
+
     async def test_needs_no_policy_that_allows_anything(self, stage: Stage) -> None:
         kube = stage.kube
         async with running(stage.controller()):
@@ -434,8 +441,8 @@ async def test_a_database_that_takes_no_connections_blocks_only_when_it_needs_th
 
 class TestWhatComesBetween:
     @pytest.mark.parametrize("held", ["one", "three", "two"])
-    @pytest.mark.parametrize("broken", ["controller", "server"])
-    async def test_a_kill_in_the_middle_of_an_emptying_changes_nothing_of_its_end(
+    @pytest.mark.parametrize("broken", ["stopped", "killed", "server"])
+    async def test_an_end_in_the_middle_of_an_emptying_changes_nothing_of_what_becomes_of_it(
         self, stage: Stage, broken: str, held: str
     ) -> None:
         places = ["one", "two", "three"]
@@ -447,12 +454,12 @@ class TestWhatComesBetween:
                     await inside.execute("CREATE TABLE t AS SELECT 1 AS one; ALTER TABLE t OWNER TO app; CHECKPOINT")
         controller = stage.controller()
         await controller.start()
-        await kill_while_held(stage, controller, broken, held)
-        if broken == "controller":
+        await end_while_held(stage, controller, broken, held)
+        if broken == "server":
+            await stage.postgres.start()
+        else:
             controller = stage.controller()
             await controller.start()
-        else:
-            await stage.postgres.start()
         try:
             await stage.kube.wait_gone("app")
         finally:
@@ -513,15 +520,21 @@ class TestWhatComesBetween:
         assert await kube.secret("app-connection") is None
 
 
-async def kill_while_held(stage: Stage, controller: Controller, broken: str, held: str) -> None:
-    """Deletes the object, and kills one of the two when the emptying waits for a lock in a database."""
+async def end_while_held(stage: Stage, controller: Controller, broken: str, held: str) -> None:
+    """Deletes the object, and ends one of the two when the emptying waits for a lock in a database."""
     connection = await asyncpg.connect(stage.postgres.dsn(database=held))
     try:
         await connection.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         await stage.kube.delete("app")
         async with stage.database() as database:
             await database.wait_value(HELD.format(f"'{held}'"), True)
-            await (controller.kill() if broken == "controller" else stage.postgres.kill())
+            if broken == "server":
+                await stage.postgres.kill()
+            elif broken == "killed":
+                await controller.kill()
+            else:
+                with anyio.fail_after(10):
+                    assert await controller.stop() == 0
     finally:
         connection.terminate()
 

@@ -89,7 +89,7 @@ class TestTheHeir:
 
     def test_what_the_role_owns_is_handed_over(self) -> None:
         plan = end(self.asked, see(named=WITHOUT_LOGIN, needs=OWNS, heir=HEIR))
-        assert plan.disown == Disown("app", OID, "heir", terminate=False)
+        assert plan.disown == Disown("app", OID, "heir", terminate=False, new_owner_oid=HEIR.oid)
 
     def test_what_stood_in_the_way_is_said(self) -> None:
         problem = Waiting(Reason.DROP_BLOCKED, 'in database "orders": it is locked')
