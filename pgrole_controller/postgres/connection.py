@@ -1,15 +1,19 @@
 """Connections to one server, with every session setting pinned that a role's or a database's defaults could bend."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from socket import gaierror
+from ssl import SSLCertVerificationError, SSLContext, SSLError
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 import anyio
 import asyncpg
 
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.sqlstate import classify
+from pgrole_controller.postgres.tls import Mode, make_context
 
 # asyncpg's class is generic in its stubs alone.
 if TYPE_CHECKING:
@@ -20,6 +24,8 @@ else:
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 30.0
 CLOSE_SECONDS = 0.4
+_PATIENCE_SECONDS = 1.0
+_PORT = 5432
 
 _SETTINGS = {
     "search_path": "pg_catalog, pg_temp",
@@ -41,13 +47,50 @@ _SETTINGS = {
 _LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
 
 
+#: Makes the password for a host, port and user, anew for each connection. Equal ones are not connected anew for.
+Minting: TypeAlias = Callable[[str, int, str], Awaitable[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is and how to get in. `dsn` is a secret: it is in no representation of this."""
+    """Where a server is and how to get in; another one that is not equal needs another connection.
 
-    dsn: str = field(repr=False)
-    ssl: Literal["verify-full"] | None = None  # None: as the DSN says
+    Either by a DSN, or by hosts and what belongs to them (`of`). Secrets are in no representation of this.
+    """
+
+    dsn: str | None = field(default=None, repr=False)
+    ssl: Mode | None = None  # None: as the DSN says
     database: str | None = None  # None: as the DSN says
+    hosts: tuple[str, ...] = ()
+    port: int = _PORT
+    user: str = ""
+    password: str | Minting = field(default="", repr=False)
+    ca: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        hosts: Sequence[str],
+        port: int,
+        database: str,
+        user: str,
+        password: str | Minting,
+        sslmode: Mode,
+        ca: str | None = None,
+    ) -> "Endpoint":
+        """Of several hosts, the first that is not in recovery. `ca`: certificates in PEM; None: those of the system."""
+        return cls(ssl=sslmode, database=database, hosts=tuple(hosts), port=port, user=user, password=password, ca=ca)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that it names, the first of several: for logs."""
+        if self.dsn is None:
+            return (self.hosts[0] if self.hosts else "", self.port)
+        parts = urlsplit(self.dsn)
+        try:
+            return parts.hostname or "localhost", parts.port or _PORT
+        except ValueError:  # several hosts, each with a port, or an address that cannot be read
+            return "", _PORT
 
     def at(self, database: str) -> "Endpoint":
         """The same server and role, in another database."""
@@ -56,24 +99,132 @@ class Endpoint:
 
 @asynccontextmanager
 async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIterator[Connection]:
-    """A connection for one purpose (it shows in application_name). Raises Transient when there is none to be had.
+    """A connection for one purpose (it shows in application_name). Raises Transient or Refused when there is none.
 
-    `command_timeout` holds for every statement; give `timeout` with a statement that shall run longer.
+    It has answered a question, and is no standby's. That takes CONNECT_SECONDS at most, and the time that a password
+    which has to be made takes. `command_timeout` holds for every statement; give `timeout` with one that shall run
+    longer.
     """
-    with speaking():
-        connection = await asyncpg.connect(
-            endpoint.dsn,
-            database=endpoint.database,
-            ssl=endpoint.ssl,
-            timeout=CONNECT_SECONDS,
-            command_timeout=COMMAND_SECONDS,
-            server_settings={**_SETTINGS, **settings, "application_name": f"pgrole-controller {purpose}"},
-        )
+    pinned = {**_SETTINGS, **settings, "application_name": f"pgrole-controller {purpose}"}
+    connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _follow(endpoint, pinned))
     try:
         yield connection
     finally:
         with anyio.CancelScope(shield=True):
             await _close(connection)
+
+
+async def _follow(endpoint: Endpoint, settings: dict[str, str]) -> Connection:
+    """As the DSN says."""
+    with _naming("the DSN"):
+        return await _open(CONNECT_SECONDS, settings, dsn=endpoint.dsn, database=endpoint.database, ssl=endpoint.ssl)
+
+
+async def _find_primary(endpoint: Endpoint, settings: dict[str, str]) -> Connection:
+    """One host is begun after the other, the next when one has failed, or has not answered for a while.
+
+    So one that hangs leaves time for all others, and a slow one is still taken. Raises what was wrong with each host.
+    """
+    search = _Search(endpoint, settings, make_context(endpoint.ssl or "verify-full", endpoint.ca))
+    patience = min(_PATIENCE_SECONDS, CONNECT_SECONDS / 2 / max(1, len(endpoint.hosts)))
+    try:
+        async with anyio.create_task_group() as tasks:
+            for host in endpoint.hosts:
+                ended = anyio.Event()
+                tasks.start_soon(search.attempt, host, ended, tasks.cancel_scope)
+                with anyio.move_on_after(patience):
+                    await ended.wait()
+    except BaseException:
+        if search.found is not None:
+            search.found.terminate()
+        raise
+    if search.found is None:
+        raise search.failure()
+    return search.found
+
+
+@dataclass(slots=True)
+class _Search:
+    """For the first host that answers and is no standby."""
+
+    endpoint: Endpoint
+    settings: dict[str, str]
+    context: SSLContext | Literal[False]
+    found: Connection | None = None
+    failures: dict[str, PgRoleError] = field(default_factory=dict)
+    began: float = field(default_factory=anyio.current_time)
+
+    async def attempt(self, host: str, ended: anyio.Event, others: anyio.CancelScope) -> None:
+        """When it succeeds, it ends the others."""
+        try:
+            connection = await self._enter(host)
+        except PgRoleError as error:
+            self.failures[host] = error
+            ended.set()
+            return
+        if self.found is None:
+            self.found = connection
+            others.cancel()
+        else:  # another one was found before this one was told to end
+            connection.terminate()
+
+    async def _enter(self, host: str) -> Connection:
+        endpoint, password = self.endpoint, self.endpoint.password
+        if not isinstance(password, str):
+            password = await password(host, endpoint.port, endpoint.user)
+        with _naming("the address, the user name, the password or the name of the database"):
+            return await _open(
+                max(self.began + CONNECT_SECONDS - anyio.current_time(), CONNECT_SECONDS / 2),
+                self.settings,
+                host=host,
+                port=endpoint.port,
+                user=endpoint.user,
+                password=password,
+                database=endpoint.database,
+                ssl=self.context,
+                direct_tls=False,
+                target_session_attrs="any",
+            )
+
+    def failure(self) -> PgRoleError:
+        """What is wrong with each host, as one error."""
+        port = self.endpoint.port
+        texts = [f"{_spell(host, port)}: {error.message}" for host, error in self.failures.items()]
+        if len(texts) == 1:
+            (error,) = self.failures.values()
+            return type(error)(error.reason, texts[0])
+        return Transient(Reason.SERVER_NOT_READY, f"no host can be used: {'; '.join(texts)}")
+
+
+async def _open(seconds: float, settings: dict[str, str], **arguments: Any) -> Connection:  # noqa: ANN401 -- asyncpg's
+    """A connection that has answered a question within `seconds`: poolers let in before they know of a server."""
+    with speaking(), anyio.fail_after(seconds):
+        connection: Connection = await asyncpg.connect(
+            **arguments, timeout=seconds, command_timeout=COMMAND_SECONDS, server_settings=settings
+        )
+        try:
+            is_standby = await connection.fetchval("SELECT pg_catalog.pg_is_in_recovery()")
+        except BaseException:
+            connection.terminate()
+            raise
+    if is_standby:
+        connection.terminate()
+        raise Transient(Reason.SERVER_NOT_READY, "the server is a standby (pg_is_in_recovery): it cannot be written to")
+    return connection
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Where something given cannot even be sent. Python's words may repeat it, and so a secret."""
+    try:
+        yield
+    except ValueError as error:
+        kind = type(error).__name__
+        raise Refused(Reason.SERVER_NOT_READY, f"the server cannot be asked: {what} cannot be used ({kind})") from None
+
+
+def _spell(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def _close(connection: Connection) -> None:
@@ -86,6 +237,10 @@ async def _close(connection: Connection) -> None:
             return
     if not connection.is_closed():
         connection.terminate()
+
+
+#: What asyncpg says when the answer to the wish for TLS is not yes.
+_NO_TLS = "rejected SSL upgrade"
 
 
 @contextmanager
@@ -105,4 +260,15 @@ def translate(error: asyncpg.PostgresError) -> PgRoleError:
 
 
 def _words(error: Exception) -> str:
-    return "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    match error:
+        case TimeoutError():
+            return "no answer in time"
+        case SSLCertVerificationError():
+            return f"the server's certificate is not accepted: {error.verify_message}"
+        case SSLError():
+            return f"TLS failed: {error.reason or error}"
+        case ConnectionError() if _NO_TLS in str(error):
+            return "the server offers no TLS, which sslMode demands"
+        case gaierror():
+            return f"the name of the host cannot be looked up: {error.strerror}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,65 @@
+"""How a connection is encrypted, and whom it believes: libpq's sslmode.
+
+https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-PROTECTION
+"""
+
+import ssl
+from typing import Literal
+
+from pgrole_controller.core.errors import Reason, Refused
+
+Mode = Literal["disable", "require", "verify-ca", "verify-full"]
+
+_ALPN = "postgresql"
+
+
+def make_context(mode: Mode, ca: str | None) -> ssl.SSLContext | Literal[False]:
+    """What asyncpg takes as `ssl`. `ca`: certificates in PEM; None: those of the system (SSL_CERT_FILE, SSL_CERT_DIR).
+
+    `require` with a CA verifies as `verify-ca` does, and `verify-ca` without one is refused: libpq's rules both.
+    Raises Refused, which also says that `ca` cannot be read.
+    """
+    if mode == "disable":
+        return False
+    if mode == "verify-ca" and ca is None:
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            "sslMode verify-ca needs a CA of your own: with those of the system anybody's certificate would do; "
+            "name one (caRef), or use verify-full",
+        )
+    if ca is not None:
+        context = _trust(ca)
+    elif mode == "verify-full":
+        context = ssl.create_default_context()
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    context.check_hostname = mode == "verify-full"
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols([_ALPN])
+    return context
+
+
+def _trust(ca: str) -> ssl.SSLContext:
+    """A context that believes these certificates alone.
+
+    Without VERIFY_X509_STRICT, a default of Python 3.13 and later: it refuses a CA that lacks a key usage or a key
+    identifier, as those of many operators and scripts do, which libpq takes. And without VERIFY_X509_PARTIAL_CHAIN, of
+    the same versions: an intermediate alone would be believed, which libpq refuses. All else is the default.
+    """
+    context = ssl.create_default_context(cadata=_read(ca))
+    context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
+    return context
+
+
+def _read(ca: str) -> str:
+    """The certificates, once they are known to be such. Bundles have comments in any language: only PEM is ASCII."""
+    text = ca.encode("ascii", "replace").decode("ascii")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError) as error:
+        raise Refused(
+            Reason.SERVER_NOT_READY, "the CA cannot be read: certificates in PEM are expected (BEGIN CERTIFICATE)"
+        ) from error
+    return text
