@@ -4,13 +4,17 @@ Whatever the hint said, everything is read anew. After a write it is looked at o
 read back from the database.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from weakref import WeakKeyDictionary
+
+import anyio
 
 from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.contest import Contests, Culprit, Moment
 from pgrole_controller.core.credential import Errand, next_rotation
 from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.diff import field_names
@@ -18,13 +22,17 @@ from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.ending import find_ending, name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
-from pgrole_controller.core.outcome import Outcome, of_error, of_read_back
+from pgrole_controller.core.outcome import Outcome, of_contest, of_error, of_read_back
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.sight import Server, Sight
+from pgrole_controller.postgres.culprits import look_for_culprits
 from pgrole_controller.postgres.session import Session
 
 #: How often one visit looks: a role that was just created can be granted to others of the batch in the next round.
 ROUNDS = 4
+
+#: What was repaired lately, of the objects of one store: lanes and sessions come and go.
+_CONTESTS: WeakKeyDictionary[Objects, Contests] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ class Finding:
     errand: Errand | None = None  # to be run before the next visit, which follows at once
     disown: Disown | None = None  # to be done before the next visit, which follows at once
     next_rotation: datetime | None = None
-    rotates_in: float = 0.0  # seconds until then, by the server's clock
+    rotates_in: float = 0.0  # seconds until then by the server's clock, or until what is contested is due, if sooner
     done_with: bool = False  # the object may go: its finalizer is removed
 
     @property
@@ -54,7 +62,8 @@ async def reconcile(keys: Sequence[Key], declared: DeclaredServer, objects: Obje
     findings = [Finding(request) for request in requests if request.finalizer is not None]
     findings += [refuse(request, request.error) for request in requests if request.error and request.finalizer is None]
     asked = [request for request in requests if request.error is None and request.finalizer is None]
-    findings += await _bring_in(asked, session, _server(session, declared))
+    contests = _CONTESTS.setdefault(objects, Contests())
+    findings += await _bring_in(asked, session, _server(session, declared), contests)
     return findings
 
 
@@ -68,13 +77,17 @@ def _server(session: Session, declared: DeclaredServer) -> Server:
     return Server(identity.system_identifier, identity.own_roles, session.cluster, declared.address)
 
 
-async def _bring_in(requests: Sequence[Request], session: Session, server: Server) -> list[Finding]:
+def _now() -> Moment:
+    return Moment(anyio.current_time(), datetime.now(UTC))
+
+
+async def _bring_in(requests: Sequence[Request], session: Session, server: Server, contests: Contests) -> list[Finding]:
     """Looks, brings in and looks again, until there is nothing left to do that can be done now."""
-    visited = [_Visited(request) for request in requests]
+    visited = [_Visited(request, contests) for request in requests]
     open_ = visited
     for _ in range(ROUNDS):
         for one, sight in zip(open_, await _look([one.request for one in open_], session, server), strict=True):
-            one.see(sight, _decide(one.request, sight, server))
+            one.see(sight, _decide(one.request, sight, server), server)
         open_ = [one for one in open_ if isinstance(one.decision, Plan) and one.decision.writes]
         if not open_:
             break
@@ -83,6 +96,7 @@ async def _bring_in(requests: Sequence[Request], session: Session, server: Serve
             one.end(plan, failure)
         open_ = [one for one in open_ if not isinstance(one.decision, PgRoleError) or _is_conflict(one.decision)]
     await _release(visited, session)
+    await _ask_who(visited, session)
     return await _add_verifiers([one.finding() for one in visited], session)
 
 
@@ -98,6 +112,16 @@ async def _add_verifiers(findings: list[Finding], session: Session) -> list[Find
         else finding
         for finding in findings
     ]
+
+
+async def _ask_who(visited: Sequence["_Visited"], session: Session) -> None:
+    """Who sets contested roles back, as far as the server tells: asked only while there are any."""
+    now = _now()
+    contested = [one for one in visited if one.asks_who(now)]
+    if contested:
+        culprits = await look_for_culprits(session, [one.request.role_name for one in contested])
+        for one in contested:
+            one.blame(culprits.get(one.request.role_name, ()), now)
 
 
 def _is_conflict(error: PgRoleError) -> bool:
@@ -116,24 +140,47 @@ async def _release(visited: Sequence["_Visited"], session: Session) -> None:
 class _Visited:
     """One object within a visit: what was last seen and decided, and what was done so far."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, contests: Contests) -> None:
         self.request = request
+        self._contests = contests
         self.decision: Plan | PgRoleError = Plan(role_name="")
         self._sight = Sight()
         self._done: list[Plan] = []
 
-    def see(self, sight: Sight, decision: Plan | PgRoleError) -> None:
+    def see(self, sight: Sight, decision: Plan | PgRoleError, server: Server) -> None:
         self._sight = sight
+        ask = self.request.ask
+        if isinstance(decision, Plan) and ask and not ask.terminating and self._contests.knows(self._uid):
+            sent = ask.credential.errand if ask.credential else None
+            decision = self._contests.hold(
+                self._uid, self._generation, decision, sent, server.system_identifier, _now()
+            )
         self.decision = decision
 
     def end(self, plan: Plan, failure: PgRoleError | None) -> None:
         ask = self.request.ask
         if failure is None:
             self._done.append(plan)
+            if plan.drift and plan.changes:
+                self._contests.repaired(self._uid, self._generation, plan.drift, _now())
         elif ask and ask.terminating and failure.reason is Reason.DROP_BLOCKED:
             self.decision = name_way_out(failure)
         else:
             self.decision = failure
+
+    def asks_who(self, now: Moment) -> bool:
+        return isinstance(self.decision, Plan) and self._contests.asks_who(self._uid, now)
+
+    def blame(self, culprits: Iterable[Culprit], now: Moment) -> None:
+        self._contests.blame(self._uid, culprits, now)
+
+    @property
+    def _uid(self) -> str:
+        return self.request.stored.uid if self.request.stored else ""
+
+    @property
+    def _generation(self) -> int:
+        return int(self.request.stored.object()["metadata"]["generation"]) if self.request.stored else 0
 
     @property
     def left_behind(self) -> Plan:
@@ -151,7 +198,7 @@ class _Visited:
         due = next_rotation(ask.password, claim.record.rotated_at) if ask and claim else None
         return Finding(
             self.request,
-            outcome=None if ending else _outcome(first, self.decision),
+            outcome=None if ending else self._outcome(first, self.decision),
             claim=self._sight.claim,
             deed=first.deed,
             fields=self.decision.reported or first.drift or field_names(first.changes),
@@ -160,16 +207,26 @@ class _Visited:
             errand=self.decision.errand,
             disown=self.decision.disown,
             next_rotation=due,
-            rotates_in=max((due - self._sight.at).total_seconds(), 0.0) if due else 0.0,
+            rotates_in=_soonest(
+                (due - self._sight.at).total_seconds() if due else 0.0,
+                0.0 if ending else self._contests.next_look(self._uid, _now()),
+            ),
         )
 
+    def _outcome(self, first: Plan, last: Plan) -> Outcome:
+        outcome = of_read_back(last)
+        told = self._contests.describe(self._uid)
+        if told and not (last.writes or last.reported):
+            return of_contest(told, outcome)
+        if first.deed is Deed.RECLAIMED and outcome.ready:
+            message = "the role is as declared; its claim was missing from the database and was written anew"
+            return replace(outcome, message=message)
+        return outcome
 
-def _outcome(first: Plan, last: Plan) -> Outcome:
-    outcome = of_read_back(last)
-    if first.deed is Deed.RECLAIMED and outcome.ready:
-        message = "the role is as declared; its claim was missing from the database and was written anew"
-        return replace(outcome, message=message)
-    return outcome
+
+def _soonest(*seconds: float) -> float:
+    """0.0: never."""
+    return min((some for some in seconds if some > 0.0), default=0.0)
 
 
 async def _look(requests: Sequence[Request], session: Session, server: Server) -> list[Sight]:

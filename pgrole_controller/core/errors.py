@@ -29,6 +29,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NAME_TAKEN = "NameTaken"
     CLAIMED_ELSEWHERE = "ClaimedElsewhere"
+    CONTESTED = "Contested"
     DROP_BLOCKED = "DropBlocked"
     DATABASE_ERROR = "DatabaseError"
     DRIFT_REPORTED = "DriftReported"

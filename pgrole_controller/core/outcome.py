@@ -31,7 +31,10 @@ class Outcome:
         """Whether it is looked at again, with back-off, without being asked.
 
         What an object is refused for may lie in the database, where not everything that could end it is announced.
+        What is contested has a time of its own.
         """
+        if self.reason is Reason.CONTESTED:
+            return False
         return self.ending is Ending.WORKING or (self.ending is Ending.STALLED and self.reason not in _OWN_FAULT)
 
 
@@ -47,6 +50,12 @@ def of_error(error: PgRoleError) -> Outcome:
         return Outcome(Ending.PAUSED, error.reason, error.message)
     ending = Ending.STALLED if isinstance(error, Refused) else Ending.WORKING
     return Outcome(ending, error.reason, error.message)
+
+
+def of_contest(told: str, outcome: Outcome) -> Outcome:
+    """The outcome of a look while a field is contested: it is not Ready before that ends. `told` says what goes on."""
+    rest = "all else is as declared" if outcome.ready else outcome.message
+    return Outcome(Ending.WORKING, Reason.CONTESTED, f"{told}. Beside that: {rest}")
 
 
 def of_read_back(plan: Plan) -> Outcome:

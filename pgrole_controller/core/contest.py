@@ -1,0 +1,293 @@
+"""Whether something else sets a role back as often as it is repaired, and when it is repaired again then.
+
+A field that was repaired `LIMIT` times within `WINDOW` and drifts once more is contested: its next repair is held back,
+at first for `FIRST_DELAY`, for twice as long each time that it was for nothing. It ends when the field stays as
+declared for `WINDOW`. Other fields of the same role are repaired at once all the same.
+
+Guarantees: nothing is held back of what is no drift (a changed spec, a deletion); a changed spec begins anew; memory is
+held only for what was repaired or held back lately. After a restart a contest begins anew: it costs `LIMIT` repairs.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from pgrole_controller.core.credential import Errand, Record
+from pgrole_controller.core.diff import Rename
+from pgrole_controller.core.plan import Deed, Plan
+
+#: So many repairs of one field within so many seconds; the next one is held back.
+LIMIT = 5
+WINDOW = 60.0
+
+#: For which a repair is held back, in seconds: doubled from the first to the longest.
+FIRST_DELAY = 2.0
+LONGEST_DELAY = 300.0
+
+#: What was not looked at for longer than this, in seconds, is forgotten: a contest that goes on is looked at sooner.
+KEPT = LONGEST_DELAY + 2 * WINDOW
+
+#: How many of those who may be behind it are named.
+MOST_CULPRITS = 3
+
+_ASKED_AGAIN = 1.0
+_SHOWN = 48
+_ANY_TIME = datetime.min.replace(tzinfo=UTC)
+
+
+class Moment(NamedTuple):
+    """One moment by two clocks: one that never goes back, in seconds, and the one that people read."""
+
+    seconds: float
+    at: datetime
+
+    def after(self, seconds: float) -> "Moment":
+        return Moment(self.seconds + seconds, self.at + timedelta(seconds=seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A session whose last statement looks like one about the role. Whoever connects writes all of this."""
+
+    user: str
+    application: str = ""
+    address: str = ""  # empty: over a local socket
+
+    def __str__(self) -> str:
+        place = f"from {_quote(self.address)}" if self.address else "over a local socket"
+        return f"user {_quote(self.user)}, application {_quote(self.application)}, {place}"
+
+
+def _quote(text: str) -> str:
+    plain = "".join(letter if letter.isprintable() and letter not in '"\\' else "?" for letter in text)
+    return f'"{plain}"' if len(plain) <= _SHOWN else f'"{plain[:_SHOWN]}…"'
+
+
+@dataclass(frozen=True, slots=True)
+class Fight:
+    """What is known of one field.
+
+    `repairs`: the last ones, at most `LIMIT`, the oldest first. `count` of them were made since `began`. `seen`: when
+    it last was drift. `delay`: how long a repair is held back, 0.0 while it is not contested. `until`: when the next
+    repair may be made, None once it was.
+    """
+
+    repairs: tuple[Moment, ...]
+    count: int
+    began: Moment
+    seen: Moment
+    drifts: bool = False
+    delay: float = 0.0
+    until: Moment | None = None
+
+    @property
+    def contested(self) -> bool:
+        return self.delay > 0.0
+
+    def holds(self, now: Moment) -> bool:
+        """Whether a repair is held back."""
+        return self.until is not None and now.seconds < self.until.seconds
+
+    @property
+    def next_look(self) -> Moment:
+        """When something is due: the next repair, or the end."""
+        return self.until if self.drifts and self.until else self.seen.after(WINDOW)
+
+
+def repair(fight: Fight | None, now: Moment) -> Fight:
+    """After a repair."""
+    repairs = (*(fight.repairs if fight else ()), now)[-LIMIT:]
+    if fight and fight.contested:
+        return replace(fight, repairs=repairs, count=fight.count + 1, seen=now, drifts=False, until=None)
+    recent = tuple(moment for moment in repairs if now.seconds - moment.seconds < WINDOW)
+    return Fight(recent, len(recent), recent[0], now)
+
+
+def notice(fight: Fight, now: Moment, *, drifts: bool) -> Fight | None:
+    """After a look, before any repair. None when it is over."""
+    if not fight.contested:
+        recent = sum(now.seconds - moment.seconds < WINDOW for moment in fight.repairs)
+        if drifts and recent >= LIMIT:
+            return replace(fight, seen=now, drifts=True, delay=FIRST_DELAY, until=now.after(FIRST_DELAY))
+        return fight if recent else None
+    if not drifts:
+        return replace(fight, drifts=False) if now.seconds - fight.seen.seconds < WINDOW else None
+    if fight.until is not None:
+        return replace(fight, seen=now, drifts=True)
+    delay = min(2 * fight.delay, LONGEST_DELAY)
+    return replace(fight, seen=now, drifts=True, delay=delay, until=now.after(delay))
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What is known of one object, by field. `generation` of the spec that it is about.
+
+    `errand` is the one whose password was held back: while that stands, running it again would bring nothing new.
+    """
+
+    generation: int
+    touched: float
+    fights: Mapping[str, Fight] = field(default_factory=dict)
+    culprits: tuple[Culprit, ...] = ()
+    asked: float | None = None  # when it was last asked who does it
+    errand: Errand | None = None
+
+    @property
+    def contested(self) -> dict[str, Fight]:
+        return {name: fight for name, fight in self.fights.items() if fight.contested}
+
+
+class Contests:
+    """What was repaired lately, by uid of the object."""
+
+    def __init__(self) -> None:
+        self._contests: OrderedDict[str, Contest] = OrderedDict()  # the longest untouched first
+
+    def __len__(self) -> int:
+        return len(self._contests)
+
+    def knows(self, uid: str) -> bool:
+        return uid in self._contests
+
+    def repaired(self, uid: str, generation: int, fields: Iterable[str], now: Moment) -> None:
+        """Somebody else's change of these fields was set back."""
+        self._forget_old(now)
+        contest = self._find(uid, generation, now)
+        fights = {**contest.fights, **{name: repair(contest.fights.get(name), now) for name in fields}}
+        self._put(uid, replace(contest, fights=fights))
+
+    def hold(
+        self, uid: str, generation: int, plan: Plan, sent: Errand | None, system_identifier: int, now: Moment
+    ) -> Plan:
+        """The plan of one look without what is held back. `sent` is the errand that was run for this look."""
+        if uid not in self._contests:
+            return plan
+        contest = self._find(uid, generation, now)
+        password = contest.fights.get("password")
+        if plan.errand and password and password.holds(now) and _without_time(plan.errand) == contest.errand:
+            plan = replace(plan, errand=None)
+            drift = {*plan.drift, "password"}
+        else:
+            drift = {*plan.drift}
+        # While an errand is due it is not known whether the password is drift.
+        unknown = {"password"} if plan.errand else set()
+        seen = {
+            name: fight if name in unknown else notice(fight, now, drifts=name in drift)
+            for name, fight in contest.fights.items()
+        }
+        fights = {name: fight for name, fight in seen.items() if fight}
+        held = frozenset(name for name, fight in fights.items() if name in drift and fight.holds(now))
+        errand = _without_time(sent) if sent and "password" in held else contest.errand if held else None
+        contest = replace(contest, fights=fights, errand=errand)
+        if contest.contested:
+            self._put(uid, contest)
+        else:
+            self._put(uid, replace(contest, culprits=(), asked=None))
+        return leave_out(plan, held, system_identifier) if held else plan
+
+    def asks_who(self, uid: str, now: Moment) -> bool:
+        """Whether it is to be asked who does it; to be answered by `blame`."""
+        contest = self._contests.get(uid)
+        if contest is None or len(contest.culprits) >= MOST_CULPRITS:
+            return False
+        if not any(fight.holds(now) and fight.drifts for fight in contest.fights.values()):
+            return False
+        return contest.asked is None or now.seconds - contest.asked >= _ASKED_AGAIN
+
+    def blame(self, uid: str, culprits: Iterable[Culprit], now: Moment) -> None:
+        """These were seen at it. Who was named stays so, so that what is said does not change with every look."""
+        contest = self._contests.get(uid)
+        if contest is not None:
+            named = tuple(dict.fromkeys((*contest.culprits, *culprits)))[:MOST_CULPRITS]
+            self._put(uid, replace(contest, culprits=named, asked=now.seconds))
+
+    def describe(self, uid: str) -> str | None:
+        """What is said on the object; None when nothing of it is contested. The same as long as nothing happens."""
+        contest = self._contests.get(uid)
+        if contest is None or not contest.contested:
+            return None
+        told = "; ".join(_describe(name, fight) for name, fight in contest.contested.items())
+        if not contest.culprits:
+            return told
+        who = " and ".join(str(culprit) for culprit in contest.culprits)
+        return f"{told}. Last seen with a statement about this role: {who}"
+
+    def next_look(self, uid: str, now: Moment) -> float:
+        """In how many seconds it has to be looked at again; 0.0 when nothing of it is contested."""
+        contest = self._contests.get(uid)
+        if contest is None or not contest.contested:
+            return 0.0
+        due = min(fight.next_look.seconds for fight in contest.contested.values())
+        return max(due - now.seconds, 0.0) + 0.01
+
+    def _find(self, uid: str, generation: int, now: Moment) -> Contest:
+        contest = self._contests.get(uid)
+        if contest is None or contest.generation != generation:
+            return Contest(generation, now.seconds)
+        return replace(contest, touched=now.seconds)
+
+    def _put(self, uid: str, contest: Contest) -> None:
+        if contest.fights:
+            self._contests[uid] = contest
+            self._contests.move_to_end(uid)
+        else:
+            self._contests.pop(uid, None)
+
+    def _forget_old(self, now: Moment) -> None:
+        while self._contests:
+            uid, contest = next(iter(self._contests.items()))
+            if now.seconds - contest.touched <= KEPT:
+                return
+            del self._contests[uid]
+
+
+def leave_out(plan: Plan, held: frozenset[str], system_identifier: int) -> Plan:
+    """The plan of a drift without the changes of these fields.
+
+    A role that is gone, or has another name, cannot be changed before that is repaired: the first holds back all of it,
+    the second goes along with what is not held back.
+    """
+    changes = tuple(change for change in plan.changes if change.field not in held or isinstance(change, Rename))
+    if ("role" in held and plan.oid is None) or all(isinstance(change, Rename) for change in changes):
+        changes = () if {"role", "name"} & held else changes
+    along = {"role", "name"} if changes else set()
+    drift = tuple(name for name in plan.drift if name not in held or name in along) if changes else ()
+    claim = plan.claim
+    ours = claim is not None and claim.owner == plan.owner and claim.system_identifier == system_identifier
+    record: Record | None = plan.record
+    if record and "password" in held:
+        # What is remembered of a password is true only once it is set; the connection Secret was written.
+        kept = replace(claim.record, connection=record.connection) if claim else None
+        record = None if claim is None or kept == claim.record else kept
+    return replace(
+        plan,
+        changes=changes,
+        drift=drift,
+        owner=plan.owner if changes or not ours else None,
+        record=record,
+        deed=_deed(plan, claimless=claim is None, changes=bool(changes), drift=bool(drift)),
+    )
+
+
+def _deed(plan: Plan, *, claimless: bool, changes: bool, drift: bool) -> Deed:
+    if claimless or drift:
+        return plan.deed
+    return Deed.CHANGED if changes else Deed.NOTHING
+
+
+def _without_time(errand: Errand) -> Errand:
+    return replace(errand, at=_ANY_TIME, stored=None)
+
+
+def _describe(name: str, fight: Fight) -> str:
+    within = max(round(fight.repairs[-1].seconds - fight.began.seconds), 1)
+    told = f"{name}: set back {fight.count} times within {within} s, and changed again by something else"
+    if fight.drifts and fight.until:
+        return f"{told}; it is set back again at {_clock(fight.until)}"
+    return f"{told}; it is as declared now, and this ends if it stays so until {_clock(fight.seen.after(WINDOW))}"
+
+
+def _clock(moment: Moment) -> str:
+    return moment.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
