@@ -12,6 +12,7 @@ import anyio
 
 from pgrole_controller import __version__
 from pgrole_controller.api import crd
+from pgrole_controller.claims.arguments import add_claims
 from pgrole_controller.logs import set_up
 from pgrole_controller.postgres import queries
 from pgrole_controller.settings import (
@@ -66,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
 
     sql = commands.add_parser("sql", help="print what is installed in the database, for an administrator to run")
     sql.set_defaults(command=_sql)
+
+    add_claims(commands)
     return parser
 
 
@@ -85,8 +88,6 @@ def _shown(value: object) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     values = read_settings(RUN, vars(options), os.environ)
-    if values["dsn"] is None:
-        raise WrongSetting(f"{DSN.variable} is not set: it names {DSN.help}")
     set_up(values["log-level"], values["log-format"])
     # Here, since it takes a while: `--help` and a wrong setting answer at once.
     from pgrole_controller.controller.app import run
@@ -115,21 +116,29 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is imported late, like what uses it
     from pgrole_controller.controller.app import Plan
-    from pgrole_controller.controller.server import DeclaredServer
+    from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
+    from pgrole_controller.kube.credentials import in_cluster_namespace
     from pgrole_controller.postgres.connection import Endpoint
 
-    dsn = values["dsn"]
-    endpoint = Endpoint(dsn, ssl="verify-full" if verifies_by_default(dsn) else None)
+    dsn, server = values["dsn"], None
+    if dsn is not None:
+        server = DeclaredServer(
+            DEFAULT_SERVER,
+            Endpoint(dsn, ssl="verify-full" if verifies_by_default(dsn) else None),
+            allowance_of(values),
+            address_of(dsn),
+            may_install=values["install"],
+            resync_seconds=values["resync-interval"],
+        )
     return Plan(
-        server=DeclaredServer(
-            "default", endpoint, allowance_of(values), address_of(dsn), may_install=values["install"]
-        ),
+        server=server,
+        own_namespace=values["own-namespace"] or in_cluster_namespace() or "default",
         kubeconfig=values["kubeconfig"],
         context=values["context"],
         strict_tls=values["strict-tls"],
         cluster=values["cluster-id"],
         namespace=values["namespace"],
-        resync_seconds=values["resync-interval"],
+        forbidden_metadata=values["forbidden-metadata"],
         health_host=values["health-host"],
         health_port=values["health-port"],
     )

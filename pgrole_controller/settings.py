@@ -102,7 +102,12 @@ def _dsn(value: str) -> str:
 
 LEVELS = ("debug", "info", "warning", "error")
 
-DSN = Setting("dsn", "the server to manage, as postgresql://user:password@host:port/database", _dsn, secret=True)
+DSN = Setting(
+    "dsn",
+    "the server named default where no PgServer is, as postgresql://user:password@host:port/database",
+    _dsn,
+    secret=True,
+)
 
 RUN = (
     DSN,
@@ -110,6 +115,13 @@ RUN = (
     Setting("context", "context of the kubeconfig", _text, None, "NAME"),
     Setting("strict-tls", "false accepts cluster CAs that Python 3.13 and later refuse", _flag, True, "BOOL"),
     Setting("namespace", "look at this namespace only (default: all)", _text, None, "NAME"),
+    Setting(
+        "own-namespace",
+        "where the Secrets of PgServers are (default: the controller's own in a cluster, else default)",
+        _text,
+        None,
+        "NAME",
+    ),
     Setting("cluster-id", "how claims name this cluster (default: uid of namespace kube-system)", _text, None, "ID"),
     Setting(
         "allow",

@@ -1,51 +1,98 @@
-"""The CustomResourceDefinition of PgRole, made from its model."""
+"""The CustomResourceDefinitions, made from their models."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import yaml
 
+from pgrole_controller.api.meta import Model
 from pgrole_controller.api.pgrole import GROUP, ROOT_RULES, VERSION, PgRole
+from pgrole_controller.api.pgserver import PgServer
 
 Schema = dict[str, Any]
 
-_PLURAL = "pgroles"
-_FILE = f"{GROUP}_{_PLURAL}.yaml"
 _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
 
 #: Keywords of JSON Schema that say nothing in Kubernetes, or that it does not allow.
 _DROPPED = frozenset({"title", "$defs", "additionalProperties", "const"})
 
 _API_VERSION = "The version of the schema that this object is written in: pgrole.dev/v1alpha1."
-_KIND = "The kind of the object: PgRole."
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
-_COLUMNS = (
-    ("Role", "string", ".status.role.name", "Name of the role in PostgreSQL"),
-    ("Server", "string", ".spec.serverRef.name", "Name of the PgServer"),
-    ("Ready", "string", f"{_READY}.status", "Whether the role is as declared"),
-    ("Reason", "string", f"{_READY}.reason", "Why it is ready or not"),
-    ("Drifts", "integer", ".status.driftCount", "How many times drift was corrected"),
-    ("Age", "date", ".metadata.creationTimestamp", "Since when the object exists"),
+_AGE = ("Age", "date", ".metadata.creationTimestamp", "Since when the object exists")
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a CustomResourceDefinition says beside the schema. `columns`: name, type, JSONPath, description."""
+
+    model: type[Model]
+    plural: str
+    short: str
+    scope: Literal["Namespaced", "Cluster"]
+    columns: tuple[tuple[str, str, str, str], ...]
+    rules: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return self.model.__name__
+
+    @property
+    def file(self) -> str:
+        return f"{GROUP}_{self.plural}.yaml"
+
+
+PGROLE = Definition(
+    model=PgRole,
+    plural="pgroles",
+    short="pgr",
+    scope="Namespaced",
+    columns=(
+        ("Role", "string", ".status.role.name", "Name of the role in PostgreSQL"),
+        ("Server", "string", ".spec.serverRef.name", "Name of the PgServer"),
+        ("Ready", "string", f"{_READY}.status", "Whether the role is as declared"),
+        ("Reason", "string", f"{_READY}.reason", "Why it is ready or not"),
+        ("Drifts", "integer", ".status.driftCount", "How many times drift was corrected"),
+        _AGE,
+    ),
+    rules=ROOT_RULES,
 )
 
+PGSERVER = Definition(
+    model=PgServer,
+    plural="pgservers",
+    short="pgs",
+    scope="Cluster",
+    columns=(
+        ("Version", "string", ".status.version", "Version of PostgreSQL"),
+        ("Mode", "string", ".status.detection.mode", "How changes in the database are noticed"),
+        ("Declared", "integer", ".status.roles.declared", "How many PgRoles name it"),
+        ("Ready", "integer", ".status.roles.ready", "How many of these are Ready"),
+        _AGE,
+    ),
+    rules={},
+)
 
-def crd() -> Schema:
+DEFINITIONS = (PGROLE, PGSERVER)
+
+
+def crd(definition: Definition = PGROLE) -> Schema:
     """The CustomResourceDefinition as the API server takes it."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{_PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{definition.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "names": {
-                "kind": "PgRole",
-                "listKind": "PgRoleList",
-                "plural": _PLURAL,
-                "shortNames": ["pgr"],
-                "singular": "pgrole",
+                "kind": definition.kind,
+                "listKind": f"{definition.kind}List",
+                "plural": definition.plural,
+                "shortNames": [definition.short],
+                "singular": definition.kind.lower(),
             },
-            "scope": "Namespaced",
+            "scope": definition.scope,
             "versions": [
                 {
                     "name": VERSION,
@@ -54,27 +101,27 @@ def crd() -> Schema:
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path, "description": description}
-                        for name, kind, path, description in _COLUMNS
+                        for name, kind, path, description in definition.columns
                     ],
-                    "schema": {"openAPIV3Schema": _root_schema()},
+                    "schema": {"openAPIV3Schema": _root_schema(definition)},
                 }
             ],
         },
     }
 
 
-def render() -> str:
+def render(definition: Definition = PGROLE) -> str:
     """The CustomResourceDefinition as the text of its YAML file."""
-    return _HEADER + yaml.dump(crd(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return _HEADER + yaml.dump(crd(definition), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def files() -> dict[str, str]:
     """Everything that belongs into `crds/`: file name → text."""
-    return {_FILE: render()}
+    return {definition.file: render(definition) for definition in DEFINITIONS}
 
 
-def _root_schema() -> Schema:
-    made = PgRole.model_json_schema(by_alias=True, mode="validation")
+def _root_schema(definition: Definition) -> Schema:
+    made = definition.model.model_json_schema(by_alias=True, mode="validation")
     properties = made["properties"]
     return {
         "type": "object",
@@ -82,12 +129,12 @@ def _root_schema() -> Schema:
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": _API_VERSION},
-            "kind": {"type": "string", "description": _KIND},
+            "kind": {"type": "string", "description": f"The kind of the object: {definition.kind}."},
             "metadata": {"type": "object"},
             "spec": _structural(properties["spec"], made["$defs"]),
             "status": _structural(properties["status"], made["$defs"]),
         },
-        **ROOT_RULES,
+        **definition.rules,
     }
 
 

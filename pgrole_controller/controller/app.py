@@ -2,8 +2,8 @@
 
 import json
 import logging
-import random
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -14,18 +14,19 @@ from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health
 from pgrole_controller.controller.lane import Lane, decline
 from pgrole_controller.controller.namespaces import Namespaces
-from pgrole_controller.controller.objects import DEFAULT_SERVER, Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.resync import resync
 from pgrole_controller.controller.server import DeclaredServer
-from pgrole_controller.controller.sources import NO_SERVER, PgRoleSource, SecretSource
+from pgrole_controller.controller.serverreport import ServerReporter
+from pgrole_controller.controller.servers import Observed, Servers
+from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.kube.client import NAMESPACES, PGROLES, SECRETS, Client
+from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
 from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.reflector import reflect
-from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.store import Change, Store
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +41,19 @@ _CLUSTER_ID_NAMESPACE = "kube-system"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run. `cluster` None: the uid of namespace kube-system."""
+    """What is run. `server` is the one of PGROLE_DSN. `cluster` None: the uid of namespace kube-system.
 
-    server: DeclaredServer
+    `own_namespace` is where the Secrets of PgServers are; `namespace` the only one whose PgRoles are looked at.
+    """
+
+    server: DeclaredServer | None
+    own_namespace: str = "default"
     kubeconfig: str | None = None
     context: str | None = None
     strict_tls: bool = True
     cluster: str | None = None
     namespace: str | None = None
-    resync_seconds: float = 3600.0
+    forbidden_metadata: tuple[str, ...] = ()
     health_host: str = "127.0.0.1"
     health_port: int | None = None
 
@@ -119,31 +124,34 @@ class _Controller:
         self._queue = Queue()
         self._store = Store(index=index_pgrole)
         self._secrets = Store(index=index_by_owner)
-        namespaces = Namespaces(client, Store())
-        self._objects = Objects(self._store, self._secrets, namespaces, cluster, plan.namespace)
+        self._namespaces = Store()
+        self._observed = Observed(Store(), Store(), Store(), plan.own_namespace)
+        self._objects = Objects(
+            self._store, self._secrets, Namespaces(client, self._namespaces), cluster, plan.namespace
+        )
         self._recorder = Recorder(client)
         errands = Errands(client, self._secrets, self._recorder)
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
-        self._lane = Lane(plan.server, self._objects, self._queue, self._reporter)
+        self._servers = Servers(
+            client, self._observed, plan.server, plan.forbidden_metadata, self._make_lane, self._hint_server
+        )
         self._health = health
-        health.watch(self._store, [self._lane])
-        self._source = PgRoleSource(self._objects, self._queue, frozenset({plan.server.name}))
+        health.watch(self._store, self._servers)
+        self._source = PgRoleSource(self._objects, self._queue, self._servers)
         self._secret_source = SecretSource(self._source, self._secrets)
+        self._namespace_source = NamespaceSource(self._source, self._objects)
+        self._server_reporter = ServerReporter(client, self._observed.pgservers, self._servers, self._objects)
 
     async def run(self, asked: anyio.Event) -> None:
-        """The tasks end in the order of the way of the data: the lane, the sources, what writes, then the rest."""
+        """The tasks end in the order of the way of the data: the lanes, the sources, what writes, then the rest."""
         async with anyio.create_task_group() as rest:
             rest.start_soon(self._recorder.run)
             async with anyio.create_task_group() as writers:
                 writers.start_soon(self._reporter.run)
                 async with anyio.create_task_group() as sources:
-                    sources.start_soon(self._reflect)
-                    sources.start_soon(self._reflect_secrets)
-                    sources.start_soon(self._secret_source.announce_all)
-                    sources.start_soon(self._resync)
-                    sources.start_soon(self._decline_unknown)
+                    self._start_sources(sources)
                     async with anyio.create_task_group() as lanes:
-                        lanes.start_soon(self._lane.run)
+                        lanes.start_soon(self._servers.run)
                         await asked.wait()
                         self._start_no_visit(lanes)
                     sources.cancel_scope.cancel()
@@ -152,26 +160,48 @@ class _Controller:
             self._recorder.close()
             rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
 
-    async def _reflect(self) -> None:
-        await reflect(self._client, PGROLES, self._store, self._source.changed, namespace=self._plan.namespace)
+    def _make_lane(self, declared: DeclaredServer) -> Lane:
+        return Lane(declared, self._objects, self._queue, self._reporter)
 
-    async def _reflect_secrets(self) -> None:
-        heard, namespace = self._secret_source.changed, self._plan.namespace
-        await reflect(self._client, SECRETS, self._secrets, heard, namespace=namespace, metadata_only=True)
+    def _hint_server(self, name: str) -> None:
+        self._source.hint_server(name)
 
-    async def _resync(self) -> None:
-        await resync(self._plan.resync_seconds, self._source, random.random)
+    def _start_sources(self, tasks: TaskGroup) -> None:
+        tasks.start_soon(self._reflect, PGROLES, self._store, self._source.changed, self._plan.namespace, False)
+        secrets, source = self._secrets, self._secret_source
+        tasks.start_soon(self._reflect, SECRETS, secrets, source.changed, self._plan.namespace, True)
+        tasks.start_soon(source.announce_all)
+        observed, changed = self._observed, self._servers.changed
+        tasks.start_soon(self._reflect, PGSERVERS, observed.pgservers, changed, None, False)
+        own = self._plan.own_namespace
+        tasks.start_soon(self._reflect, SECRETS, observed.secrets, changed, own, True)
+        tasks.start_soon(self._reflect, CONFIGMAPS, observed.config_maps, changed, own, True)
+        if self._plan.namespace is None:
+            tasks.start_soon(self._reflect, NAMESPACES, self._namespaces, self._namespace_source.changed, None, False)
+        tasks.start_soon(self._server_reporter.run)
+        tasks.start_soon(self._decline_unknown)
+
+    async def _reflect(
+        self,
+        resource: Resource,
+        store: Store,
+        changed: Callable[[Change], None],
+        namespace: str | None,
+        metadata_only: bool,
+    ) -> None:
+        await reflect(self._client, resource, store, changed, namespace=namespace, metadata_only=metadata_only)
 
     async def _decline_unknown(self) -> None:
         """Objects for a server that nobody declared."""
         error = Refused(
             Reason.SERVER_GONE,
-            f'spec.serverRef.name: there is no such server; this controller knows "{DEFAULT_SERVER}" (PGROLE_DSN)',
+            "spec.serverRef.name: there is no PgServer of this name: create it, or name another one in a new object",
         )
         await decline(NO_SERVER, self._queue, self._objects, self._reporter, error)
 
     def _start_no_visit(self, lanes: TaskGroup) -> None:
-        """The visit that is under way may end until the deadline."""
+        """The visits that are under way may end until the deadline."""
         self._health.stopping = True
         self._queue.close()
-        lanes.cancel_scope.deadline = anyio.current_time() + (VISIT_SECONDS if self._lane.connected else 0.0)
+        connected = any(lane.connected for lane in self._servers)
+        lanes.cancel_scope.deadline = anyio.current_time() + (VISIT_SECONDS if connected else 0.0)

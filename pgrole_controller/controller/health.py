@@ -5,13 +5,12 @@ Liveness is not the database's: a controller that is restarted because a server 
 
 import json
 import logging
-from collections.abc import Sequence
 
 import anyio
 from aiohttp import web
 
 from pgrole_controller.controller.errors import CannotStart
-from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.servers import Servers
 from pgrole_controller.kube.store import Store
 
 log = logging.getLogger(__name__)
@@ -21,11 +20,11 @@ class Health:
     def __init__(self) -> None:
         self.stopping = False
         self._store: Store | None = None
-        self._lanes: Sequence[Lane] = ()
+        self._servers: Servers | None = None
 
-    def watch(self, store: Store, lanes: Sequence[Lane]) -> None:
+    def watch(self, store: Store, servers: Servers) -> None:
         """Readiness is theirs from now on; before, nothing is ready."""
-        self._store, self._lanes = store, lanes
+        self._store, self._servers = store, servers
 
     async def serve(self, host: str, port: int) -> None:
         """Until cancelled. Raises CannotStart when the port is taken."""
@@ -49,11 +48,13 @@ class Health:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
+        lanes = list(self._servers or ())
         servers = {
             lane.server.name: "connected" if lane.connected else lane.trouble.message if lane.trouble else "connecting"
-            for lane in self._lanes
+            for lane in lanes
         }
-        known = all(lane.connected or lane.trouble for lane in self._lanes)
+        settled = self._servers is not None and self._servers.settled
+        known = settled and all(lane.connected or lane.trouble for lane in lanes)
         synced = self._store is not None and self._store.synced.is_set()
         ready = synced and known and not self.stopping
         body = {"ready": ready, "synced": synced, "servers": servers}

@@ -26,6 +26,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.schedule import After, Visit
+from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.disown import disown
 from pgrole_controller.postgres.install import Installation
 from pgrole_controller.postgres.session import Session, attend
@@ -57,6 +58,7 @@ class Lane:
         self.server = server
         self.trouble: PgRoleError | None = None  # why there is no session
         self.connected = False
+        self.session: Session | None = None
         self._objects = objects
         self._queue = queue
         self._reporter = reporter
@@ -64,25 +66,60 @@ class Lane:
         self._since = -math.inf  # of the session, on the loop's clock
         self._failures = 0  # in a row
         self._everything = anyio.Event()  # set: every object is to be looked at
+        self._turn: anyio.CancelScope | None = None
         self._emptying = anyio.CapacityLimiter(EMPTYING)
 
     async def run(self) -> None:
         """Until the queue is closed."""
+        await self.synced()
+        while not self._queue.closed:
+            with anyio.CancelScope() as self._turn:
+                await self._take_turn()
+            self.connected, self.session = False, None
+
+    def declare(self, server: DeclaredServer) -> None:
+        """The server as it is declared now: connects anew where that changed, and looks anew where the policy did."""
+        before, self.server = self.server, server
+        if (before.endpoint, before.may_install) != (server.endpoint, server.may_install):
+            self.reconnect("server is declared anew")
+        elif (before.allowance, before.address) != (server.allowance, server.address):
+            self.hint_all("policy", Rank.CHANGE)
+
+    def reconnect(self, why: str) -> None:
+        """Ends the session, or the wait for the next one, and begins another at once."""
+        log.info(why, extra={"server": self.server.name})
+        self._failures = 0
+        if self._turn is not None:
+            self._turn.cancel()
+
+    async def synced(self) -> None:
+        """Until it is known what there is to be done."""
         await self._objects.store.synced.wait()
         with anyio.move_on_after(SECRETS_SECONDS):
             await self._objects.secrets_answered.wait()
-        while not self._queue.closed:
-            try:
-                await attend(
-                    self.server.endpoint,
-                    self._objects.cluster,
-                    may_install=self.server.may_install,
-                    heard=self._heard,
-                    work=self._work,
-                )
-            except PgRoleError as error:
-                self._fail(error)
-                await self._pause(error)
+
+    def keys(self) -> set[Key]:
+        return self._objects.of_server(self.server.name)
+
+    def hint(self, key: Key, reason: str, rank: Rank) -> None:
+        self._queue.put(self.server.name, Hint(key, reason, rank))
+
+    async def _take_turn(self) -> None:
+        """One session, or the attempt at one and the wait for the next."""
+        server = self.server
+        try:
+            if server.endpoint is None:
+                raise server.problem or Transient(Reason.SERVER_NOT_READY, "it cannot be connected to")
+            await attend(
+                server.endpoint,
+                self._objects.cluster,
+                may_install=server.may_install,
+                heard=self._heard,
+                work=self._work,
+            )
+        except PgRoleError as error:
+            self._fail(error)
+            await self._pause(error)
 
     def hint_all(self, reason: str, rank: Rank) -> None:
         for key in self._objects.of_server(self.server.name):
@@ -144,6 +181,7 @@ class Lane:
             level = logging.INFO if expected else logging.WARNING  # while we ran, somebody dropped it
             log.log(level, "schema pgrole was installed", extra={"server": self.server.name})
         self.connected, self.trouble, self._since = True, None, anyio.current_time()
+        self.session = session
         self.hint_all("connected", Rank.DEPENDENCY)
         await self._release_orphans(session)
         async with anyio.create_task_group() as tasks:
@@ -187,19 +225,19 @@ class Lane:
 
     async def _empty(self, finding: Finding, task: Disown) -> None:
         """Empties a role that shall be dropped; its key is visited again when that is done or the object changes."""
-        stored = finding.request.stored
+        stored, endpoint = finding.request.stored, self.server.endpoint
         try:
-            if stored is None:
+            if stored is None or endpoint is None:
                 return
             with self._objects.interrupted(stored):
                 async with self._emptying:
-                    self._objects.hand_over(stored.uid, await self._disown(task))
+                    self._objects.hand_over(stored.uid, await self._disown(endpoint, task))
         finally:
             self._queue.done(finding.key, After(0.0))
 
-    async def _disown(self, task: Disown) -> Emptied:
+    async def _disown(self, endpoint: Endpoint, task: Disown) -> Emptied:
         try:
-            await disown(self.server.endpoint, task)
+            await disown(endpoint, task)
         except PgRoleError as error:
             return Emptied(error)
         return Emptied()

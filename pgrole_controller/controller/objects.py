@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.server import DEFAULT_SERVER
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection import HASH
@@ -22,8 +23,6 @@ from pgrole_controller.core.sight import Ask
 from pgrole_controller.core.wanted import ask_of, proof_of
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored
-
-DEFAULT_SERVER = "default"
 
 
 def server_of(obj: dict[str, Any]) -> str:
@@ -212,6 +211,9 @@ class Objects:
     def naming_secrets(self) -> list[Key]:
         """The objects that name any Secret."""
         return [key for key, stored in list(self.store.items()) if any(_secrets_of(stored.object()))]
+
+    def in_namespace(self, namespace: str) -> list[Key]:
+        return [key for key, _ in self.store.items() if key.namespace == namespace]
 
     def of_server(self, server: str) -> set[Key]:
         """The objects that name this server."""

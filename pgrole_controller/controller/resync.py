@@ -1,4 +1,4 @@
-"""A look at every object once in a while, spread evenly, so that no lost hint lasts.
+"""A look at every object of a lane once in a while, spread evenly, so that no lost hint lasts.
 
 One timer for all of them: what it takes does not come in bursts, and a period has as many rounds whatever their number.
 """
@@ -8,21 +8,22 @@ from collections.abc import Callable
 
 import anyio
 
-from pgrole_controller.controller.sources import PgRoleSource
+from pgrole_controller.controller.lane import Lane
+from pgrole_controller.core.hint import Rank
 
-#: Into how many rounds a period is divided.
+#: Into how many rounds a period is divided, at most.
 ROUNDS = 360
 
 
-async def resync(period: float, source: PgRoleSource, draw: Callable[[], float]) -> None:
-    """Hints every object within `period` seconds, for ever. `draw` gives numbers in [0, 1): when it begins."""
-    store = source.objects.store
-    await store.synced.wait()
-    await anyio.sleep(draw() * period / ROUNDS)
+async def resync(lane: Lane, draw: Callable[[], float]) -> None:
+    """Hints every object within the period of its server, for ever. `draw` gives numbers in [0, 1): when it begins."""
+    await lane.synced()
+    await anyio.sleep(draw() * lane.server.resync_seconds / ROUNDS)
     while True:
-        keys = sorted(store.keys())
-        size = math.ceil(len(keys) / ROUNDS)
-        for start in range(ROUNDS):
+        period, keys = lane.server.resync_seconds, sorted(lane.keys())
+        rounds = min(max(len(keys), 1), ROUNDS)
+        size = math.ceil(len(keys) / rounds)
+        for start in range(rounds):
             for key in keys[start * size : (start + 1) * size]:
-                source.resync(key)
-            await anyio.sleep(period / ROUNDS)
+                lane.hint(key, "resync", Rank.RESYNC)
+            await anyio.sleep(period / rounds)

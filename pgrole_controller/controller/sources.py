@@ -1,5 +1,6 @@
 """What the API server says, turned into hints."""
 
+from collections.abc import Container
 from typing import Any
 
 import anyio
@@ -7,7 +8,7 @@ import anyio
 from pgrole_controller.controller.objects import Objects, asked_of, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.hint import Hint, Key, Rank
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.store import Change, Store, Stored
 
 #: The lane of the objects whose server nobody declared.
 NO_SERVER = ""
@@ -16,7 +17,7 @@ NO_SERVER = ""
 class PgRoleSource:
     """Hints the object that changed, and those that share a role with it. `servers` are the names that have a lane."""
 
-    def __init__(self, objects: Objects, queue: Queue, servers: frozenset[str]) -> None:
+    def __init__(self, objects: Objects, queue: Queue, servers: Container[object]) -> None:
         self.objects = objects
         self._queue = queue
         self._servers = servers
@@ -36,10 +37,10 @@ class PgRoleSource:
             self.objects.namespaces.forget(change.key.namespace)
             self.objects.forget_brought(change.old.uid)
 
-    def resync(self, key: Key) -> None:
-        server = self.objects.server_name(key)
-        if server is not None:
-            self.hint(server, Hint(key, "resync", Rank.RESYNC))
+    def hint_server(self, server: str) -> None:
+        """Every object of a server that got or lost its lane."""
+        for key in self.objects.of_server(server):
+            self.hint(server, Hint(key, "server", Rank.DEPENDENCY))
 
     def hint(self, server: str, hint: Hint) -> None:
         self._queue.put(server if server in self._servers else NO_SERVER, hint)
@@ -76,6 +77,26 @@ class SecretSource:
         server = self._pgroles.objects.server_name(key)
         if server is not None:
             self._pgroles.hint(server, Hint(key, "secret", Rank.CHANGE))
+
+
+class NamespaceSource:
+    """Hints the objects of a namespace whose labels changed: a server's policy may choose by them."""
+
+    def __init__(self, pgroles: PgRoleSource, objects: Objects) -> None:
+        self._pgroles = pgroles
+        self._objects = objects
+
+    def changed(self, change: Change) -> None:
+        if change.old is None or change.new is None or _labels(change.old) == _labels(change.new):
+            return
+        for key in self._objects.in_namespace(change.key.name):
+            server = self._objects.server_name(key)
+            if server is not None:
+                self._pgroles.hint(server, Hint(key, "namespace", Rank.DEPENDENCY))
+
+
+def _labels(stored: Stored) -> tuple[str, Any]:
+    return stored.uid, stored.object()["metadata"].get("labels")
 
 
 def _is_status_only(change: Change) -> bool:

@@ -32,7 +32,7 @@ def build_status(
     """The whole status. `previous` is the status that the object has; what is not known anew is kept from it."""
     status: dict[str, Any] = {
         "observedGeneration": generation,
-        "conditions": _conditions(previous.get("conditions", ()), outcome, generation, now),
+        "conditions": build_conditions(previous.get("conditions", ()), outcome, generation, now),
     }
     claim = standing.claim
     kept = ("role", "server", "lastDrift", "driftCount")
@@ -65,7 +65,7 @@ def _reported_drift(previous: Mapping[str, Any] | None, fields: Sequence[str], n
     return {"time": rfc3339(now), "fields": list(fields), "corrected": False}
 
 
-def _conditions(
+def build_conditions(
     previous: Sequence[Condition], outcome: Outcome, generation: int, now: datetime
 ) -> list[dict[str, Any]]:
     states = {"Ready": outcome.ready}

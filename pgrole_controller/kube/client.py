@@ -17,12 +17,14 @@ from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable
 from pgrole_controller.kube.lines import LIMIT, LineSplitter
-from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, SECRETS, Resource
+from pgrole_controller.kube.resource import CONFIGMAPS, EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Resource
 
 __all__ = [
+    "CONFIGMAPS",
     "EVENTS",
     "NAMESPACES",
     "PGROLES",
+    "PGSERVERS",
     "SECRETS",
     "ApiError",
     "Client",

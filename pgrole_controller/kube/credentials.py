@@ -101,6 +101,12 @@ async def _load_files(files: str, context: str | None) -> Credentials:
     return _renewing(configuration, files, load_again, renew)
 
 
+def in_cluster_namespace() -> str | None:
+    """The namespace of the pod that this runs in; None outside of a cluster."""
+    file = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
+    return file.read_text(encoding="utf-8").strip() or None if file.is_file() else None
+
+
 def _load_in_cluster() -> Credentials:
     configuration = Configuration()
     loader = InClusterConfigLoader(

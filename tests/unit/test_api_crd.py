@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from pgrole_controller import resources
-from pgrole_controller.api.crd import crd, files, render
+from pgrole_controller.api.crd import DEFINITIONS, PGSERVER, crd, files, render
 from pgrole_controller.core.role import FIELD_NAMES
 
 _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
@@ -18,8 +18,9 @@ def test_committed_crds_are_what_the_models_make() -> None:
 
 
 def test_rendered_text_says_where_it_comes_from_and_reads_back_as_the_crd() -> None:
-    assert render().startswith(_HEADER)
-    assert yaml.safe_load(render()) == crd()
+    for definition in DEFINITIONS:
+        assert render(definition).startswith(_HEADER)
+        assert yaml.safe_load(render(definition)) == crd(definition)
 
 
 def test_every_field_has_a_description() -> None:
@@ -70,7 +71,7 @@ def test_schema_holds_only_what_kubernetes_knows() -> None:
 def test_every_rule_has_a_message_and_a_reason() -> None:
     rules = [rule for _, schema in _fields() for rule in schema.get("x-kubernetes-validations", ())]
     rules += _root()["x-kubernetes-validations"]
-    assert len(rules) == 23
+    assert len(rules) == 27
     assert all(rule["message"] and rule["reason"] for rule in rules)
 
 
@@ -125,14 +126,23 @@ def test_kubectl_get_shows_role_server_ready_reason_drifts_and_age() -> None:
     assert crd()["spec"]["names"]["shortNames"] == ["pgr"]
 
 
+def test_kubectl_get_pgs_shows_version_mode_declared_ready_and_age() -> None:
+    columns = [column["name"] for column in crd(PGSERVER)["spec"]["versions"][0]["additionalPrinterColumns"]]
+    assert columns == ["Version", "Mode", "Declared", "Ready", "Age"]
+    assert crd(PGSERVER)["spec"]["names"]["shortNames"] == ["pgs"]
+    assert crd(PGSERVER)["spec"]["scope"] == "Cluster"
+
+
 def _root() -> dict[str, Any]:
     root: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return root
 
 
 def _fields() -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, schema in _root()["properties"].items():
-        yield from _walk(name, schema)
+    for definition in DEFINITIONS:
+        root = crd(definition)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        for name, schema in root["properties"].items():
+            yield from _walk(name, schema)
 
 
 def _walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

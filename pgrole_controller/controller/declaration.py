@@ -1,0 +1,143 @@
+"""From a PgServer to what a lane connects with: its credentials and CA are read from the controller's own namespace.
+
+A PgServer names no other namespace: else whoever may write one could send any Secret to any host.
+"""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from pgrole_controller.api.password import read_duration
+from pgrole_controller.api.pgserver import CaRef, PgServer, ServerConnection
+from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.connection import Address
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.hint import Key
+from pgrole_controller.kube.client import CONFIGMAPS, Client
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.secrets import read_secret
+from pgrole_controller.kube.store import Stored
+from pgrole_controller.postgres.connection import Endpoint
+
+_CREDENTIALS = ("username", "password")
+
+
+async def read_declaration(
+    client: Client, stored: Stored, own_namespace: str, forbidden_metadata: tuple[str, ...]
+) -> DeclaredServer:
+    """Never raises: what is wrong with it is in the result."""
+    obj = stored.object()
+    try:
+        server = PgServer.model_validate(obj)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()[:5]
+        )
+        return _unusable(stored, Refused(Reason.INVALID_SPEC, problems))
+    declared = _declare(stored, obj, server, forbidden_metadata)
+    try:
+        endpoint = await _read_endpoint(client, server.spec.connection, own_namespace)
+    except PgRoleError as error:
+        return _with(declared, None, error)
+    except (ApiError, Unreachable, BadStream) as error:
+        return _with(declared, None, Transient(Reason.SERVER_NOT_READY, f"spec.connection cannot be read: {error}"))
+    return _with(declared, endpoint, None)
+
+
+def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """The names of the Secrets and of the ConfigMaps that a PgServer's connection is made from."""
+    connection = obj.get("spec", {}).get("connection") or {}
+    credentials, ca = connection.get("credentialsSecretRef") or {}, connection.get("caRef") or {}
+    secrets = {str(credentials.get("name"))}
+    config_maps: set[str] = set()
+    if ca:
+        (secrets if ca.get("kind") == "Secret" else config_maps).add(str(ca.get("name")))
+    return secrets, config_maps
+
+
+def _unusable(stored: Stored, problem: PgRoleError) -> DeclaredServer:
+    return DeclaredServer(stored.key.name, None, Allowance(), Address("", 5432, "", ""), problem=problem)
+
+
+def _declare(
+    stored: Stored, obj: dict[str, Any], server: PgServer, forbidden_metadata: tuple[str, ...]
+) -> DeclaredServer:
+    spec = server.spec
+    connection, allow = spec.connection, spec.allow
+    return DeclaredServer(
+        name=stored.key.name,
+        endpoint=None,
+        allowance=Allowance(
+            namespaces=tuple(allow.namespaces.match_names),
+            labels=tuple(sorted(allow.namespaces.match_labels.items())),
+            role_names=tuple(allow.role_names),
+            attributes=frozenset(allow.attributes),
+            member_of=tuple(allow.member_of),
+            parameters=frozenset(name.lower() for name in allow.parameters),
+            reassign_to=tuple(allow.reassign_to),
+            adopt=allow.adopt,
+            drop=allow.drop,
+            protected=tuple(spec.protected_roles),
+            forbidden_metadata=forbidden_metadata,
+        ),
+        address=Address(connection.hosts[0], connection.port, connection.database, connection.ssl_mode),
+        may_install=spec.install,
+        resync_seconds=read_duration(spec.resync_interval).total_seconds(),
+        age=(str(obj["metadata"].get("creationTimestamp") or ""), stored.uid),
+    )
+
+
+def _with(declared: DeclaredServer, endpoint: Endpoint | None, problem: PgRoleError | None) -> DeclaredServer:
+    return replace(declared, endpoint=endpoint, problem=problem)
+
+
+async def _read_endpoint(client: Client, connection: ServerConnection, own_namespace: str) -> Endpoint:
+    """Raises Waiting for a Secret or ConfigMap that is not there, or has not what it should have."""
+    name = connection.credentials_secret_ref.name
+    which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {own_namespace}'
+    secret = await read_secret(client, Key(own_namespace, name))
+    if secret is None:
+        raise Waiting(Reason.SERVER_NOT_READY, f"{which} is not there")
+    user, password = (_decode(which, secret.data, key) for key in _CREDENTIALS)
+    return Endpoint.of(
+        hosts=tuple(connection.hosts),
+        port=connection.port,
+        database=connection.database,
+        user=user,
+        password=password,
+        sslmode=connection.ssl_mode,
+        ca=await _read_ca(client, connection.ca_ref, own_namespace) if connection.ca_ref else None,
+    )
+
+
+async def _read_ca(client: Client, reference: CaRef, own_namespace: str) -> str:
+    which = f'spec.connection.caRef: {reference.kind} "{reference.name}" in namespace {own_namespace}'
+    if reference.kind == "Secret":
+        secret = await read_secret(client, Key(own_namespace, reference.name))
+        if secret is None:
+            raise Waiting(Reason.SERVER_NOT_READY, f"{which} is not there")
+        return _decode(which, secret.data, reference.key)
+    try:
+        answer = await client.request("GET", CONFIGMAPS.path(own_namespace, reference.name))
+    except ApiError as error:
+        if error.status == 404:
+            raise Waiting(Reason.SERVER_NOT_READY, f"{which} is not there") from error
+        raise
+    text = (json.loads(answer).get("data") or {}).get(reference.key)
+    if not isinstance(text, str) or not text.strip():
+        raise Waiting(Reason.SERVER_NOT_READY, f'{which} has no key "{reference.key}"')
+    return text
+
+
+def _decode(which: str, data: Any, key: str) -> str:  # noqa: ANN401 -- a mapping of bytes
+    value = data.get(key)
+    if not value:
+        raise Waiting(Reason.SERVER_NOT_READY, f'{which} has no key "{key}", or it is empty')
+    try:
+        text: str = value.decode()
+    except UnicodeDecodeError:
+        raise Waiting(Reason.SERVER_NOT_READY, f'{which}: key "{key}" is not text in UTF-8') from None
+    return text

@@ -1,0 +1,114 @@
+"""Writes the status of the PgServers, and keeps one that PgRoles still name from going."""
+
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+
+from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.objects import Objects
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.outcome import Ending, Outcome, of_error
+from pgrole_controller.core.report import build_conditions
+from pgrole_controller.kube.client import PGSERVERS, Client
+from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.finalizers import apply_finalizer
+from pgrole_controller.kube.status import apply_status, unchanged
+from pgrole_controller.kube.store import Store, Stored
+
+log = logging.getLogger(__name__)
+
+FINALIZER = "pgrole.dev/in-use"
+
+#: The counts of roles are written at most this often, in seconds; what else changed within one.
+COUNT_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+
+
+class ServerReporter:
+    def __init__(self, client: Client, store: Store, lanes: Iterable[Lane], objects: Objects) -> None:
+        self._client = client
+        self._store = store
+        self._lanes = lanes
+        self._objects = objects
+        self._counted_at: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._store.answered.wait()
+        await self._objects.store.synced.wait()
+        while True:
+            for lane in list(self._lanes):
+                stored = self._store.get(Key("", lane.server.name))
+                if stored is not None:
+                    await self._report(lane, stored)
+            await anyio.sleep(LOOK_SECONDS)
+
+    async def _report(self, lane: Lane, stored: Stored) -> None:
+        try:
+            if not await self._hold(stored):
+                return
+            await self._write(lane, self._store.get(stored.key) or stored)
+        except (ApiError, Unreachable) as error:
+            if not isinstance(error, ApiError) or error.status not in (404, 409):
+                log.warning("PgServer not written", extra={"server": lane.server.name, "error": str(error)})
+
+    async def _hold(self, stored: Stored) -> bool:
+        """Sets the finalizer, or takes it off one that is to go and that nobody names. False: there is no more to say."""
+        metadata = stored.object()["metadata"]
+        terminating = metadata.get("deletionTimestamp") is not None
+        held = FINALIZER in (metadata.get("finalizers") or ())
+        named, _ = self._objects.count(stored.key.name)
+        wanted = not terminating or named > 0
+        if held == wanted or (terminating and not held):
+            return True
+        written = await apply_finalizer(self._client, PGSERVERS, stored, wanted, finalizer=FINALIZER)
+        if written is not None:
+            self._store.put(written)
+        return wanted
+
+    async def _write(self, lane: Lane, stored: Stored) -> None:
+        obj = stored.object()
+        previous = obj.get("status") or {}
+        status = self._status(lane, obj, previous)
+        if unchanged(previous, status):
+            return
+        self._store.put(await apply_status(self._client, PGSERVERS, stored, status))
+
+    def _status(self, lane: Lane, obj: dict[str, Any], previous: dict[str, Any]) -> dict[str, Any]:
+        generation, now = obj["metadata"]["generation"], datetime.now(UTC)
+        conditions = build_conditions(previous.get("conditions", ()), _outcome(lane), generation, now)
+        status: dict[str, Any] = {"observedGeneration": generation, "conditions": conditions}
+        for name in ("version", "systemIdentifier", "detection"):
+            if name in previous:
+                status[name] = previous[name]
+        session = lane.session
+        if session is not None:
+            status["version"] = session.identity.version
+            status["systemIdentifier"] = str(session.identity.system_identifier)
+            status["detection"] = {
+                "mode": "Watch",
+                "passwords": session.identity.sees_passwords,
+                "claims": "Database",
+            }
+        status["roles"] = self._count(lane.server.name, previous.get("roles"))
+        return status
+
+    def _count(self, name: str, before: dict[str, int] | None) -> dict[str, int]:
+        declared, ready = self._objects.count(name)
+        now = anyio.current_time()
+        if before is not None and now - self._counted_at.get(name, -COUNT_SECONDS) < COUNT_SECONDS:
+            return before
+        self._counted_at[name] = now
+        return {"declared": declared, "ready": ready}
+
+
+def _outcome(lane: Lane) -> Outcome:
+    if lane.connected:
+        return Outcome(Ending.DONE, Reason.RECONCILED, "connected, and changes of its roles are noticed")
+    if lane.trouble is not None:
+        return of_error(lane.trouble)
+    return Outcome(Ending.WORKING, Reason.PROGRESSING, "being connected to")

@@ -1,0 +1,172 @@
+"""The servers and their lanes: one lane for each PgServer, and one for PGROLE_DSN where no PgServer is named default.
+
+Guarantees: servers are added, changed and removed while the controller runs; what one of them does delays no other;
+credentials are read anew when their Secret changes, and nothing that happened meanwhile is lost, since a lane that
+connects looks at everything.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pgrole_controller.controller.declaration import names_secrets, read_declaration
+from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.resync import resync
+from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
+from pgrole_controller.core.hint import Key
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.store import Change, Store
+
+log = logging.getLogger(__name__)
+
+#: After a declaration that could not be read, in seconds.
+AGAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is followed of the API server for the servers: PgServers, and metadata in the controller's own namespace."""
+
+    pgservers: Store
+    secrets: Store
+    config_maps: Store
+    own_namespace: str
+
+
+@dataclass(slots=True)
+class _Running:
+    lane: Lane
+    scope: anyio.CancelScope
+    ended: anyio.Event
+
+
+class Servers:
+    def __init__(
+        self,
+        client: Client,
+        observed: Observed,
+        implied: DeclaredServer | None,
+        forbidden_metadata: tuple[str, ...],
+        make_lane: Callable[[DeclaredServer], Lane],
+        moved: Callable[[str], None],
+    ) -> None:
+        """`implied` is the server of PGROLE_DSN. `moved` is called with the name of a server that got or lost its lane:
+        its objects are to be hinted anew.
+        """
+        self._client = client
+        self._observed = observed
+        self._implied = implied
+        self._forbidden_metadata = forbidden_metadata
+        self._make_lane = make_lane
+        self._moved = moved
+        self._running: dict[str, _Running] = {}
+        self._read: dict[str, tuple[object, DeclaredServer]] = {}
+        self._changed = anyio.Event()
+        self.settled = False  # every server that is declared has its lane
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a lane for a server of this name."""
+        return name in self._running
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter([running.lane for running in self._running.values()])
+
+    def changed(self, change: Change) -> None:
+        """A PgServer, or anything in the controller's own namespace, changed."""
+        named = any(change.key.name in names for names in self._names())
+        if not change.key.namespace or named:
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled, with every lane in it."""
+        await self._observed.pgservers.answered.wait()
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._changed = anyio.Event()
+                again = await self._update(tasks)
+                self.settled = True
+                with anyio.move_on_after(AGAIN_SECONDS if again else float("inf")):
+                    await self._changed.wait()
+
+    async def _update(self, tasks: TaskGroup) -> bool:
+        """Brings the lanes in line with what is declared. True when something could not be read."""
+        declared = [await self._declare(name) for name in self._declared_names()]
+        if self._implied is not None and DEFAULT_SERVER not in {one.name for one in declared}:
+            declared.append(self._implied)
+        for name in self._running.keys() - {one.name for one in declared}:
+            await self._stop(name)
+        for one in declared:
+            running = self._running.get(one.name)
+            if running is None:
+                self._start(one, tasks)
+            else:
+                running.lane.declare(one)
+        return any(one.problem is not None for one in declared)
+
+    def _declared_names(self) -> list[str]:
+        return sorted(key.name for key, _ in self._observed.pgservers.items())
+
+    async def _declare(self, name: str) -> DeclaredServer:
+        """As it was read, unless what it is made from has another version by now, or could not be used."""
+        version = self._version(name)
+        known = self._read.get(name)
+        if known is not None and known[0] == version and known[1].problem is None:
+            return known[1]
+        return await self._read_anew(name, version)
+
+    async def _read_anew(self, name: str, version: object) -> DeclaredServer:
+        stored = self._observed.pgservers.get(Key("", name))
+        if stored is None:
+            raise AssertionError(f"PgServer {name} went without a pause")
+        own, forbidden = self._observed.own_namespace, self._forbidden_metadata
+        declared = await read_declaration(self._client, stored, own, forbidden)
+        self._read[name] = (version, declared)
+        return declared
+
+    def _version(self, name: str) -> object:
+        """Changes with whatever the declaration is made from."""
+        stored = self._observed.pgservers.get(Key("", name))
+        if stored is None:
+            return None
+        obj = stored.object()
+        secrets, config_maps = names_secrets(obj)
+        own = self._observed.own_namespace
+        parts = [(self._observed.secrets, one) for one in sorted(secrets)]
+        parts += [(self._observed.config_maps, one) for one in sorted(config_maps)]
+        found = [store.get(Key(own, one)) for store, one in parts]
+        return stored.uid, obj["metadata"].get("generation"), tuple(one and one.resource_version for one in found)
+
+    def _names(self) -> Iterator[set[str]]:
+        """The names of what the declarations are made from."""
+        for _, stored in list(self._observed.pgservers.items()):
+            yield from names_secrets(stored.object())
+
+    def _start(self, declared: DeclaredServer, tasks: TaskGroup) -> None:
+        log.info("server is declared", extra={"server": declared.name})
+        running = _Running(self._make_lane(declared), anyio.CancelScope(), anyio.Event())
+        self._running[declared.name] = running
+        tasks.start_soon(self._run, running)
+        self._moved(declared.name)
+
+    async def _stop(self, name: str) -> None:
+        """Its objects are told that the server is gone."""
+        log.info("server is not declared any more", extra={"server": name})
+        running = self._running.pop(name)
+        self._read.pop(name, None)
+        running.scope.cancel()
+        await running.ended.wait()
+        self._moved(name)
+
+    async def _run(self, running: _Running) -> None:
+        try:
+            with running.scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(resync, running.lane, random.random)
+                    await running.lane.run()
+                    tasks.cancel_scope.cancel()
+        finally:
+            running.ended.set()
