@@ -6,6 +6,10 @@ from pgrole_controller.core.policy import Policy, check_holds
 from pgrole_controller.core.role import Found
 from pgrole_controller.core.sight import Ask, Server, Sight
 
+#: The namespace uid of a claim that an administrator transferred: any namespace of that name, once. The object that
+#: takes the claim writes the uid of its own.
+ANY_NAMESPACE = ""
+
 
 def check_held(sight: Sight) -> None:
     """A name can be taken from another object's role by renaming it; the role stays that object's."""
@@ -37,13 +41,10 @@ def find_own_claim(ask: Ask, sight: Sight, server: Server) -> Claim | None:
     raise Refused(Reason.CONFLICT, f'role "{claim.role_name}" is claimed by PgRole {claim.owner}')
 
 
-def _same_place(one: Owner, other: Owner) -> bool:
-    return (one.cluster, one.namespace, one.namespace_uid, one.object) == (
-        other.cluster,
-        other.namespace,
-        other.namespace_uid,
-        other.object,
-    )
+def _same_place(claimed: Owner, asking: Owner) -> bool:
+    if claimed.namespace_uid not in (asking.namespace_uid, ANY_NAMESPACE):
+        return False
+    return (claimed.cluster, claimed.namespace, claimed.object) == (asking.cluster, asking.namespace, asking.object)
 
 
 def _proven(ask: Ask, sight: Sight, server: Server) -> Claim | None:

@@ -1,0 +1,149 @@
+"""What `claims` does: shows what it is about, asks, and changes just that."""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import anyio
+
+from pgrole_controller.claims.listing import as_json, as_table
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.postgres.claims import (
+    Listed,
+    Selection,
+    claims_of,
+    forget,
+    list_claims,
+    release,
+    transfer,
+)
+from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.settings import WrongSetting, verifies_by_default
+
+DONE = 0
+FAILED = 1
+
+
+def run(options: argparse.Namespace, dsn: str) -> int:
+    """The exit code. Raises WrongSetting where it would have to ask and nobody can answer."""
+    endpoint = Endpoint(dsn, ssl="verify-full" if verifies_by_default(dsn) else None)
+    try:
+        if options.deed == "list":
+            return _show(options, endpoint)
+        return _change(options, endpoint)
+    except PgRoleError as error:
+        print(f"pgrole-controller: {error.message}", file=sys.stderr)  # noqa: T201
+        return FAILED
+
+
+def _show(options: argparse.Namespace, endpoint: Endpoint) -> int:
+    selection = Selection(options.cluster, options.namespace, options.role, True if options.released else None)
+    claims = anyio.run(_read, endpoint, selection)
+    sys.stdout.write(as_json(claims) if options.output == "json" else as_table(claims))
+    return DONE
+
+
+def _change(options: argparse.Namespace, endpoint: Endpoint) -> int:
+    """No connection is held while somebody thinks: what is changed is compared with what was shown."""
+    selection = _selection(options)
+    everything = anyio.run(_read, endpoint, Selection())
+    shown = [one for one in everything if _is_selected(one, selection)]
+    if not shown:
+        print(f"nothing to do: {_what_there_is(everything)}")  # noqa: T201
+        return DONE
+    sys.stdout.write(f"{as_table(shown)}\n{_intent(options, shown, everything)}\n")
+    sys.stdout.flush()
+    if not options.yes and not _is_agreed():
+        print("nothing was changed", file=sys.stderr)  # noqa: T201
+        return FAILED
+    anyio.run(_carry_out, options, endpoint, selection, shown)
+    print(f"done: {_count(shown)}")  # noqa: T201
+    return DONE
+
+
+def _selection(options: argparse.Namespace) -> Selection:
+    if options.deed == "transfer":
+        # Under the same id nothing changes for what stays with its very namespace.
+        held_only = options.source == options.target and not options.with_released
+        return Selection(options.source, options.namespace, released=False if held_only else None)
+    return Selection(options.cluster, options.namespace, options.role, released=options.forget)
+
+
+def _is_selected(one: Listed, selection: Selection) -> bool:
+    """As sql/claims/list.sql."""
+    claim = one.claim
+    return (
+        selection.cluster in (None, claim.owner.cluster)
+        and selection.namespace in (None, claim.owner.namespace)
+        and selection.role in (None, claim.role_name)
+        and selection.released in (None, claim.released)
+    )
+
+
+def _intent(options: argparse.Namespace, shown: Sequence[Listed], everything: Sequence[Listed]) -> str:
+    """What will be done, for a person to agree to."""
+    if options.deed == "transfer":
+        return _transfer_intent(options, shown, everything)
+    if options.forget:
+        return f"to be forgotten: {_count(shown)}. Nobody takes these roles back any more; they can be adopted."
+    return (
+        f"to be released: {_count(shown)}. The roles stay as they are and can be adopted. "
+        f"An object that is still there, not suspended and looked after by a controller takes its role back at once."
+    )
+
+
+def _transfer_intent(options: argparse.Namespace, shown: Sequence[Listed], everything: Sequence[Listed]) -> str:
+    kept = 0 if options.with_released else sum(one.claim.released for one in shown)
+    lines = [f"to be transferred to cluster {options.target}: {_count(shown)}."]
+    if kept < len(shown):
+        lines.append("Each goes to the object of the same namespace and name there, whatever its uid, and to no other.")
+    if kept:
+        lines.append(
+            f"{kept} of them, released: taken back only in the very same namespace, by uid (--with-released: any)."
+        )
+    if not any(one.claim.owner.cluster == options.target for one in everything):
+        lines.append(
+            f"No claim is of cluster {options.target} yet: make sure that this is the --cluster-id of its controller, "
+            f"or the uid of namespace kube-system there."
+        )
+    return "\n".join(lines)
+
+
+def _is_agreed() -> bool:
+    if not sys.stdin.isatty():
+        raise WrongSetting("there is no terminal to ask on, nothing was changed: give --yes")
+    try:
+        return input("go on? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _what_there_is(everything: Sequence[Listed]) -> str:
+    if not everything:
+        return "this database has no claims"
+    held = Counter(one.claim.owner.cluster for one in everything if not one.claim.released)
+    released = Counter(one.claim.owner.cluster for one in everything if one.claim.released)
+    clusters = (f"{name} (held: {held[name]}, released: {released[name]})" for name in sorted({*held, *released}))
+    return f"no claim is such; there are those of cluster {', '.join(clusters)}"
+
+
+def _count(claims: Sequence[Listed]) -> str:
+    return "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
+
+
+async def _read(endpoint: Endpoint, selection: Selection) -> list[Listed]:
+    async with claims_of(endpoint) as connection:
+        return await list_claims(connection, selection)
+
+
+async def _carry_out(
+    options: argparse.Namespace, endpoint: Endpoint, selection: Selection, shown: Sequence[Listed]
+) -> None:
+    async with claims_of(endpoint) as connection:
+        if options.deed == "transfer":
+            await transfer(connection, selection, shown, options.target, with_released=options.with_released)
+        elif options.forget:
+            await forget(connection, selection, shown)
+        else:
+            await release(connection, selection, shown)

@@ -1,0 +1,170 @@
+"""The claims of a server as an administrator sees and changes them: listed, released, forgotten, transferred.
+
+Every change is one transaction that takes its turn with the controllers, finds the very claims that were shown before,
+and changes all of them or none. The triggers on the claims tell the controllers at once.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+
+import anyio
+import asyncpg
+
+from pgrole_controller import resources
+from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.ownership import ANY_NAMESPACE
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
+from pgrole_controller.postgres.inspect import identify
+from pgrole_controller.postgres.privilege import explain_access, is_lacking
+
+#: For one change with all that it waits for.
+CHANGE_SECONDS = 30.0
+
+
+class Whereabouts(StrEnum):
+    """What became of the role of a claim; sql/claims/list.sql has the definitions."""
+
+    THERE = "there"
+    RENAMED = "renamed"
+    REPLACED = "replaced"
+    GONE = "gone"
+    UNPROVEN = "unproven"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which claims; None: any."""
+
+    cluster: str | None = None
+    namespace: str | None = None
+    role: str | None = None
+    released: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One claim as it was read. `seen_as` is the name of a role that was renamed, else empty."""
+
+    claim: Claim
+    released_at: datetime | None
+    role: Whereabouts
+    seen_as: str = ""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether any namespace of that name may take it: it was transferred, and no object has taken it yet."""
+        return self.claim.owner.namespace_uid == ANY_NAMESPACE
+
+    @property
+    def holder(self) -> tuple[str, int, int, Owner, datetime | None]:
+        """What must not have changed between showing a claim and changing it."""
+        claim = self.claim
+        return (claim.role_name, claim.role_oid, claim.system_identifier, claim.owner, self.released_at)
+
+
+class ChangedMeanwhile(PgRoleError):
+    """Other claims are there than were shown; nothing was changed."""
+
+
+@asynccontextmanager
+async def claims_of(endpoint: Endpoint) -> AsyncIterator[Connection]:
+    """A connection to the home database of a server. What fails in it names the grant, where one is missing.
+
+    Raises PgRoleError.
+    """
+    async with connect(endpoint, "claims") as connection:
+        try:
+            await identify(connection)
+            yield connection
+        except PgRoleError as error:
+            if not is_lacking(error) or connection.is_closed():
+                raise
+            raise await explain_access(connection, error) from error
+
+
+async def list_claims(connection: Connection, selection: Selection) -> list[Listed]:
+    """In the order of cluster, namespace, object and role. Raises PgRoleError."""
+    with speaking(), anyio.fail_after(CHANGE_SECONDS, shield=True):
+        async with connection.transaction(readonly=True):
+            await connection.execute(queries.inspect("guard"))
+            return await _list(connection, selection)
+
+
+async def release(connection: Connection, selection: Selection, shown: Sequence[Listed]) -> None:
+    """The claims that were shown are held by nobody any more. Raises PgRoleError, then nothing was changed."""
+    async with _changing(connection, selection, shown) as names:
+        _expect(await connection.execute(_sql("release"), names), len(names))
+
+
+async def forget(connection: Connection, selection: Selection, shown: Sequence[Listed]) -> None:
+    """Deletes the claims that were shown, all of them released before. Raises PgRoleError, then nothing was changed."""
+    async with _changing(connection, selection, shown) as names:
+        _expect(await connection.execute(_sql("forget"), names), len(names))
+
+
+async def transfer(
+    connection: Connection, selection: Selection, shown: Sequence[Listed], cluster: str, *, with_released: bool
+) -> None:
+    """The claims that were shown are another cluster's: its objects of the same namespace and name take them.
+
+    Those of roles that were retained stay with the very namespace that they are of, unless `with_released`. Raises
+    PgRoleError, then nothing was changed.
+    """
+    for_any = [one.claim.role_name for one in shown if with_released or one.released_at is None]
+    async with _changing(connection, selection, shown) as names:
+        _expect(await connection.execute(_sql("transfer"), names, for_any, cluster), len(names))
+
+
+@asynccontextmanager
+async def _changing(connection: Connection, selection: Selection, shown: Sequence[Listed]) -> AsyncIterator[list[str]]:
+    """The names of the roles whose claims are changed in here, which are still those that were shown."""
+    with speaking(), anyio.fail_after(CHANGE_SECONDS, shield=True):
+        async with connection.transaction():
+            await connection.execute(queries.inspect("guard"))
+            await connection.execute("SELECT pgrole.take_turn()")
+            now = await _list(connection, selection)
+            if [one.holder for one in now] != [one.holder for one in shown]:
+                raise ChangedMeanwhile(
+                    Reason.PROGRESSING, "the claims changed since they were shown, nothing was done: look at them again"
+                )
+            yield [one.claim.role_name for one in shown]
+
+
+def _expect(tag: str, count: int) -> None:
+    """Raises Transient, which undoes it, when not all rows were changed: somebody's trigger or rule is in the way."""
+    if tag.rpartition(" ")[2] != str(count):
+        raise Transient(Reason.DATABASE_ERROR, f"{count} claims were to be changed, but PostgreSQL says {tag!r}")
+
+
+async def _list(connection: Connection, selection: Selection) -> list[Listed]:
+    rows = await connection.fetch(
+        _sql("list"), selection.cluster, selection.namespace, selection.role, selection.released
+    )
+    return [_listed(row) for row in rows]
+
+
+def _listed(row: asyncpg.Record) -> Listed:
+    claim = Claim(
+        role_name=row["role_name"],
+        role_oid=row["role_oid"],
+        system_identifier=row["system_identifier"],
+        owner=Owner(row["cluster"], row["namespace"], row["namespace_uid"], row["object"], row["object_uid"]),
+        applied=row["applied"],
+        drift_count=row["drift_count"],
+        last_drift_at=row["last_drift_at"],
+        last_drift_fields=tuple(row["last_drift_fields"] or ()),
+        released=row["released_at"] is not None,
+    )
+    seen_as = (row["seen_as"] or b"").decode(errors="surrogateescape")
+    return Listed(claim, row["released_at"], Whereabouts(row["role"]), seen_as)
+
+
+@cache
+def _sql(name: str) -> str:
+    return resources.text("sql", "claims", f"{name}.sql")

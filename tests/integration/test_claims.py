@@ -1,0 +1,426 @@
+"""`pgrole-controller claims` as its own process, against the claims of a real database."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.claims import Selection, list_claims, release
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.install import install
+from tests.integration.sql_support import Ear, listening, role_oid
+from tests.servers import Servers
+
+PASSWORD = "hunter2"
+
+#: role, cluster, namespace, namespace uid, object, applied, drifts, released
+CLAIMS = [
+    ("a1", "lost", "shop", "ns-1", "one", "sha256:x", 3, False),
+    ("a2", "lost", "shop", "ns-1", "two", "", 0, False),
+    ("a3", "lost", "bank", "ns-2", "three", "sha256:z", 0, True),
+    ("b1", "kept", "shop", "ns-9", "one", "sha256:y", 0, False),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The command against a server, and a superuser in its home database."""
+
+    server: PostgresServer
+    home: Connection
+
+    async def run(self, *arguments: str, **environment: str | None) -> Answer:
+        """The command without a terminal."""
+        return await anyio.to_thread.run_sync(partial(_run, self.server.dsn(), arguments, environment))
+
+    async def listed(self, *arguments: str) -> dict[str, dict[str, Any]]:
+        """What `claims list` says, by role."""
+        answer = await self.run("list", "--output", "json", *arguments)
+        assert answer.code == 0, answer.err
+        return {one["role"]: one for one in json.loads(answer.out)}
+
+    async def claims(self) -> dict[str, tuple[str, str, bool]]:
+        """Cluster, namespace uid and whether it is released, by role."""
+        rows = await self.home.fetch("SELECT role_name, cluster, namespace_uid, released_at FROM pgrole.claim")
+        return {row[0]: (row[1], row[2], row[3] is not None) for row in rows}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def trial(server: PostgresServer) -> AsyncIterator[Trial]:
+    """Schema pgrole is new and holds CLAIMS, each with its role."""
+    connection = await asyncpg.connect(server.dsn())
+    try:
+        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+        await install(connection)
+        for role, cluster, namespace, uid, name, applied, drifts, released in CLAIMS:
+            await connection.execute(f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role}")
+            await connection.execute(
+                "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid,"
+                " object, object_uid, applied, drift_count, last_drift_at, last_drift_fields, released_at,"
+                " password_digest)"
+                " SELECT $1, $2, s.system_identifier, $3, $4, $5, $6, 'uid of ' || $1::text, $7, $8,"
+                " CASE WHEN $8::bigint > 0 THEN timestamptz '2026-11-21 12:00:00Z' END, ARRAY['login'],"
+                " CASE WHEN $9::boolean THEN timestamptz '2026-11-20 12:00:00Z' END, 'sha256:of a verifier'"
+                " FROM pg_control_system() AS s",
+                *(role, await role_oid(connection, role), cluster, namespace, uid, name, applied, drifts, released),
+            )
+        yield Trial(server, connection)
+    finally:
+        await connection.close()
+
+
+def _run(dsn: str, arguments: tuple[str, ...], environment: Mapping[str, str | None]) -> Answer:
+    ended = subprocess.run(
+        [sys.executable, "-m", "pgrole_controller", "claims", *arguments],
+        env=_environment(dsn, environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return Answer(ended.returncode, ended.stdout, ended.stderr)
+
+
+def _environment(dsn: str, more: Mapping[str, str | None]) -> dict[str, str]:
+    given = {**os.environ, "PGROLE_DSN": dsn, **more}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+async def run_on_terminal(dsn: str, answer: str, *arguments: str) -> Answer:
+    """The command on a terminal, where somebody types the answer."""
+    return await anyio.to_thread.run_sync(partial(_run_on_terminal, dsn, answer, arguments))
+
+
+def _run_on_terminal(dsn: str, answer: str, arguments: tuple[str, ...]) -> Answer:
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, answer.encode())  # kept by the terminal until it is read
+        ended = subprocess.run(
+            [sys.executable, "-m", "pgrole_controller", "claims", *arguments],
+            env=_environment(dsn, {}),
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return Answer(ended.returncode, ended.stdout, ended.stderr)
+
+
+BEFORE = {role: (cluster, uid, released) for role, cluster, _, uid, _, _, _, released in CLAIMS}
+
+
+class TestList:
+    async def test_every_claim_is_a_row_with_what_is_known_of_it(self, trial: Trial) -> None:
+        answer = await trial.run("list")
+        assert (answer.code, answer.err) == (0, "")
+        heading, *rows = answer.out.splitlines()
+        assert heading.split() == [
+            "ROLE",
+            "IN",
+            "DATABASE",
+            "CLUSTER",
+            "OBJECT",
+            "STATE",
+            "APPLIED",
+            "DRIFTS",
+            "LAST",
+            "DRIFT",
+            "RELEASED",
+        ]
+        cells = {row.split()[0]: row.split() for row in rows}
+        assert cells == {
+            "a1": ["a1", "there", "lost", "shop/one", "held", "yes", "3", "2026-11-21T12:00:00Z", "login"],
+            "a2": ["a2", "there", "lost", "shop/two", "held", "no", "0"],
+            "a3": ["a3", "there", "lost", "bank/three", "released", "yes", "0", "2026-11-20T12:00:00Z"],
+            "b1": ["b1", "there", "kept", "shop/one", "held", "yes", "0"],
+        }
+        assert "verifier" not in answer.out
+
+    async def test_json_has_the_same_for_programs(self, trial: Trial) -> None:
+        one = (await trial.listed())["a1"]
+        assert one["roleOid"] == await role_oid(trial.home, "a1")
+        assert one["lastDrift"] == {"time": "2026-11-21T12:00:00Z", "fields": ["login"]}
+        assert (one["cluster"], one["namespace"], one["namespaceUid"], one["object"]) == ("lost", "shop", "ns-1", "one")
+        assert (one["state"], one["inDatabase"], one["releasedAt"]) == ("held", "there", None)
+        assert "verifier" not in json.dumps(one)
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            (("--cluster", "lost"), {"a1", "a2", "a3"}),
+            (("--cluster", "lost", "--namespace", "shop"), {"a1", "a2"}),
+            (("--namespace", "shop"), {"a1", "a2", "b1"}),
+            (("--role", "b1"), {"b1"}),
+            (("--released",), {"a3"}),
+            (("--cluster", "kept", "--released"), set()),
+            (("--cluster", "lo%"), set()),
+        ],
+    )
+    async def test_it_can_be_narrowed(self, trial: Trial, arguments: tuple[str, ...], expected: set[str]) -> None:
+        assert set(await trial.listed(*arguments)) == expected
+
+    async def test_it_says_what_became_of_each_role(self, trial: Trial) -> None:
+        await trial.home.execute("ALTER ROLE a1 RENAME TO stolen; DROP ROLE a2; DROP ROLE b1; CREATE ROLE b1")
+        await trial.home.execute("UPDATE pgrole.claim SET system_identifier = 1 WHERE role_name = 'a3'")
+        try:
+            seen = {role: (one["inDatabase"], one["seenAs"]) for role, one in (await trial.listed()).items()}
+            table = (await trial.run("list", "--role", "a1")).out
+        finally:
+            await trial.home.execute("DROP ROLE stolen")
+        assert seen == {
+            "a1": ("renamed", "stolen"),
+            "a2": ("gone", None),
+            "b1": ("replaced", None),
+            "a3": ("unproven", None),
+        }
+        assert "renamed to stolen" in table
+
+    async def test_what_a_terminal_would_act_on_is_escaped(self, trial: Trial) -> None:
+        await trial.home.execute("UPDATE pgrole.claim SET role_name = E'a1\\x1b[2J\\nb1 there' WHERE role_name = 'a1'")
+        out = (await trial.run("list")).out
+        assert "\x1b" not in out
+        assert "a1\\x1b[2J\\nb1 there" in out
+        assert len(out.splitlines()) == 1 + len(CLAIMS)
+
+
+class TestRelease:
+    async def test_one_role_is_released_and_told(self, trial: Trial) -> None:
+        async with listening(trial.server.dsn()) as ear:
+            answer = await trial.run("release", "--role", "a1", "--yes")
+            assert (answer.code, answer.err) == (0, "")
+            assert await _told(ear) == {"a1"}
+        assert "shop/one" in answer.out
+        assert "takes its role back" in answer.out
+        assert await trial.claims() == {**BEFORE, "a1": ("lost", "ns-1", True)}
+
+    async def test_a_cluster_is_released_and_what_was_released_before_keeps_its_time(self, trial: Trial) -> None:
+        answer = await trial.run("release", "--cluster", "lost", "--yes")
+        assert "2 claims" in answer.out
+        assert {role for role, (_, _, released) in (await trial.claims()).items() if released} == {"a1", "a2", "a3"}
+        assert (await trial.listed())["a3"]["releasedAt"] == "2026-11-20T12:00:00Z"
+
+    async def test_a_namespace_of_a_cluster_is_released(self, trial: Trial) -> None:
+        assert (await trial.run("release", "--cluster", "lost", "--namespace", "bank", "--yes")).code == 0
+        assert await trial.claims() == BEFORE
+        assert (await trial.run("release", "--cluster", "lost", "--namespace", "shop", "--yes")).code == 0
+        assert await trial.claims() == {**BEFORE, "a1": ("lost", "ns-1", True), "a2": ("lost", "ns-1", True)}
+
+    @pytest.mark.parametrize("which", [("--all-released",), ("--cluster", "lost"), ("--role", "a3")])
+    async def test_forget_deletes_what_is_released_already_and_nothing_else(
+        self, trial: Trial, which: tuple[str, ...]
+    ) -> None:
+        async with listening(trial.server.dsn()) as ear:
+            assert (await trial.run("release", *which, "--forget", "--yes")).code == 0
+            assert await _told(ear) == {"a3"}
+        assert await trial.claims() == {role: claim for role, claim in BEFORE.items() if role != "a3"}
+        assert await trial.home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'a3'") == 1
+
+    async def test_forget_leaves_what_is_held(self, trial: Trial) -> None:
+        answer = await trial.run("release", "--role", "a1", "--forget", "--yes")
+        assert answer.code == 0
+        assert "nothing to do" in answer.out
+        assert await trial.claims() == BEFORE
+
+
+class TestTransfer:
+    async def test_what_is_held_goes_to_any_namespace_of_the_name_and_what_is_released_stays_with_its_own(
+        self, trial: Trial
+    ) -> None:
+        async with listening(trial.server.dsn()) as ear:
+            answer = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
+            assert (answer.code, answer.err) == (0, "")
+            assert await _told(ear) == {"a1", "a2", "a3"}
+        assert "No claim is of cluster new yet" in answer.out
+        assert await trial.claims() == {
+            **BEFORE,
+            "a1": ("new", "", False),
+            "a2": ("new", "", False),
+            "a3": ("new", "ns-2", True),
+        }
+        assert (await trial.listed())["a1"]["state"] == "transferred"
+
+    async def test_with_released_they_go_to_any_namespace_of_the_name_too(self, trial: Trial) -> None:
+        assert (await trial.run("transfer", "--from", "lost", "--to", "kept", "--with-released", "--yes")).code == 0
+        assert (await trial.claims())["a3"] == ("kept", "", True)
+        assert "released, for any namespace of that name" in (await trial.run("list", "--role", "a3")).out
+
+    async def test_one_namespace_is_transferred(self, trial: Trial) -> None:
+        assert (await trial.run("transfer", "--from", "lost", "--to", "new", "--namespace", "bank", "--yes")).code == 0
+        assert await trial.claims() == {**BEFORE, "a3": ("new", "ns-2", True)}
+
+    async def test_a_cluster_built_anew_under_the_same_id_takes_over_from_itself(self, trial: Trial) -> None:
+        answer = await trial.run("transfer", "--from", "lost", "--to", "lost", "--yes")
+        assert answer.code == 0
+        assert "a3" not in answer.out
+        assert await trial.claims() == {**BEFORE, "a1": ("lost", "", False), "a2": ("lost", "", False)}
+
+    async def test_it_can_be_repeated_and_then_names_the_clusters_that_there_are(self, trial: Trial) -> None:
+        first = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
+        again = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
+        assert (first.code, again.code) == (0, 0)
+        assert "nothing to do" in again.out
+        assert "new (held: 2, released: 1)" in again.out
+        assert "kept (held: 1, released: 0)" in again.out
+
+
+class TestAsking:
+    async def test_without_a_terminal_it_shows_what_it_would_do_and_refuses(self, trial: Trial) -> None:
+        answer = await trial.run("release", "--cluster", "lost")
+        assert answer.code == 2
+        assert "to be released: 2 claims" in answer.out
+        assert "--yes" in answer.err
+        assert await trial.claims() == BEFORE
+
+    @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("\n", 1), ("no\n", 1), ("\x04", 1)])
+    async def test_on_a_terminal_it_asks_first(self, trial: Trial, typed: str, code: int) -> None:
+        answer = await run_on_terminal(trial.server.dsn(), typed, "release", "--role", "a1")
+        assert answer.code == code
+        assert "go on?" in answer.out
+        assert (await trial.claims())["a1"] == ("lost", "ns-1", code == 0)
+
+
+class TestOneTransaction:
+    async def test_what_changed_since_it_was_shown_stops_all_of_it(self, trial: Trial) -> None:
+        async with connect(Endpoint(trial.server.dsn()), "test") as connection:
+            selection = Selection(cluster="lost", released=False)
+            shown = await list_claims(connection, selection)
+            await trial.home.execute("UPDATE pgrole.claim SET object_uid = 'other' WHERE role_name = 'a2'")
+            with pytest.raises(PgRoleError, match="changed since they were shown"):
+                await release(connection, selection, shown)
+        assert await trial.claims() == BEFORE
+
+    async def test_a_claim_that_was_not_shown_stops_it_too(self, trial: Trial) -> None:
+        async with connect(Endpoint(trial.server.dsn()), "test") as connection:
+            selection = Selection(cluster="lost", released=False)
+            shown = await list_claims(connection, selection)
+            await trial.home.execute("UPDATE pgrole.claim SET cluster = 'lost' WHERE role_name = 'b1'")
+            with pytest.raises(PgRoleError, match="changed since they were shown"):
+                await release(connection, selection, shown)
+        assert not (await trial.claims())["a1"][2]
+
+    async def test_it_takes_its_turn_with_the_controllers(self, trial: Trial) -> None:
+        async with trial.home.transaction():
+            await trial.home.execute("SELECT pgrole.take_turn()")
+            answer = await trial.run("release", "--role", "a1", "--yes")
+        assert answer.code == 1
+        assert "lock" in answer.err
+        assert await trial.claims() == BEFORE
+
+    async def test_a_rule_that_swallows_the_change_is_noticed(self, trial: Trial) -> None:
+        await trial.home.execute("CREATE RULE swallow AS ON UPDATE TO pgrole.claim DO INSTEAD NOTHING")
+        answer = await trial.run("release", "--cluster", "lost", "--yes")
+        assert answer.code == 1
+        assert "2 claims were to be changed" in answer.err
+
+
+class TestMisuse:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("release",), ["--role", "--cluster", "--all-released"]),
+            (("release", "--role", "a1", "--cluster", "lost"), ["not allowed with"]),
+            (("release", "--role", "a1", "--namespace", "shop"), ["--namespace", "--cluster"]),
+            (("release", "--all-released"), ["--forget"]),
+            (("release", "--role", "", "--yes"), ["--role", "empty"]),
+            (("transfer", "--from", "lost"), ["--to"]),
+            (("transfer", "--from", "lost", "--to", " \x1b"), ["--to", "printed"]),
+            (("list", "--output", "yaml"), ["--output", "json"]),
+            ((), ["DEED"]),
+        ],
+    )
+    async def test_it_is_named(self, trial: Trial, arguments: tuple[str, ...], words: list[str]) -> None:
+        answer = await trial.run(*arguments)
+        assert (answer.code, answer.out) == (2, "")
+        for word in words:
+            assert word in answer.err
+        assert await trial.claims() == BEFORE
+
+    @pytest.mark.parametrize("dsn", [None, f"mysql://root:{PASSWORD}@db"])
+    async def test_a_wrong_or_missing_dsn_is_refused_with_its_name(self, trial: Trial, dsn: str | None) -> None:
+        answer = await trial.run("list", PGROLE_DSN=dsn)
+        assert answer.code == 2
+        assert "PGROLE_DSN" in answer.err
+        assert PASSWORD not in answer.err
+
+
+class TestFailure:
+    @pytest.mark.parametrize(
+        "dsn", [f"postgresql://nobody:{PASSWORD}@127.0.0.1:9/postgres", f"postgresql://nobody:{PASSWORD}@[::1/postgres"]
+    )
+    async def test_a_server_that_is_not_there_fails_without_showing_the_password(self, trial: Trial, dsn: str) -> None:
+        answer = await trial.run("list", PGROLE_DSN=dsn)
+        assert answer.code in (1, 2)
+        assert "pgrole-controller:" in answer.err
+        assert PASSWORD not in answer.out + answer.err
+
+    async def test_a_database_without_schema_pgrole_is_said(self, trial: Trial) -> None:
+        await trial.home.execute("DROP SCHEMA pgrole CASCADE")
+        answer = await trial.run("list")
+        assert answer.code == 1
+        assert "schema pgrole" in answer.err
+
+    async def test_a_schema_that_somebody_else_made_is_not_called(self, trial: Trial) -> None:
+        await trial.home.execute("DROP SCHEMA pgrole CASCADE; CREATE ROLE mallory")
+        try:
+            await trial.home.execute(
+                "CREATE SCHEMA pgrole AUTHORIZATION mallory; SET ROLE mallory;"
+                "CREATE VIEW pgrole.turn_to_look AS SELECT true; CREATE VIEW pgrole.turn_to_change AS SELECT true;"
+                "CREATE FUNCTION pgrole.trap() RETURNS text LANGUAGE plpgsql AS"
+                " $$BEGIN CREATE ROLE trapped SUPERUSER; RETURN ''; END$$;"
+                "CREATE VIEW pgrole.claim AS SELECT pgrole.trap() AS role_name;"
+                "RESET ROLE"
+            )
+            answer = await trial.run("list")
+            assert answer.code == 1
+            assert "not trusted" in answer.err
+            assert await trial.home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'trapped'") == 0
+        finally:
+            await trial.home.execute("RESET ROLE; DROP SCHEMA pgrole CASCADE; DROP ROLE mallory")
+
+    async def test_a_role_without_rights_is_told_the_grant(self, trial: Trial) -> None:
+        await trial.home.execute("DROP ROLE IF EXISTS guest")
+        await trial.home.execute(f"CREATE ROLE guest LOGIN PASSWORD '{PASSWORD}'")
+        try:
+            answer = await trial.run("list", PGROLE_DSN=trial.server.dsn("guest", password=PASSWORD))
+        finally:
+            await trial.home.execute("DROP ROLE guest")
+        assert answer.code == 1
+        assert "GRANT" in answer.err
+        assert PASSWORD not in answer.err
+
+
+async def _told(ear: Ear) -> set[str]:
+    return {message["name"] for message in await ear.so_far() if message.get("op") == "claim"}

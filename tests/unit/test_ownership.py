@@ -1,0 +1,100 @@
+"""core/ownership: a claim that an administrator transferred to this cluster. The rest is in test_plan.py."""
+
+from dataclasses import replace
+
+import pytest
+
+from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.connection import Address
+from pgrole_controller.core.decision import decide
+from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.ownership import ANY_NAMESPACE
+from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.role import Found, Role, digest
+from pgrole_controller.core.sight import Ask, Server, Sight
+
+ME = Owner("new", "shop", "new-ns-uid", "orders-app", "new-uid")
+BEFORE = Owner("old", "shop", "old-ns-uid", "orders-app", "old-uid")
+TRANSFERRED = replace(BEFORE, cluster="new", namespace_uid=ANY_NAMESPACE)
+WANTED = Role("app", login=True)
+SERVER = Server(7, frozenset({"keeper"}), "new", Address("db", 5432, "app", "require"))
+OID = 20_000
+
+
+def sight(owner: Owner, *, role: Role = WANTED, released: bool = False) -> Sight:
+    claim = Claim("app", OID, SERVER.system_identifier, owner, applied=digest(WANTED), released=released)
+    return Sight(named=Found(OID, role), claim=claim)
+
+
+def look(seen: Sight, owner: Owner = ME, *, adopt: bool = False) -> Plan:
+    return decide(Ask(owner=owner, wanted=WANTED, adopt=adopt), seen, SERVER, Policy())
+
+
+def refusal(seen: Sight, owner: Owner = ME, *, adopt: bool = False) -> Reason:
+    with pytest.raises(PgRoleError) as caught:
+        look(seen, owner, adopt=adopt)
+    return caught.value.reason
+
+
+def test_the_object_of_the_same_place_takes_a_transferred_claim_without_any_change_of_the_role() -> None:
+    plan = look(sight(TRANSFERRED))
+    assert (plan.owner, plan.changes, plan.drift, plan.deed) == (ME, (), (), Deed.NOTHING)
+
+
+def test_what_somebody_changed_meanwhile_is_drift_and_set_back() -> None:
+    plan = look(sight(TRANSFERRED, role=replace(WANTED, createdb=True)))
+    assert (plan.owner, plan.drift, plan.deed) == (ME, ("createdb",), Deed.CORRECTED)
+
+
+def test_once_taken_it_is_its_alone_and_nothing_more_is_written() -> None:
+    assert not look(sight(ME)).writes
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ME, namespace="elsewhere", object_uid="uid"),
+        replace(ME, object="orders-app-2", object_uid="uid"),
+        replace(ME, namespace="elsewhere", object="orders", object_uid="uid"),
+    ],
+)
+@pytest.mark.parametrize("adopt", [False, True])
+def test_no_other_object_takes_a_transferred_claim(other: Owner, adopt: bool) -> None:
+    assert refusal(sight(TRANSFERRED), other, adopt=adopt) is Reason.CONFLICT
+
+
+def test_the_cluster_that_had_it_is_told_who_has_it_now() -> None:
+    assert refusal(sight(TRANSFERRED), BEFORE, adopt=True) is Reason.CLAIMED_ELSEWHERE
+
+
+def test_a_transferred_claim_that_was_released_waits_for_its_object() -> None:
+    assert look(sight(TRANSFERRED, released=True)).owner == ME
+    assert (
+        refusal(sight(TRANSFERRED, released=True), replace(ME, object="other", object_uid="uid")) is Reason.ROLE_EXISTS
+    )
+
+
+def test_a_new_namespace_inherits_nothing_that_was_taken_in_the_namespace_before() -> None:
+    assert (
+        refusal(sight(ME, released=True), replace(ME, namespace_uid="tenant", object_uid="uid")) is Reason.ROLE_EXISTS
+    )
+    assert refusal(sight(ME), replace(ME, namespace_uid="tenant", object_uid="uid")) is Reason.CONFLICT
+
+
+def test_a_retained_role_that_was_transferred_with_its_namespace_is_inherited_by_that_one_alone() -> None:
+    kept = replace(BEFORE, cluster="new")
+    assert refusal(sight(kept, released=True)) is Reason.ROLE_EXISTS
+    assert look(sight(kept, released=True), replace(ME, namespace_uid="old-ns-uid")).owner is not None
+
+
+def test_a_cluster_that_was_only_given_another_id_keeps_what_the_claim_remembers() -> None:
+    same = replace(TRANSFERRED, object_uid=ME.object_uid)
+    plan = look(sight(same))
+    assert (plan.owner, plan.claim and plan.claim.owner.object_uid) == (ME, ME.object_uid)
+
+
+def test_nobody_inherits_what_was_not_transferred() -> None:
+    assert refusal(sight(BEFORE)) is Reason.CLAIMED_ELSEWHERE
+    assert refusal(sight(replace(BEFORE, cluster="new"))) is Reason.CONFLICT
+    assert refusal(sight(BEFORE, released=True)) is Reason.ROLE_EXISTS
