@@ -1,0 +1,312 @@
+"""Whom a connection believes, by sslmode: against a real server with TLS, and compared with libpq's own verdict."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.errors import PgRoleError, Refused, Transient
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
+from pgrole_controller.postgres import tls
+from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.tls import Mode
+from tests.certificates import Certificate, Certificates
+from tests.libpq import ask_libpq
+from tests.servers import Servers
+
+#: The version whose programs for every machine have TLS, and bring libpq.
+VERSION = 17
+MODES: tuple[Mode, ...] = ("disable", "require", "verify-ca", "verify-full")
+_DAY = timedelta(days=1)
+
+
+@dataclass(slots=True)
+class Trial:
+    """A server with TLS that shows the certificate that a test wants, and both clients."""
+
+    server: PostgresServer
+    certificates: Certificates
+    ours: Certificate
+    theirs: Certificate
+    shown: Path
+    named: int = field(default=0)
+
+    def sign(self, names: str = "DNS:localhost", issuer: Certificate | None = None, **other: object) -> Certificate:
+        self.named += 1
+        return self.certificates.server(f"server{self.named}", issuer or self.ours, names, **other)  # type: ignore[arg-type]
+
+    async def show(self, certificate: Certificate) -> None:
+        """From now on this is what every client sees."""
+        shutil.copyfile(certificate.key, self.shown.with_suffix(".key"))
+        shutil.copyfile(certificate.chain, self.shown)
+        wanted = ssl.PEM_cert_to_DER_cert(certificate.pem)
+        connection = await asyncpg.connect(self.server.dsn(), ssl="disable")
+        try:
+            await connection.execute("SELECT pg_reload_conf()")
+        finally:
+            await connection.close()
+
+        async def is_shown() -> bool:
+            with contextlib.suppress(ssl.SSLError):  # the key was read before the certificate
+                return await _certificate_of(self.server) == wanted
+            return False
+
+        assert await reached(is_shown, 20, every=0.02)
+
+    def endpoint(self, mode: Mode, host: str = "localhost", ca: str | None = None) -> Endpoint:
+        return Endpoint.of([host], self.server.port, "postgres", SUPERUSER, self.server.password, mode, ca)
+
+    async def verdict(self, mode: Mode, host: str, ca: str | None) -> str | None:
+        """Why a connection is refused; None when there is one, encrypted unless `mode` is disable."""
+        try:
+            async with connect(self.endpoint(mode, host, ca), "test") as connection:
+                encrypted = await connection.fetchval("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+        except PgRoleError as error:
+            return error.message
+        assert encrypted is (mode != "disable")
+        return None
+
+    async def verdicts(self, host: str, ca: Certificate | None, *, always: bool = False) -> dict[Mode, str | None]:
+        """By mode, after libpq was asked the same: it must agree. `always`: the CA is given in mode require as well."""
+        pem = None if ca is None else ca.pem
+        given = {mode: pem if always or mode.startswith("verify") else None for mode in MODES}
+        ours = {mode: await self.verdict(mode, host, given[mode]) for mode in MODES}
+        theirs = await self.ask_libpq(host, {mode: ca if given[mode] else None for mode in MODES})
+        assert _yes_or_no(ours) == _yes_or_no(theirs), (ours, theirs)
+        return ours
+
+    async def ask_libpq(self, host: str, given: dict[Mode, Certificate | None]) -> dict[Mode, str | None]:
+        def options(mode: Mode, ca: Certificate | None) -> dict[str, str]:
+            made = {"host": host, "port": str(self.server.port), "dbname": "postgres", "connect_timeout": "10"}
+            made |= {"user": SUPERUSER, "password": self.server.password, "sslmode": mode, "gssencmode": "disable"}
+            if ca is not None or mode.startswith("verify"):
+                made["sslrootcert"] = "system" if ca is None else str(ca.chain)
+            return made
+
+        system = {name: value for name, value in os.environ.items() if name.startswith("SSL_CERT")}
+        environment = {"HOME": str(self.certificates.folder), "PATH": os.defpath, **system}
+        asked = [options(mode, ca) for mode, ca in given.items()]
+        answers = await ask_libpq(self.server.programs, asked, environment)
+        return dict(zip(given, answers, strict=True))
+
+
+def _yes_or_no(verdicts: dict[Mode, str | None]) -> dict[Mode, bool]:
+    return {mode: words is None for mode, words in verdicts.items()}
+
+
+async def _certificate_of(server: PostgresServer) -> bytes | None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = await asyncpg.connect(server.dsn(), ssl=context)
+    try:
+        transport = connection._transport  # type: ignore[attr-defined]
+        found: bytes | None = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return found
+    finally:
+        await connection.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def trial(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trial]:
+    if servers.docker:
+        pytest.skip("this test gives PostgreSQL its certificates as files of this machine")
+    certificates = Certificates(tmp_path_factory.mktemp("certificates"))
+    ours, theirs = certificates.authority("ours"), certificates.authority("theirs")
+    shown = certificates.folder / "shown.crt"
+    first = certificates.server("first", ours, "DNS:localhost")
+    shutil.copyfile(first.key, shown.with_suffix(".key"))
+    shutil.copyfile(first.chain, shown)
+    shown.with_suffix(".key").chmod(0o600)
+    settings = {"ssl": "on", "ssl_cert_file": str(shown), "ssl_key_file": str(shown.with_suffix(".key"))}
+    async with postgres(version=VERSION, settings=settings) as server:
+        yield Trial(server, certificates, ours, theirs, shown)
+
+
+NO_NAME = "certificate is not valid for"
+
+
+async def test_a_certificate_that_is_right_is_accepted_in_every_mode(trial: Trial) -> None:
+    await trial.show(trial.sign("DNS:localhost"))
+    assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
+
+
+async def test_a_certificate_for_an_address_is_accepted_at_that_address(trial: Trial) -> None:
+    await trial.show(trial.sign("IP:127.0.0.1"))
+    assert await trial.verdicts("127.0.0.1", trial.ours) == dict.fromkeys(MODES)
+
+
+async def test_the_host_name_is_verified_by_verify_full_alone(trial: Trial) -> None:
+    for names, host in (
+        ("DNS:localhost", "127.0.0.1"),
+        ("DNS:db.example.internal", "localhost"),
+        ("IP:127.0.0.1", "localhost"),
+        ("DNS:*", "localhost"),
+        ("DNS:local*", "localhost"),
+    ):
+        await trial.show(trial.sign(names))
+        found = await trial.verdicts(host, trial.ours)
+        assert {mode for mode, words in found.items() if words} == {"verify-full"}, (names, host)
+        assert NO_NAME in (found["verify-full"] or "")
+        assert f"{host}:{trial.server.port}: " in (found["verify-full"] or "")
+
+
+async def test_a_common_name_counts_where_the_certificate_has_no_other(trial: Trial) -> None:
+    await trial.show(trial.sign("", subject="localhost"))
+    assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
+    await trial.show(trial.sign("DNS:db.example.internal", subject="localhost"))
+    assert NO_NAME in ((await trial.verdicts("localhost", trial.ours))["verify-full"] or "")
+
+
+async def test_an_address_is_compared_with_addresses_alone_which_is_stricter_than_libpq(trial: Trial) -> None:
+    for certificate in (trial.sign("", subject="127.0.0.1"), trial.sign("DNS:127.0.0.1")):
+        await trial.show(certificate)
+        assert NO_NAME in (await trial.verdict("verify-full", "127.0.0.1", trial.ours.pem) or "")
+        assert await trial.ask_libpq("127.0.0.1", {"verify-full": trial.ours}) == {"verify-full": None}
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("another authority", "unable to get local issuer certificate"),
+        ("expired", "certificate has expired"),
+        ("not yet valid", "certificate is not yet valid"),
+        ("self-signed", "self-signed certificate"),
+    ],
+)
+async def test_a_certificate_that_is_not_to_be_believed_is_refused_where_one_is_verified(
+    trial: Trial, case: str, words: str
+) -> None:
+    match case:
+        case "another authority":
+            certificate = trial.sign(issuer=trial.theirs)
+        case "expired":
+            certificate = trial.sign(begins=-2 * _DAY, ends=-_DAY)
+        case "not yet valid":
+            certificate = trial.sign(begins=_DAY, ends=2 * _DAY)
+        case _:
+            certificate = trial.certificates.self_signed("alone", "DNS:localhost")
+    await trial.show(certificate)
+    found = await trial.verdicts("localhost", trial.ours)
+    assert {mode for mode, said in found.items() if said} == {"verify-ca", "verify-full"}
+    for mode in ("verify-ca", "verify-full"):
+        said = (found[mode] or "").replace("self signed", "self-signed")  # as OpenSSL 1.1 spells it
+        assert f"the server's certificate is not accepted: {words}" in said
+
+
+async def test_a_self_signed_certificate_that_is_named_as_the_ca_is_accepted(trial: Trial) -> None:
+    certificate = trial.certificates.self_signed("itself", "DNS:localhost")
+    await trial.show(certificate)
+    assert await trial.verdicts("localhost", certificate) == dict.fromkeys(MODES)
+
+
+async def test_an_intermediate_is_taken_from_the_server_and_does_not_do_as_ca(trial: Trial) -> None:
+    between = trial.certificates.intermediate("between", trial.ours)
+    await trial.show(trial.sign(issuer=between, through=between))
+    assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
+    found = await trial.verdicts("localhost", between)
+    assert {mode for mode, said in found.items() if said} == {"verify-ca", "verify-full"}
+
+
+async def test_require_with_a_ca_verifies_as_verify_ca(trial: Trial) -> None:
+    await trial.show(trial.sign("DNS:db.example.internal"))
+    assert (await trial.verdicts("localhost", trial.ours, always=True))["require"] is None
+    assert "not accepted" in ((await trial.verdicts("localhost", trial.theirs, always=True))["require"] or "")
+
+
+async def test_without_a_ca_those_of_the_system_are_believed_by_verify_full_alone(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await trial.show(trial.sign())
+    found = await trial.verdicts("localhost", None)
+    assert "not accepted" in (found["verify-full"] or "")
+    assert "verify-ca needs a CA of your own" in (found["verify-ca"] or "")
+    monkeypatch.setenv("SSL_CERT_FILE", str(trial.ours.chain))
+    found = await trial.verdicts("localhost", None)
+    assert {mode for mode, said in found.items() if said} == {"verify-ca"}
+
+
+async def test_several_authorities_with_comments_in_any_language_are_read(trial: Trial) -> None:
+    await trial.show(trial.sign())
+    bundle = f"# Főtanúsítvány\r\n{trial.theirs.pem}\n\n# 認証局\n{trial.ours.pem}".replace("\n", "\r\n")
+    assert await trial.verdict("verify-full", "localhost", bundle) is None
+
+
+async def test_a_ca_without_key_usage_is_accepted_by_every_python(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = trial.certificates.authority("bare", bare=True)
+    await trial.show(trial.sign(issuer=bare))
+    create = ssl.create_default_context
+
+    def as_of_313(**given: str) -> ssl.SSLContext:
+        context = create(**given)  # type: ignore[arg-type]
+        context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
+
+    strict = as_of_313(cadata=bare.pem)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await asyncpg.connect(trial.server.dsn().replace("127.0.0.1", "localhost"), ssl=strict)
+    monkeypatch.setattr(ssl, "create_default_context", as_of_313)
+    assert await trial.verdict("verify-full", "localhost", bare.pem) is None
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        "",
+        "no certificate",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        "-----BEGIN CERTIFICATE-----\n",
+        "\x00\udc80",
+    ],
+)
+@pytest.mark.parametrize("mode", ["require", "verify-ca", "verify-full"])
+async def test_a_ca_that_cannot_be_read_is_said_before_anything_is_sent(nonsense: str, mode: Mode) -> None:
+    endpoint = Endpoint.of(["host.invalid"], 1, "postgres", "user", "password", mode, nonsense)
+    with pytest.raises(Refused, match="the CA cannot be read"):
+        async with connect(endpoint, "test"):
+            pass
+
+
+async def test_a_key_is_no_ca(trial: Trial) -> None:
+    with pytest.raises(Refused, match="the CA cannot be read"):
+        tls.make_context("verify-full", trial.ours.key.read_text(encoding="ascii"))
+
+
+async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(
+    trial: Trial, postgres_server: PostgresServer
+) -> None:
+    for mode in MODES:
+        given = trial.ours.pem if mode.startswith("verify") else None
+        endpoint = Endpoint.of(
+            ["127.0.0.1"], postgres_server.port, "postgres", SUPERUSER, postgres_server.password, mode, given
+        )
+        if mode == "disable":
+            async with connect(endpoint, "test") as connection:
+                assert await connection.fetchval("SELECT 1") == 1
+            continue
+        with pytest.raises(Transient, match="offers no TLS, which sslMode demands"):
+            async with connect(endpoint, "test"):
+                pass
+
+
+async def test_a_wrong_password_is_said_under_tls_too(trial: Trial) -> None:
+    await trial.show(trial.sign())
+    secret = f"wr0ng-{secrets.token_hex(4)}"
+    endpoint = Endpoint.of(
+        ["localhost"], trial.server.port, "postgres", SUPERUSER, secret, "verify-full", trial.ours.pem
+    )
+    with pytest.raises(Transient, match="credentials") as caught:
+        async with connect(endpoint, "test"):
+            pass
+    assert secret not in str(caught.value)
