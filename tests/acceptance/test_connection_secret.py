@@ -62,14 +62,15 @@ async def wait_known(kube: Kube, database: Database, role: str, name: str = "del
 def tamper(kind: str, secret: Json) -> Json:
     annotations = secret["metadata"]["annotations"]
     place = annotations["pgrole.dev/password-in"]
-    return {
+    tampered: dict[str, Json] = {
         "a value": {"data": {"password": "dGFtcGVyZWQ="}},
         "a key more": {"data": {"more": "dGFtcGVyZWQ="}},
         "a key less": {"data": {"uri": None}},
         "the hash": {"metadata": {"annotations": {"pgrole.dev/hash": None}}},
         "the time of rotation": {"metadata": {"annotations": {"pgrole.dev/rotated-at": "9999-12-31T23:59:59Z"}}},
         "the place of the password": {"metadata": {"annotations": {"pgrole.dev/password-in": place[:-2] + "16"}}},
-    }[kind]
+    }
+    return tampered[kind]
 
 
 @pytest.mark.parametrize("kind", TAMPERED)

@@ -1,14 +1,18 @@
 """Passwords follow their Secret, are never shown, and are set back when they are changed in the database."""
 
+import json
 import secrets
+from base64 import b64encode
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 
 from pgrole_controller.core.scram import Verifier, make_verifier
+from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.world import Database, Json, Kube, Stage, condition, is_ready, running, says
+from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, is_ready, running, says
 
 
 @pytest.fixture
@@ -426,3 +430,133 @@ async def test_what_waits_for_a_key_is_looked_at_again_ever_more_rarely(stage: S
         seen = controller.log.count(" visit ")
         await controller.wait_count("reason=retry", 3)
         assert controller.log.count(" visit ") - seen <= 4
+
+
+def rules(*resources: str, group: str = "") -> Json:
+    return {"apiGroups": [group], "resources": list(resources), "verbs": ["get", "list", "watch", "create", "patch"]}
+
+
+async def grant(kube: Kube, name: str, *allowed: Json) -> None:
+    """Lets the user of the controller do this in the namespace."""
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{kube.namespace}"
+    await kube.server.request("POST", f"{path}/roles", {"metadata": {"name": name}, "rules": list(allowed)})
+    subject = {"kind": "User", "name": "pgrole-controller", "apiGroup": "rbac.authorization.k8s.io"}
+    reference = {"kind": "Role", "name": name, "apiGroup": "rbac.authorization.k8s.io"}
+    binding = {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
+    await kube.server.request("POST", f"{path}/rolebindings", binding)
+
+
+async def test_where_secrets_may_not_be_listed_that_is_said_and_all_else_goes_on(
+    stage: Stage, api_server: ApiServer
+) -> None:
+    kube = stage.kube
+    await grant(
+        kube,
+        "but-secrets",
+        rules("namespaces"),
+        rules("pgroles", "pgroles/status", group="pgrole.dev"),
+        rules("events", group="events.k8s.io"),
+    )
+    await kube.apply_secret("source", password="ours")
+    config = api_server.kubeconfig_of("pgrole-controller")
+    arguments = ("--namespace", kube.namespace, "--cluster-id", "here")
+    async with (
+        running(Controller(config, stage.postgres.dsn(), stage.folder, *arguments)) as controller,
+        stage.database() as database,
+    ):
+        await kube.apply("plain", login=True)
+        await kube.wait_ready("plain")
+        await kube.apply("app", login=True, password=source())
+        await kube.apply("made", password={"generate": {}}, connectionSecret={"name": "delivered"})
+        for name in ("app", "made"):
+            await kube.wait_for(
+                name, lambda obj: says(obj, "SecretMissing", "cannot list", "secrets"), "what is missing"
+            )
+        await database.wait_role("app", lambda row: bool(row["rolcanlogin"]), "login")
+        await database.execute("ALTER ROLE plain NOLOGIN")
+        await database.wait_role("plain", lambda row: bool(row["rolcanlogin"]), "login")
+        assert await kube.secret("delivered") is None
+        # By then both are looked at ever more rarely: what ends it has to be announced.
+        await controller.wait_count("reason=retry", 4)
+        await grant(kube, "secrets", rules("secrets"))
+        await kube.wait_ready("app")
+        await kube.wait_ready("made")
+        await database.wait_password("app", "ours")
+
+
+async def poll_activity(database: Database, seen: set[str]) -> None:
+    while True:
+        rows = await database.connection.fetch("SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        seen |= {row["query"] for row in rows if row["query"]}
+        await anyio.sleep(0.001)  # not to wait for anything: a look as often as the machine allows
+
+
+async def live_through_everything(kube: Kube, database: Database) -> set[str]:
+    """Passwords are created, changed, rotated, restored, drift and are wrong; what they were."""
+    words = {"first-clear-text", "second-clear-text", "under-the-wrong-key", "clear-\0-text", "md5" + "a1" * 16}
+    broken = READY[:-12] + "malformed$$$"
+    too_many = READY.replace("$5000:", "$2000000000:")
+
+    async def deliver() -> str:
+        held = await kube.wait_secret("delivered", lambda held: held["text"]["password"] not in words, "another")
+        words.add(held["text"]["password"])
+        await database.wait_password("made", held["text"]["password"])
+        return str(held["text"]["password"])
+
+    delivered = {"connectionSecret": {"name": "copied"}}
+    await kube.apply_secret("source", password="first-clear-text")
+    await kube.apply("app", login=True, password=source(), **delivered)
+    await kube.apply("made", password={"generate": {}}, connectionSecret={"name": "delivered"})
+    await database.wait_password("app", "first-clear-text")
+    await deliver()
+    await kube.apply_secret("source", password="second-clear-text")
+    await database.wait_password("app", "second-clear-text")
+    await kube.patch("made", {"metadata": {"annotations": {"pgrole.dev/rotate": "1"}}})
+    await deliver()
+    await kube.delete_secret("delivered")
+    await deliver()
+    await database.execute("ALTER ROLE made PASSWORD NULL")
+    await kube.wait_for("made", drifts(1), "driftCount 1")
+    foreign = make_verifier("of somebody", b"0123456789abcdef", 4096)
+    await database.execute(f"ALTER ROLE app PASSWORD '{foreign.text}'")
+    await database.wait_password("app", "second-clear-text")
+    for content in ("md5" + "a1" * 16, "clear-\0-text", broken, too_many):
+        await kube.apply_secret("source", password=content)
+        await kube.wait_reason("app", "InvalidSpec")
+        await kube.apply_secret("source", other="under-the-wrong-key")
+        await kube.wait_reason("app", "SecretMissing")
+    bad = {"name": "copied", "template": {"data": {"x": "{nonsense}"}}}
+    await kube.apply_secret("source", password="second-clear-text")
+    await kube.apply("app", login=True, password=source(), connectionSecret=bad)
+    await kube.wait_reason("app", "InvalidSpec")
+    await kube.apply_secret("copied-too", password="x")
+    await kube.apply("app", login=True, password=source(), connectionSecret={"name": "copied-too"})
+    await kube.wait_reason("app", "Conflict")
+    return {*words, broken, too_many}
+
+
+async def test_no_clear_text_is_in_any_log_statement_status_or_event(stage: Stage) -> None:
+    statements: set[str] = set()
+    async with stage.database() as database, stage.database() as other:
+        for setting in ("log_statement = 'all'", "log_min_duration_statement = 0", "log_min_messages = debug1"):
+            await database.execute(f"ALTER SYSTEM SET {setting}")
+        await database.execute("SELECT pg_reload_conf()")
+        await database.wait_value("SELECT current_setting('log_statement')", "all")
+        async with running(stage.controller()) as controller, anyio.create_task_group() as tasks:
+            tasks.start_soon(poll_activity, other, statements)
+            words = await live_through_everything(stage.kube, database)
+            tasks.cancel_scope.cancel()
+        events = await stage.kube.server.request("GET", f"/api/v1/namespaces/{stage.kube.namespace}/events")
+    said = {
+        "PostgreSQL's log": stage.postgres.log.read_text(encoding="utf-8", errors="replace"),
+        "the controller's log": controller.log,
+        "pg_stat_activity": "\n".join(statements),
+        "objects": json.dumps(await stage.kube.objects(), ensure_ascii=False),
+        "Events": json.dumps(events, ensure_ascii=False),
+    }
+    assert "ALTER ROLE" in said["PostgreSQL's log"], "statements are logged"
+    assert "PasswordRotated" in said["Events"]
+    for place, text in said.items():
+        for word in words:
+            for form in (word, b64encode(word.encode()).decode().rstrip("=")[:-1]):
+                assert form not in text, f"{word!r} is in {place}"

@@ -1,0 +1,336 @@
+"""Rotation, and restoring what was deleted, happen once: whatever the point at which the controller is killed."""
+
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import anyio
+import pytest
+
+from pgrole_controller.kube.client import Client
+from pgrole_controller.local.apiserver import ApiError
+from pgrole_controller.local.deadline import reached
+from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, is_ready, running
+
+GENERATED: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
+ROUNDS = 20
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+TURN = "LOCK TABLE pgrole.turn_to_change IN ACCESS EXCLUSIVE MODE"
+
+
+def text(secret: Json | None) -> str:
+    assert secret is not None
+    return str(secret["text"]["password"])
+
+
+def version(secret: Json | None) -> str:
+    assert secret is not None
+    return str(secret["metadata"]["resourceVersion"])
+
+
+async def request(kube: Kube, value: str) -> None:
+    await kube.patch("app", {"metadata": {"annotations": {"pgrole.dev/rotate": value}}})
+
+
+async def look_again(kube: Kube, comment: str) -> Json:
+    """Has the object visited once more, whatever for, and waits until that was said."""
+    obj = await kube.patch("app", {"spec": {"comment": comment}})
+    generation = obj["metadata"]["generation"]
+    return await kube.wait_for(
+        "app", lambda seen: is_ready(seen) and seen["status"]["observedGeneration"] >= generation, comment
+    )
+
+
+async def assert_agreement(kube: Kube, database: Database, password: str, held: Json | None = None) -> None:
+    """The role logs in with the password, and the Secret has it: as `held` has it, if that is given."""
+    await database.wait_password("app", password)
+    await look_again(kube, "after all that")
+    now = await kube.secret("delivered")
+    assert text(now) == password
+    assert held is None or version(now) == version(held)
+    await database.wait_password("app", password, 1.0)
+
+
+@asynccontextmanager
+async def denied(
+    kube: Kube, resource: str, condition: str, probe: Callable[[], Awaitable[Json]]
+) -> AsyncIterator[None]:
+    """An admission policy denies writes of a resource in the namespace, as `probe` tells."""
+    group, _, plural = resource.rpartition(":")
+    rule = {"apiGroups": [group], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"], "resources": [plural]}
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": kube.namespace}}
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1"}
+    name = f"deny-{kube.namespace}-{plural.replace('/', '-')}"
+    policy = {
+        **kind,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "matchConstraints": {"resourceRules": [rule]},
+            "matchConditions": [{"name": "this", "expression": condition}],
+            "validations": [{"expression": "false", "message": "denied for a moment"}],
+        },
+    }
+    binding = {
+        **kind,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {
+            "policyName": name,
+            "validationActions": ["Deny"],
+            "matchResources": {"namespaceSelector": selector},
+        },
+    }
+
+    async def is_denied() -> bool:
+        try:
+            await probe()
+        except ApiError as error:
+            return "denied for a moment" in str(error)
+        return False
+
+    async def is_allowed() -> bool:
+        return not await is_denied()
+
+    bindings = POLICIES.replace("policies", "policybindings")
+    await kube.server.request("POST", POLICIES, policy)
+    await kube.server.request("POST", bindings, binding)
+    try:
+        assert await reached(is_denied, PATIENCE)
+        yield
+    finally:
+        await kube.server.request("DELETE", f"{bindings}/{name}")
+        await kube.server.request("DELETE", f"{POLICIES}/{name}")
+        assert await reached(is_allowed, PATIENCE)
+
+
+def no_secret(kube: Kube) -> Any:
+    async def probe() -> Json:
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "delivered"}, "data": {"x": "eA=="}}
+        return await kube.server.request(
+            "PATCH",
+            kube.secret_path("delivered"),
+            body,
+            content_type="application/apply-patch+yaml",
+            query={"fieldManager": "probe", "dryRun": "All", "force": "true"},
+        )
+
+    return denied(kube, ":secrets", "object.metadata.name == 'delivered'", probe)
+
+
+def no_status(kube: Kube) -> Any:
+    async def probe() -> Json:
+        return await kube.server.request(
+            "PATCH",
+            f"{kube.path('app')}/status",
+            {"status": {"driftCount": 12345}},
+            content_type="application/merge-patch+json",
+            query={"dryRun": "All"},
+        )
+
+    return denied(kube, "pgrole.dev:pgroles/status", "true", probe)
+
+
+DEEDS = ["rotate", "delete"]
+
+
+async def begin(stage: Stage) -> Json:
+    """The Secret of an object that is Ready; the controller has ended."""
+    async with running(stage.controller()):
+        await stage.kube.apply("app", **GENERATED)
+        await stage.kube.wait_ready("app")
+        return await stage.kube.wait_secret("delivered")
+
+
+async def disturb(kube: Kube, deed: str) -> None:
+    if deed == "rotate":
+        await request(kube, "1")
+    else:
+        await kube.delete_secret("delivered")
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_killed_before_the_secret_is_written_it_goes_on_as_if_nothing_had_been(stage: Stage, deed: str) -> None:
+    kube, before = stage.kube, await begin(stage)
+    async with stage.database() as database:
+        async with no_secret(kube):
+            controller = stage.controller()
+            await controller.start()
+            await controller.wait_log("session with PostgreSQL begins")
+            await disturb(kube, deed)
+            obj = await kube.wait_reason("app", "NotAllowed")
+            assert "denied for a moment" in json.dumps(obj["status"]["conditions"])
+            await controller.kill()
+            await database.wait_password("app", text(before), 1.0)
+        async with running(stage.controller()):
+            after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+            await assert_agreement(kube, database, text(after), after)
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_killed_after_the_secret_and_before_the_database_it_sets_what_the_secret_has(
+    stage: Stage, deed: str
+) -> None:
+    kube, before = stage.kube, await begin(stage)
+    async with stage.database() as database, stage.database() as other:
+        controller = stage.controller()
+        await controller.start()
+        await controller.wait_log("session with PostgreSQL begins")
+        await look_again(kube, "at rest")
+        async with other.connection.transaction():
+            await other.execute(TURN)
+            await disturb(kube, deed)
+            after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+            await controller.kill()
+        await database.wait_password("app", text(before), 1.0)
+        async with running(stage.controller()):
+            await assert_agreement(kube, database, text(after), after)
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_killed_after_the_database_and_before_the_status_it_does_nothing_twice(stage: Stage, deed: str) -> None:
+    kube, before = stage.kube, await begin(stage)
+    async with stage.database() as database:
+        async with no_status(kube):
+            controller = stage.controller()
+            await controller.start()
+            await controller.wait_log("session with PostgreSQL begins")
+            await disturb(kube, deed)
+            after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+            await database.wait_password("app", text(after))
+            await controller.wait_log("write refused by the API server")
+            await controller.kill()
+        async with running(stage.controller()):
+            await assert_agreement(kube, database, text(after), after)
+
+
+async def test_the_lock_that_holds_up_a_rotation_only_delays_it(stage: Stage) -> None:
+    kube, before = stage.kube, await begin(stage)
+    async with running(stage.controller()) as controller, stage.database() as database, stage.database() as other:
+        await look_again(kube, "at rest")
+        async with other.connection.transaction():
+            await other.execute(TURN)
+            await request(kube, "1")
+            after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+            await controller.wait_log("object is not ready")
+        await assert_agreement(kube, database, text(after), after)
+
+
+async def test_killed_at_random_points_each_request_is_handled_once(stage: Stage) -> None:
+    kube, held = stage.kube, await begin(stage)
+    since, handled = version(held), 0
+    async with stage.database() as database:
+        for number in range(1, ROUNDS + 1):
+            controller = stage.controller()
+            await controller.start()
+            await controller.wait_log("session with PostgreSQL begins")
+            await wait_agreement(kube, database, handled)
+            await request(kube, str(number))
+            handled = number
+            await anyio.sleep(random.uniform(0, 0.08))  # not to wait for anything: the point shall be a random one
+            await controller.kill()
+            assert "Traceback" not in controller.log
+        async with running(stage.controller()):
+            await wait_agreement(kube, database, handled)
+            await look_again(kube, "after all that")
+    history = await read_history(kube, since)
+    passwords: dict[str, set[str]] = {}
+    for seen in history:
+        request_ = seen["metadata"]["annotations"].get("pgrole.dev/rotate-handled", "")
+        passwords.setdefault(request_, set()).add(seen["data"]["password"])
+    assert passwords.keys() - {""} == {str(number) for number in range(1, ROUNDS + 1)}
+    assert {request_: len(some) for request_, some in passwords.items() if len(some) > 1} == {}
+
+
+async def wait_agreement(kube: Kube, database: Database, handled: int) -> None:
+    """Until the database and the Secret have handled this request, and the role logs in with what the Secret says."""
+    sql = "SELECT rotate_handled FROM pgrole.claim WHERE role_name = 'app'"
+    await database.wait_value(sql, str(handled or ""))
+    await database.wait_password("app", text(await kube.secret("delivered")))
+
+
+async def read_history(kube: Kube, since: str) -> list[Json]:
+    """Every version that the Secret had after that one."""
+    found: list[Json] = []
+    async with Client.connect(str(kube.server.kubeconfig)) as client:
+        query = {"watch": "true", "resourceVersion": since, "timeoutSeconds": "2"}
+        async with client.stream(kube.secret_path(), query=query, inactivity=10.0) as lines:
+            async for line in lines:
+                event = json.loads(line)
+                if event["type"] in ("ADDED", "MODIFIED") and event["object"]["metadata"]["name"] == "delivered":
+                    found.append(event["object"])
+    return found
+
+
+async def test_a_restart_rotates_nothing_and_writes_nothing(stage: Stage) -> None:
+    kube = stage.kube
+    async with running(stage.controller()):
+        await kube.apply("app", **(GENERATED | {"password": {"generate": {"rotateEvery": "1h"}}}))
+        await kube.wait_ready("app")
+        before = await kube.wait_secret("delivered")
+        await request(kube, "1")
+        held = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+        await kube.wait_for("app", lambda obj: bool(obj["status"].get("nextRotation")), "nextRotation")
+        await kube.apply_secret("source", password="ours")
+        for number in range(10):
+            await kube.apply(f"more-{number}", password={"secretRef": {"name": "source"}})
+        await kube.wait_all_ready()
+        async with stage.database() as database:
+            await database.wait_value("SELECT rotate_handled FROM pgrole.claim WHERE role_name = 'app'", "1")
+            await database.wait_password("app", text(held))
+        await look_again(kube, "at rest")
+    objects = {obj["metadata"]["name"]: obj for obj in await kube.objects()}
+    for _ in range(2):
+        async with running(stage.controller()):
+            await kube.apply("fence", password={"secretRef": {"name": "source"}})
+            await kube.wait_ready("fence")
+            await kube.delete("fence")
+            await kube.wait_gone("fence")
+    assert version(await kube.secret("delivered")) == version(held)
+    assert {obj["metadata"]["name"]: obj for obj in await kube.objects()} == objects
+
+
+async def test_what_became_due_while_nobody_ran_is_rotated_once_at_the_start(stage: Stage) -> None:
+    kube = stage.kube
+    async with running(stage.controller()):
+        await kube.apply("app", **(GENERATED | {"password": {"generate": {"rotateEvery": "5s"}}}))
+        obj = await kube.wait_ready("app")
+    before = await kube.wait_secret("delivered")
+    due = datetime.fromisoformat(before["metadata"]["annotations"]["pgrole.dev/rotated-at"])
+    assert obj["status"]["nextRotation"]
+    async with stage.database() as database:
+        await database.wait_value(f"SELECT now() > '{due.isoformat()}'::timestamptz + interval '5 s'", True)
+        since = version(before)
+        await kube.patch("app", {"spec": {"password": {"generate": {"rotateEvery": "1h"}}}})
+        async with running(stage.controller()):
+            await kube.wait_ready("app")
+            assert text(await kube.secret("delivered")) == text(before), "what is due is what the object says now"
+            await kube.patch("app", {"spec": {"password": {"generate": {"rotateEvery": "5s"}}}})
+            held = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+            await kube.patch("app", {"spec": {"password": {"generate": {"rotateEvery": "1h"}}}})
+            await assert_agreement(kube, database, text(held))
+        assert len({seen["data"]["password"] for seen in await read_history(kube, since)}) == 1
+
+
+async def test_the_database_follows_a_secret_restored_from_a_backup_and_nothing_is_handled_again(stage: Stage) -> None:
+    kube, backup = stage.kube, await begin(stage)
+    async with stage.database() as database:
+        async with running(stage.controller()):
+            await request(kube, "1")
+            await kube.wait_secret("delivered", lambda held: text(held) != text(backup), "another password")
+            await database.wait_value("SELECT rotate_handled FROM pgrole.claim WHERE role_name = 'app'", "1")
+            annotations = {"pgrole.dev/rotate-handled": None} | backup["metadata"]["annotations"]
+            restored = await kube.patch_secret(
+                "delivered", {"metadata": {"annotations": annotations}, "data": backup["data"]}
+            )
+            await assert_agreement(kube, database, text(backup))
+            assert version(await kube.secret("delivered")) == version(restored)
+        async with running(stage.controller()):
+            await look_again(kube, "once more")
+            assert version(await kube.secret("delivered")) == version(restored)
+            await request(kube, "2")
+            after = await kube.wait_secret("delivered", lambda held: text(held) != text(backup), "another password")
+            await assert_agreement(kube, database, text(after), after)
