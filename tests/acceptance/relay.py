@@ -1,0 +1,92 @@
+"""Passes requests on to the API server, and can keep back what a watch tells."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from ssl import create_default_context
+
+import aiohttp
+from aiohttp import web
+
+from pgrole_controller.local import credentials
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.ports import free_port
+from tests.acceptance.world import Json
+
+#: Whether an event of this resource about this object is kept back.
+Holds = Callable[[str, Json], bool]
+
+_PASSED_ON = ("Authorization", "Accept", "Content-Type")
+_LINE_BYTES = 1 << 22
+
+
+class Relay:
+    """Made by `relay`. Its kubeconfig is for a controller under test."""
+
+    def __init__(self, server: ApiServer, session: aiohttp.ClientSession, folder: Path) -> None:
+        self._server = server
+        self._session = session
+        self._holds: Holds | None = None
+        self._held: list[tuple[web.StreamResponse, bytes]] = []
+        self.port = free_port()
+        self.kubeconfig = credentials.write_kubeconfig(
+            folder / "relay.kubeconfig",
+            url=f"http://127.0.0.1:{self.port}",
+            ca=server.ca,
+            user=credentials.ADMIN,
+            token=server.token,
+        )
+
+    @asynccontextmanager
+    async def holding(self, holds: Holds) -> AsyncIterator[None]:
+        """Keeps back the events for which `holds` is true, and tells them at the end."""
+        self._holds = holds
+        try:
+            yield
+        finally:
+            self._holds = None
+            held, self._held = self._held, []
+            for stream, line in held:
+                await stream.write(line)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        async with self._session.request(
+            request.method,
+            self._server.url + request.path_qs,
+            headers={name: request.headers[name] for name in _PASSED_ON if name in request.headers},
+            data=await request.read(),
+        ) as answer:
+            headers = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
+            if request.query.get("watch") != "true" or answer.status != 200:
+                return web.Response(status=answer.status, headers=headers, body=await answer.read())
+            stream = web.StreamResponse(headers=headers)
+            await stream.prepare(request)
+            resource = request.path.rpartition("/")[2]
+            async for line in answer.content:
+                if self._holds is not None and self._keeps_back(self._holds, resource, line):
+                    self._held.append((stream, line))
+                else:
+                    await stream.write(line)
+            return stream
+
+    def _keeps_back(self, holds: Holds, resource: str, line: bytes) -> bool:
+        event = json.loads(line)
+        return event["type"] in ("ADDED", "MODIFIED", "DELETED") and holds(resource, event["object"])
+
+
+@asynccontextmanager
+async def relay(server: ApiServer, folder: Path) -> AsyncIterator[Relay]:
+    trust = aiohttp.TCPConnector(ssl=create_default_context(cafile=str(server.ca)))
+    unlimited = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=trust, timeout=unlimited, read_bufsize=_LINE_BYTES) as session:
+        made = Relay(server, session, folder)
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", made.answer)
+        runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", made.port).start()
+            yield made
+        finally:
+            await runner.cleanup()

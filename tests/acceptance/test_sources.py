@@ -1,0 +1,96 @@
+"""Everything that is watched, in Kubernetes and in PostgreSQL, is noticed by its own source and by nothing else.
+
+The controller of these tests looks at nothing by itself: its resync comes once in years. Before anything is changed it
+is at rest, so that no look that was to come anyway finds the change.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.conftest import make_kube, remove
+from tests.acceptance.relay import relay
+from tests.acceptance.sources import SOURCES, Scene, Source
+from tests.acceptance.world import Controller, open_database, running
+from tests.servers import Servers
+
+#: In seconds: within what a change is noticed, on a busy machine; and how long nothing happens that is not noticed.
+SOON = 10.0
+UNNOTICED = 3.0
+
+_YEARS = "100000h"
+
+every_source = pytest.mark.parametrize("source", [pytest.param(source, id=source.name) for source in SOURCES])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def home(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def stage(
+    api_server: ApiServer, home: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Scene]:
+    """A controller that looks at nothing by itself."""
+    kube, folder = await make_kube(api_server), tmp_path_factory.mktemp("sources")
+    options = ("--namespace", kube.namespace, "--resync-interval", _YEARS)
+    async with relay(api_server, folder) as between, open_database(home.dsn()) as database:
+        async with running(Controller(between.kubeconfig, home.dsn(), folder, *options)) as controller:
+            yield Scene(kube, database, between, controller, "")
+        await remove(kube)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def scene(stage: Scene) -> AsyncIterator[Scene]:
+    made = Scene(stage.kube, stage.database, stage.relay, stage.controller, f"s{secrets.token_hex(3)}")
+    yield made
+    await made.kube.delete_all()
+    await made.kube.wait_number(0)
+
+
+async def prepare(scene: Scene, sources: Sequence[Source]) -> None:
+    for source in sources:
+        await source.prepare(scene)
+    await scene.rest()
+
+
+async def check_noticed(scene: Scene, source: Source) -> None:
+    async def is_so() -> bool:
+        return await source.noticed(scene)
+
+    assert await reached(is_so, SOON), f"{source.name} was not noticed within {SOON} s"
+
+
+async def test_every_catalog_that_is_watched_is_among_the_sources(scene: Scene) -> None:
+    rows = await scene.database.connection.fetch("SELECT catalog::regclass::text AS name FROM pgrole.fingerprint_now")
+    assert {row["name"] for row in rows} == {source.catalog for source in SOURCES if source.catalog}
+
+
+@every_source
+async def test_a_change_is_noticed_at_once(scene: Scene, source: Source) -> None:
+    await prepare(scene, [source])
+    await source.change(scene)
+    await check_noticed(scene, source)
+
+
+@every_source
+async def test_without_its_source_exactly_this_change_is_not_noticed(scene: Scene, source: Source) -> None:
+    await prepare(scene, SOURCES)
+    async with source.without(scene):
+        for each in SOURCES:
+            await each.change(scene)
+        for other in SOURCES:
+            if other is not source:
+                await check_noticed(scene, other)
+
+        async def is_noticed() -> bool:
+            return await source.noticed(scene)
+
+        assert not await reached(is_noticed, UNNOTICED), f"{source.name} was noticed by another way"
