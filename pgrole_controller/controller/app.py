@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 from pgrole_controller.controller.errands import Errands
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health
+from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.lane import Lane, decline
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
@@ -132,6 +133,7 @@ class _Controller:
         self._recorder = Recorder(client)
         errands = Errands(client, self._secrets, self._recorder)
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
+        self._identities = Identities()
         self._servers = Servers(
             client, self._observed, plan.server, plan.forbidden_metadata, self._make_lane, self._hint_server
         )
@@ -161,7 +163,7 @@ class _Controller:
             rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
 
     def _make_lane(self, declared: DeclaredServer) -> Lane:
-        return Lane(declared, self._objects, self._queue, self._reporter)
+        return Lane(declared, self._objects, self._queue, self._reporter, self._identities)
 
     def _hint_server(self, name: str) -> None:
         self._source.hint_server(name)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import anyio
 from anyio.abc import TaskGroup
 
+from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
@@ -54,7 +55,9 @@ HEALTHY_SECONDS = 10.0
 
 
 class Lane:
-    def __init__(self, server: DeclaredServer, objects: Objects, queue: Queue, reporter: Reporter) -> None:
+    def __init__(
+        self, server: DeclaredServer, objects: Objects, queue: Queue, reporter: Reporter, identities: Identities
+    ) -> None:
         self.server = server
         self.trouble: PgRoleError | None = None  # why there is no session
         self.connected = False
@@ -62,6 +65,7 @@ class Lane:
         self._objects = objects
         self._queue = queue
         self._reporter = reporter
+        self._identities = identities
         self._delay = 0.0
         self._since = -math.inf  # of the session, on the loop's clock
         self._failures = 0  # in a row
@@ -73,9 +77,12 @@ class Lane:
         """Until the queue is closed."""
         await self.synced()
         while not self._queue.closed:
-            with anyio.CancelScope() as self._turn:
-                await self._take_turn()
-            self.connected, self.session = False, None
+            try:
+                with anyio.CancelScope() as self._turn:
+                    await self._take_turn()
+            finally:
+                self.connected, self.session = False, None
+                self._identities.give_up(self)
 
     def declare(self, server: DeclaredServer) -> None:
         """The server as it is declared now: connects anew where that changed, and looks anew where the policy did."""
@@ -166,6 +173,7 @@ class Lane:
             await anyio.sleep(MANY_SECONDS)
 
     async def _work(self, session: Session) -> None:
+        self._identities.hold(self, session.identity)
         log.info(
             "session with PostgreSQL begins",
             extra={

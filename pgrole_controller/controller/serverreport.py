@@ -57,7 +57,7 @@ class ServerReporter:
                 log.warning("PgServer not written", extra={"server": lane.server.name, "error": str(error)})
 
     async def _hold(self, stored: Stored) -> bool:
-        """Sets the finalizer, or takes it off one that is to go and that nobody names. False: there is no more to say."""
+        """Sets the finalizer, or takes it off one that is to go and that nobody names. False: it is on its way out."""
         metadata = stored.object()["metadata"]
         terminating = metadata.get("deletionTimestamp") is not None
         held = FINALIZER in (metadata.get("finalizers") or ())

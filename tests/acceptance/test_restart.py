@@ -212,12 +212,6 @@ async def test_a_wrong_setting_is_refused_with_its_name(
     assert "Traceback" not in said
 
 
-async def test_a_missing_dsn_is_refused_with_its_name(tmp_path: Path) -> None:
-    code, said = await run_to_its_end(tmp_path, [], {"PGROLE_DSN": None})
-    assert code == 2
-    assert "PGROLE_DSN" in said
-
-
 async def test_without_an_api_server_named_it_fails_and_names_the_choices(tmp_path: Path) -> None:
     code, said = await run_to_its_end(tmp_path, [], {})
     assert code == 1

@@ -328,7 +328,7 @@ class Controller:
                 ]
             ),
             folder / "controller.log",
-            {**os.environ, "PGROLE_DSN": dsn, **environment},
+            {**os.environ, **({"PGROLE_DSN": dsn} if dsn else {}), **environment},
         )
 
     async def start(self) -> None:
@@ -361,11 +361,11 @@ class Controller:
 
 
 @asynccontextmanager
-async def running(controller: Controller) -> AsyncIterator[Controller]:
-    """The controller runs and is connected; at the end it is stopped and must have ended well."""
+async def running(controller: Controller, *, connected: bool = True) -> AsyncIterator[Controller]:
+    """The controller runs and, unless told otherwise, is connected; at the end it is stopped and must have ended well."""
     await controller.start()
     try:
-        await controller.wait_log("session with PostgreSQL begins")
+        await controller.wait_log("session with PostgreSQL begins" if connected else "listed")
         yield controller
     finally:
         code = await controller.stop()

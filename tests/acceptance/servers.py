@@ -1,0 +1,123 @@
+"""PgServers as an administrator handles them, for the tests of many servers."""
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.world import GROUP, PATIENCE, Json, condition
+
+#: Where the controllers of the tests look for credentials: outside of a cluster, their own namespace is this one.
+OWN_NAMESPACE = "default"
+
+EVERYTHING: Json = {
+    "namespaces": {"matchNames": ["*"]},
+    "roleNames": ["*"],
+    "attributes": ["createdb"],
+    "memberOf": ["*"],
+    "adopt": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PgServers:
+    server: ApiServer
+
+    def path(self, name: str = "") -> str:
+        return f"{GROUP}/pgservers" + (f"/{name}" if name else "")
+
+    async def apply(self, name: str, postgres: PostgresServer, *, allow: Json | None = None, **spec: Any) -> Json:
+        """Declares a server of the tests, with its superuser's credentials in a Secret of the same name."""
+        await self.apply_credentials(name, "postgres", postgres.password)
+        connection = {
+            "hosts": ["127.0.0.1"],
+            "port": postgres.port,
+            "sslMode": "disable",
+            "credentialsSecretRef": {"name": name},
+        }
+        spec = {"connection": connection, "allow": EVERYTHING if allow is None else allow, **spec}
+        return await self.apply_spec(name, spec)
+
+    async def apply_spec(self, name: str, spec: Json) -> Json:
+        body = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgServer", "metadata": {"name": name}, "spec": spec}
+        return await self.server.request(
+            "PATCH",
+            self.path(name),
+            body,
+            content_type="application/apply-patch+yaml",
+            query={"fieldManager": "test", "force": "true"},
+        )
+
+    async def patch(self, name: str, body: Json) -> Json:
+        return await self.server.request("PATCH", self.path(name), body, content_type="application/merge-patch+json")
+
+    async def apply_credentials(self, name: str, username: str, password: str) -> None:
+        data = {"username": username, "password": password}
+        await self.server.request(
+            "PATCH",
+            f"/api/v1/namespaces/{OWN_NAMESPACE}/secrets/{name}",
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": name, "namespace": OWN_NAMESPACE},
+                "data": {key: b64encode(value.encode()).decode() for key, value in data.items()},
+            },
+            content_type="application/apply-patch+yaml",
+            query={"fieldManager": "test", "force": "true"},
+        )
+
+    async def get(self, name: str) -> Json | None:
+        try:
+            return await self.server.request("GET", self.path(name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def delete(self, name: str) -> None:
+        await self.server.request("DELETE", self.path(name))
+
+    async def wait_for(self, name: str, true: Callable[[Json], bool], what: str, seconds: float = PATIENCE) -> Json:
+        last: Json | None = None
+        with anyio.move_on_after(seconds):
+            while True:
+                last = await self.get(name)
+                if last is not None and true(last):
+                    return last
+                await anyio.sleep(0.05)
+        raise AssertionError(f"PgServer {name}: {what} did not come true within {seconds} s: {json.dumps(last)}")
+
+    async def wait_ready(self, name: str) -> Json:
+        return await self.wait_for(name, lambda obj: condition(obj, "Ready").get("status") == "True", "Ready")
+
+    async def wait_gone(self, name: str) -> None:
+        async def is_gone() -> bool:
+            return await self.get(name) is None
+
+        if not await reached(is_gone, PATIENCE):
+            raise AssertionError(f"PgServer {name} was not gone: {await self.get(name)}")
+
+    async def table(self) -> Json:
+        """What `kubectl get pgs` prints."""
+        return await self.server.request("GET", self.path(), accept="application/json;as=Table;g=meta.k8s.io;v=v1")
+
+
+@asynccontextmanager
+async def pgservers(server: ApiServer) -> AsyncIterator[PgServers]:
+    """At the end all of them are gone, whatever holds them."""
+    made = PgServers(server)
+    try:
+        yield made
+    finally:
+        for obj in (await server.request("GET", made.path()))["items"]:
+            name = obj["metadata"]["name"]
+            await made.patch(name, {"metadata": {"finalizers": None}})
+            if await made.get(name) is not None:
+                await made.delete(name)

@@ -1,0 +1,176 @@
+"""Administrators declare servers and what may be asked of them; they come, change and go while the controller runs."""
+
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
+from tests.acceptance.world import Controller, Stage, condition, is_ready, running, says
+from tests.servers import Servers
+
+
+@pytest.fixture
+def role() -> str:
+    return f"s{secrets.token_hex(3)}"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def declared(stage: Stage) -> AsyncIterator[PgServers]:
+    async with pgservers(stage.kube.server) as made:
+        yield made
+
+
+def alone(stage: Stage) -> Controller:
+    """A controller that knows of no server but those that are declared."""
+    return Controller(stage.kube.server.kubeconfig, "", stage.folder)
+
+
+async def test_a_declared_server_is_connected_to_and_says_what_it_is(
+    stage: Stage, declared: PgServers, role: str
+) -> None:
+    async with running(alone(stage), connected=False):
+        await stage.kube.apply("app", name=role, serverRef={"name": "main"})
+        await stage.kube.wait_reason("app", "ServerGone")
+        await declared.apply("main", stage.postgres)
+        await stage.kube.wait_ready("app")
+        server = await declared.wait_for("main", lambda obj: "roles" in obj.get("status", {}), "counts")
+        async with stage.database() as database:
+            identifier = await database.fetchval("SELECT system_identifier::text FROM pg_control_system()")
+            version = await database.fetchval("SHOW server_version")
+        assert server["status"]["systemIdentifier"] == identifier
+        assert server["status"]["version"] == version
+        assert server["status"]["detection"] == {"mode": "Watch", "passwords": True, "claims": "Database"}
+        table = await declared.table()
+        assert [column["name"] for column in table["columnDefinitions"]][1:] == [
+            "Version",
+            "Mode",
+            "Declared",
+            "Ready",
+            "Age",
+        ]
+
+
+async def test_credentials_that_change_are_used_without_a_restart(stage: Stage, declared: PgServers, role: str) -> None:
+    async with running(alone(stage), connected=False) as controller, stage.database() as database:
+        await declared.apply("main", stage.postgres)
+        await stage.kube.apply("app", name=role, serverRef={"name": "main"})
+        await stage.kube.wait_ready("app")
+        await database.execute("CREATE ROLE second_admin SUPERUSER LOGIN PASSWORD 'second'")
+        await declared.apply_credentials("main", "second_admin", "second")
+        await controller.wait_count("session with PostgreSQL begins", 2)
+        await database.execute(f"ALTER ROLE {role} CREATEDB")
+        await database.wait_role(role, lambda row: not row["rolcreatedb"], "set back")
+        users = await database.fetchval(
+            "SELECT array_agg(DISTINCT usename::text) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'pgrole-controller%'"
+        )
+        assert users == ["second_admin"]
+
+
+async def test_a_secret_that_is_missing_or_wrong_is_said_and_waited_for(
+    stage: Stage, declared: PgServers, role: str
+) -> None:
+    async with running(alone(stage), connected=False):
+        await stage.kube.apply("app", name=role, serverRef={"name": "main"})
+        connection = {
+            "hosts": ["127.0.0.1"],
+            "port": stage.postgres.port,
+            "sslMode": "disable",
+            "credentialsSecretRef": {"name": "none-such"},
+        }
+        await declared.apply_spec("main", {"connection": connection, "allow": EVERYTHING})
+        await declared.wait_for("main", lambda obj: says(obj, "ServerNotReady", '"none-such"'), "what is missing")
+        await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", '"none-such"'), "what is missing")
+        await declared.apply_credentials("none-such", "postgres", "wrong")
+        await declared.wait_for("main", lambda obj: says(obj, "ServerNotReady", "credentials"), "what is wrong")
+        await declared.apply_credentials("none-such", "postgres", stage.postgres.password)
+        await stage.kube.wait_ready("app")
+        await stage.kube.server.request("DELETE", "/api/v1/namespaces/default/secrets/none-such")
+
+
+async def test_a_policy_that_is_tightened_reports_and_one_that_is_loosened_applies(
+    stage: Stage, declared: PgServers, role: str
+) -> None:
+    async with running(alone(stage), connected=False), stage.database() as database:
+        await declared.apply("main", stage.postgres)
+        await stage.kube.apply("app", name=role, createdb=True, serverRef={"name": "main"})
+        await stage.kube.wait_ready("app")
+        await declared.apply("main", stage.postgres, allow={**EVERYTHING, "attributes": []})
+        await stage.kube.wait_for("app", lambda obj: says(obj, "NotAllowed", "createdb"), "what is not allowed")
+        assert await database.role(role) is not None
+        await declared.apply("main", stage.postgres)
+        await stage.kube.wait_ready("app")
+
+
+async def test_names_of_roles_are_kept_to_their_namespace(stage: Stage, declared: PgServers, role: str) -> None:
+    async with running(alone(stage), connected=False):
+        await declared.apply("main", stage.postgres, allow={**EVERYTHING, "roleNames": ["{namespace}_*"]})
+        await stage.kube.apply("other", name=role, serverRef={"name": "main"})
+        await stage.kube.apply("own", name=f"{stage.kube.namespace}_app", serverRef={"name": "main"})
+        await stage.kube.wait_for("other", lambda obj: says(obj, "NotAllowed", "spec.name"), "the name is refused")
+        await stage.kube.wait_ready("own")
+
+
+async def test_only_namespaces_with_the_labels_may_have_roles(stage: Stage, declared: PgServers, role: str) -> None:
+    async with running(alone(stage), connected=False):
+        await declared.apply("main", stage.postgres, allow={**EVERYTHING, "namespaces": {"matchLabels": {"pg": "yes"}}})
+        await stage.kube.apply("app", name=role, serverRef={"name": "main"})
+        await stage.kube.wait_for("app", lambda obj: says(obj, "NotAllowed", "namespace"), "the namespace is refused")
+        path = f"/api/v1/namespaces/{stage.kube.namespace}"
+        body = {"metadata": {"labels": {"pg": "yes"}}}
+        await stage.kube.server.request("PATCH", path, body, content_type="application/merge-patch+json")
+        await stage.kube.wait_ready("app")
+
+
+async def test_a_server_that_is_still_named_is_kept_until_it_is_not(
+    stage: Stage, declared: PgServers, role: str
+) -> None:
+    async with running(alone(stage), connected=False):
+        await declared.apply("main", stage.postgres)
+        await stage.kube.apply("app", name=role, serverRef={"name": "main"}, deletionPolicy="Drop")
+        await stage.kube.wait_ready("app")
+        await declared.wait_for("main", lambda obj: bool(obj["metadata"].get("finalizers")), "a finalizer")
+        await declared.delete("main")
+        await stage.kube.patch("app", {"spec": {"comment": "still at work"}})
+        await stage.kube.wait_for("app", is_ready, "Ready")
+        await stage.kube.delete("app")
+        await stage.kube.wait_gone("app")
+        await declared.wait_gone("main")
+
+
+async def test_two_that_name_one_live_server_are_noticed_and_the_younger_is_refused(
+    stage: Stage, declared: PgServers, role: str
+) -> None:
+    async with running(alone(stage), connected=False):
+        await declared.apply("elder", stage.postgres)
+        await declared.wait_ready("elder")
+        await declared.apply("younger", stage.postgres)
+        await stage.kube.apply("app", name=role, serverRef={"name": "younger"})
+        await declared.wait_for("younger", lambda obj: says(obj, "Conflict", '"elder"'), "which it is")
+        await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", '"elder"'), "which it is")
+        await declared.delete("elder")
+        await declared.wait_ready("younger")
+        await stage.kube.wait_ready("app")
+
+
+async def test_a_declared_default_stands_before_the_one_of_the_environment(
+    stage: Stage, declared: PgServers, servers: Servers, role: str
+) -> None:
+    async with running(Controller(stage.kube.server.kubeconfig, stage.postgres.dsn(), stage.folder)):
+        await stage.kube.apply("app", name=role)
+        await stage.kube.wait_ready("app")
+        async with servers.run() as another:
+            await declared.apply("default", another)
+            first = condition(await declared.wait_ready("default"), "Ready")
+            assert first["reason"] == "Reconciled"
+            await stage.kube.apply("late", name=f"{role}_late")
+            obj = await stage.kube.wait_ready("late")
+            server = await declared.get("default")
+            assert server is not None
+            assert obj["status"]["server"]["systemIdentifier"] == server["status"]["systemIdentifier"]
+            await declared.delete("default")
+            await stage.kube.delete("late")
+            await stage.kube.delete("app")
+            await declared.wait_gone("default")
