@@ -47,7 +47,8 @@ _SETTINGS = {
 _LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
 
 
-#: Makes the password for a host, port and user, anew for each connection. Equal ones are not connected anew for.
+#: Makes the password for a host, port and user, anew for each connection; raises PgRoleError, and limits its own time.
+#: Two that are equal need no new connection.
 Minting: TypeAlias = Callable[[str, int, str], Awaitable[str]]
 
 

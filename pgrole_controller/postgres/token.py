@@ -35,6 +35,8 @@ class TokenCommand:
         Raises Transient when it fails, prints nothing or more than one line, or takes more than 10 s. What it printed
         is in no error; of its standard error the first line is.
         """
+        if not self.argv:
+            raise self._failure("cannot be run: it names no program")
         try:
             with anyio.fail_after(TOKEN_SECONDS):
                 code, printed, complaint = await self._run(host, port, user)

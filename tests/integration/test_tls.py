@@ -49,7 +49,8 @@ class Trial:
         """From now on this is what every client sees."""
         shutil.copyfile(certificate.key, self.shown.with_suffix(".key"))
         shutil.copyfile(certificate.chain, self.shown)
-        wanted = ssl.PEM_cert_to_DER_cert(certificate.pem)
+        own, _, _ = certificate.pem.partition(ssl.PEM_FOOTER)
+        wanted = ssl.PEM_cert_to_DER_cert(f"{own}{ssl.PEM_FOOTER}")
         connection = await asyncpg.connect(self.server.dsn(), ssl="disable")
         try:
             await connection.execute("SELECT pg_reload_conf()")
