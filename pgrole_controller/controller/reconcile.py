@@ -163,7 +163,7 @@ class _Visited:
             self._done.append(plan)
             if plan.drift and plan.changes:
                 self._contests.repaired(self._uid, self._generation, plan.drift, _now())
-        elif ask and ask.terminating and failure.reason is Reason.DROP_BLOCKED:
+        elif ask and ask.terminating and ask.drop:
             self.decision = name_way_out(failure)
         else:
             self.decision = failure

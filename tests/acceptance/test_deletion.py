@@ -134,6 +134,20 @@ class TestWithoutAnHeir:
         await kube.wait_gone("app")
         assert await database.role(role) is None
 
+    async def test_an_open_transaction_that_makes_something_as_the_role_is_waited_for(
+        self, kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
+    ) -> None:
+        await declare(kube, role)
+        async with open_database(shared_postgres.dsn()) as maker:
+            await maker.execute(f"BEGIN; CREATE SCHEMA {role}_own AUTHORIZATION {role}")
+            await kube.delete("app")
+            await kube.wait_for("app", lambda obj: says(obj, "DatabaseError", "lock", WAY_OUT), "a lock")
+            await maker.execute("COMMIT")
+            await blocked(kube, '1 in database "postgres"')
+            await maker.execute(f"DROP SCHEMA {role}_own")
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+
 
 STAGE = """
 CREATE TABLE plain AS SELECT n FROM generate_series(1, 7) AS n;
