@@ -74,7 +74,8 @@ def refuse(request: Request, error: PgRoleError) -> Finding:
 
 def _server(session: Session, declared: DeclaredServer) -> Server:
     identity = session.identity
-    return Server(identity.system_identifier, identity.own_roles, session.cluster, declared.address)
+    claims = session.detection.claims
+    return Server(identity.system_identifier, identity.own_roles, session.cluster, declared.address, claims)
 
 
 def _now() -> Moment:

@@ -47,3 +47,5 @@ class Proof:
     role_oid: int
     system_identifier: int
     applied: str
+    drift_count: int = 0
+    password_version: str = ""  # resourceVersion of the Secret whose password was last brought in

@@ -152,7 +152,8 @@ def _keep(ask: Ask, claim: Claim, target: Found | None, sight: Sight, server: Se
     if reported:
         changes = tuple(change for change in changes if change.field not in reported)
         drift = ()
-    record = settled.record if settled.record != claim.record and "password" not in reported else None
+    kept = sight.claim.record if sight.claim else Record()
+    record = settled.record if settled.record != kept and "password" not in reported else None
     current = sight.claim == claim and claim.owner == ask.owner and not claim.released and same_server and not replaced
     keeps = (current and claim.applied == applied) or bool(reported)
     return Plan(
@@ -160,13 +161,13 @@ def _keep(ask: Ask, claim: Claim, target: Found | None, sight: Sight, server: Se
         changes=changes,
         oid=target.oid if target else None,
         seen_as=target.role.name if target else ask.wanted.name,
-        claim=sight.claim,
+        claim=claim if server.claims == "Status" else sight.claim,
         owner=None if keeps and not changes else ask.owner,
         applied=applied,
         record=record,
         drift=drift,
         reported=(*reported, "connectionSecret") if settled.spoiled else reported,
-        deed=_deed(changes, drift, target, settled, claimless=sight.claim is None),
+        deed=_deed(changes, drift, target, settled, claimless=sight.claim is None and server.claims == "Database"),
     )
 
 

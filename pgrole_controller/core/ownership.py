@@ -1,6 +1,7 @@
 """Whose role is it? By the claim in the database, by status where there is none, and never by the name alone."""
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
+from pgrole_controller.core.credential import Record
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.policy import Policy, check_holds
 from pgrole_controller.core.role import Found
@@ -58,6 +59,9 @@ def _proven(ask: Ask, sight: Sight, server: Server) -> Claim | None:
         system_identifier=proof.system_identifier,
         owner=ask.owner,
         applied=proof.applied,
+        drift_count=proof.drift_count,
+        # Of the Secret no more is known than its version: it is read once again.
+        record=Record(source=f"?/{proof.password_version}" if proof.password_version else ""),
     )
 
 

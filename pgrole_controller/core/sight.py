@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection import Address, Connection
 from pgrole_controller.core.credential import Credential, PasswordAsk, SecretsSeen
+from pgrole_controller.core.detection import Claims
 from pgrole_controller.core.disown import Emptied, Heir
 from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.core.role import Found, Role
@@ -47,13 +48,14 @@ class Ask:
 class Server:
     """What is known of the server that was looked at; `own_roles` are the names that the controller acts under.
 
-    `address` is where applications find it.
+    `address` is where applications find it, `claims` where it is written whose a role is.
     """
 
     system_identifier: int
     own_roles: frozenset[str]
     cluster: str
     address: Address
+    claims: Claims = "Database"
 
 
 @dataclass(frozen=True, slots=True)

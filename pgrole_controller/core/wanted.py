@@ -138,7 +138,14 @@ def proof_of(status: Mapping[str, Any], server_name: str) -> Proof | None:
     try:
         if server["name"] != server_name:
             return None
-        return Proof(role["name"], int(role["oid"]), int(server["systemIdentifier"]), role.get("applied", ""))
+        return Proof(
+            role["name"],
+            int(role["oid"]),
+            int(server["systemIdentifier"]),
+            role.get("applied", ""),
+            int(status.get("driftCount") or 0),
+            str(status.get("passwordSecretVersion") or ""),
+        )
     except (KeyError, TypeError, ValueError):
         return None
 

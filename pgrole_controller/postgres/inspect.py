@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -23,6 +23,7 @@ from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.ledger import Ledger
 
 OLDEST_VERSION = 14
 
@@ -93,6 +94,43 @@ async def look(
     return [_sight(list(group)) for _, group in groupby(rows, key=itemgetter("place"))]
 
 
+async def look_without_schema(
+    connection: Connection, identity: Identity, cluster: str, ledger: Ledger, asked: Sequence[tuple[Key, str]]
+) -> list[Sight]:
+    """The same where there is no schema pgrole: by the claims that are remembered."""
+    with speaking():
+        rows = await connection.fetch(
+            queries.inspect_schemaless("roles", verifiers=identity.sees_passwords),
+            [name for _, name in asked],
+            [key.namespace for key, _ in asked],
+            [key.name for key, _ in asked],
+            cluster,
+            identity.system_identifier,
+            *ledger.relevant(name for _, name in asked),
+        )
+    sights = [_sight(list(group)) for _, group in groupby(rows, key=itemgetter("place"))]
+    return [_remember(ledger, key, name, sight) for (key, name), sight in zip(asked, sights, strict=True)]
+
+
+def _remember(ledger: Ledger, key: Key, role_name: str, sight: Sight) -> Sight:
+    """What the table of claims would have told."""
+    ledger.seen(role_name, sight.named.oid if sight.named else None)
+    return replace(
+        sight,
+        claim=ledger.get(role_name),
+        former=ledger.former(key, role_name),
+        named=_hold(ledger, role_name, sight.named),
+        claimed=_hold(ledger, role_name, sight.claimed),
+    )
+
+
+def _hold(ledger: Ledger, role_name: str, found: Found | None) -> Found | None:
+    holder = ledger.holder(found.oid) if found else None
+    if found is None or holder is None or holder.role_name == role_name:
+        return found
+    return replace(found, held_by=str(holder.owner))
+
+
 async def look_around(
     connection: Connection,
     groups: Collection[str],
@@ -141,10 +179,35 @@ async def look_for_heirs(connection: Connection, names: Collection[str], system_
     }
 
 
-async def look_for_verifiers(connection: Connection, oids: Sequence[int]) -> dict[int, Verifier]:
-    """What these roles log in with; one without a password, or whose may not be read, is not in the result."""
+async def look_for_heirs_without_schema(
+    connection: Connection, names: Collection[str], system_identifier: int, ledger: Ledger
+) -> dict[str, Heir]:
     with speaking():
-        rows = await connection.fetch(queries.inspect("verifiers"), list(oids))
+        query = queries.inspect_schemaless("heirs", verifiers=False)
+        rows = await connection.fetch(query, list(names), system_identifier)
+    return {row["name"]: Heir(row["oid"], _place(ledger.holder(row["oid"]))) for row in rows}
+
+
+def _place(holder: Claim | None) -> tuple[str, str, str] | None:
+    if holder is None:
+        return None
+    return holder.owner.cluster, holder.owner.namespace, holder.owner.namespace_uid
+
+
+async def look_for_verifiers(
+    connection: Connection, oids: Sequence[int], *, identity: Identity | None = None
+) -> dict[int, Verifier]:
+    """What these roles log in with; one without a password, or whose may not be read, is not in the result.
+
+    `identity` where there is no schema pgrole.
+    """
+    query = (
+        queries.inspect_schemaless("verifiers", verifiers=identity.sees_passwords)
+        if identity
+        else queries.inspect("verifiers")
+    )
+    with speaking():
+        rows = await connection.fetch(query, list(oids))
     return {row["role"]: Verifier(row["verifier"]) for row in rows if row["verifier"] is not None}
 
 

@@ -22,9 +22,14 @@ _LOCK = "COMMENT ON SCHEMA pgrole IS 'is being installed'"
 _ANOTHER_MADE_IT = (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError)
 
 
-class Installation(Enum):
-    """What `install` found to do."""
+class Missing(Refused):
+    """There is no schema pgrole, and the controller may not make it."""
 
+
+class Installation(Enum):
+    """What `install` found to do; NONE: there is no schema, and the session does without."""
+
+    NONE = "none"
     PRESENT = "present"
     MADE = "made"
     CHANGED = "changed"
@@ -33,7 +38,8 @@ class Installation(Enum):
 async def install(connection: Connection, *, allowed: bool = True) -> Installation:
     """Brings schema pgrole to this version, in one transaction; does nothing where it is there and whole.
 
-    Raises Refused when it belongs to somebody else or may not be made, Transient when the server fails.
+    Raises Missing when it is not there and may not be made, Refused when it belongs to somebody else or is old and may
+    not be changed, Transient when the server fails.
     """
     with speaking():
         try:
@@ -56,7 +62,7 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
     if await _is_whole(connection, row):
         return Installation.PRESENT
     if not allowed or not (row["present"] or row["may_create"]):
-        raise Refused(
+        raise (Refused if row["present"] else Missing)(
             Reason.SERVER_NOT_READY,
             "schema pgrole is missing or old and may not be installed by the controller; "
             f"an administrator can install it with the output of `pgrole-controller sql`{_what_allows(allowed, row)}",

@@ -1,5 +1,6 @@
-"""The text of `sql/inspect/*.sql` and `sql/install/*.sql`, read once."""
+"""The text of `sql/**.sql`, read once."""
 
+import re
 from functools import cache
 
 from pgrole_controller import resources
@@ -12,7 +13,40 @@ def inspect(name: str) -> str:
 
 
 @cache
+def inspect_schemaless(name: str, *, verifiers: bool) -> str:
+    """The same question where schema pgrole is not there; "roles" takes what is remembered of claims as $6 to $8."""
+    return _without_schema(inspect(name), verifiers=verifiers)
+
+
+@cache
+def poll(*, verifiers: bool) -> str:
+    """The digests of all roles; `verifiers`: those of passwords may be read."""
+    return _without_schema(resources.text("sql", "poll", "digests.sql"), verifiers=verifiers)
+
+
+@cache
+def schemaless(name: str) -> str:
+    """One statement of a transaction where schema pgrole is not there."""
+    return resources.text("sql", "schemaless", f"{name}.sql").strip()
+
+
+@cache
 def install() -> str:
     """All of schema pgrole, in the order of the files' names, as one script."""
     files = sorted(resources.path("sql", "install").glob("*.sql"))
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+def _without_schema(text: str, *, verifiers: bool) -> str:
+    """What is asked of schema pgrole is asked of subqueries, so that there is one text of each question."""
+    read = schemaless("verifiers" if verifiers else "no_verifiers")
+    claims = schemaless("claim")
+    if "$5" not in text:  # a question that nothing is remembered for
+        claims = re.sub(r"\$[6-8]", "NULL", claims)
+    text = text.replace("pgrole.read_verifiers(NULL)", f"(\n{read}\n)")
+    text = re.sub(
+        r"pgrole\.read_verifiers\(([^()]+)\)",
+        lambda of: f"(\nSELECT x.* FROM (\n{read}\n) AS x WHERE x.role = ANY ({of[1]})\n)",
+        text,
+    )
+    return text.replace("pgrole.claim", f"(\n{claims}\n)")

@@ -1,18 +1,21 @@
-"""One connected server: three connections, whatever the number of roles.
+"""One connected server: two or three connections, whatever the number of roles.
 
-One writes and inspects, one LISTENs, one runs the procedure `watch`. A session lasts until any of the three fails, and
-then ends as a whole: its caller starts a new one and looks at everything that could have been missed.
+One writes and inspects; the others notice changes: by Watch, one LISTENs and one runs the procedure `watch`, by Poll
+one reads digests. A session lasts until any of them fails, and then ends as a whole: its caller starts a new one and
+looks at everything that could have been missed. It also ends when something else has become possible: the next one
+chooses anew.
 """
 
 import logging
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
 
 import anyio
 
+from pgrole_controller.core.detection import Claims, Detection, Mode
 from pgrole_controller.core.disown import Heir
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
@@ -20,22 +23,21 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.sight import Needs, Sight
-from pgrole_controller.postgres import inspect, queries
+from pgrole_controller.postgres import inspect, queries, watch
+from pgrole_controller.postgres.access import RECONSIDER_SECONDS, Access, await_change, read_access
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.inspect import Identity
-from pgrole_controller.postgres.install import Installation, install, others_may_create
-from pgrole_controller.postgres.notification import CHANNEL, greeting, is_greeting, read_names
+from pgrole_controller.postgres.install import Installation, Missing, install, others_may_create
+from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION, explain_access, is_lacking
 from pgrole_controller.postgres.transaction import Dialect, carry_out
 
 log = logging.getLogger(__name__)
 
+#: Between two rounds of Poll, in seconds, unless the server's owner says otherwise.
+POLL_SECONDS = 1.0
 
-#: How often `watch` compares snapshots: the delay of detection and the cost of idling.
-TICK = "5 ms"
-#: How long one call of `watch` lasts, so that its caller knows that it is alive.
-WATCH_SECONDS = 30
-_WATCH_DEADLINE = WATCH_SECONDS + 15.0
 #: To plan the look at a role takes several times as long as to do it, so it is planned once, when the tables may still
 #: be empty: for few roles among many, by index.
 _PLANNING = {
@@ -47,22 +49,31 @@ _PLANNING = {
 
 #: For one look in a transaction of its own.
 GUARDED_SECONDS = 10.0
-_GREETING_SECONDS = 5.0
-_HEARTBEAT_SECONDS = 5.0
-_HEARTBEAT_DEADLINE = 3.0
+
+#: Called with the role names that something was noticed of; None: all of them.
+Heard = Callable[[tuple[str, ...] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a lane may ask of its server while it is connected. Every method raises PgRoleError."""
+    """What a lane may ask of its server while it is connected. Every method raises PgRoleError.
+
+    `why` says what keeps Watch from working, where another mode had to be chosen.
+    """
 
     identity: Identity
     installation: Installation
     cluster: str
     guarded: bool  # others may create schemas in the home database
     _connection: Connection
+    detection: Detection = field(default_factory=Detection)
+    why: str = ""
+    _ledger: Ledger | None = None  # the claims, where schema pgrole is not there
+    _poller: Poller | None = None
 
     async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
+        if self._ledger is not None:
+            return await inspect.look_without_schema(self._connection, self.identity, self.cluster, self._ledger, asked)
         async with self._trusting():
             return await inspect.look(self._connection, self.cluster, self.identity.system_identifier, asked)
 
@@ -79,14 +90,21 @@ class Session:
         return await inspect.look_for_sessions(self._connection, oids)
 
     async def look_for_heirs(self, names: Collection[str]) -> dict[str, Heir]:
+        system_identifier = self.identity.system_identifier
+        if self._ledger is not None:
+            return await inspect.look_for_heirs_without_schema(self._connection, names, system_identifier, self._ledger)
         async with self._trusting():
-            return await inspect.look_for_heirs(self._connection, names, self.identity.system_identifier)
+            return await inspect.look_for_heirs(self._connection, names, system_identifier)
 
     async def look_for_verifiers(self, oids: Sequence[int]) -> dict[int, Verifier]:
+        if self._ledger is not None:
+            return await inspect.look_for_verifiers(self._connection, oids, identity=self.identity)
         async with self._trusting():
             return await inspect.look_for_verifiers(self._connection, oids)
 
     async def look_for_claims(self) -> list[tuple[Key, str, str]]:
+        if self._ledger is not None:
+            return self._ledger.held()
         async with self._trusting():
             return await inspect.look_for_claims(self._connection, self.cluster)
 
@@ -96,8 +114,15 @@ class Session:
             options=version >= inspect.MEMBERSHIP_OPTIONS_VERSION,
             guarded=self.guarded,
             parameter_grants=version >= PARAMETER_GRANTS_VERSION,
+            ledger=self._ledger,
+            system_identifier=self.identity.system_identifier,
         )
-        return await carry_out(self._connection, plans, dialect)
+        try:
+            return await carry_out(self._connection, plans, dialect)
+        finally:
+            if self._poller is not None:
+                changed = [plan for plan in plans if plan.changes]
+                self._poller.doubt({name for plan in changed for name in (plan.role_name, plan.seen_as)})
 
     @asynccontextmanager
     async def _trusting(self) -> AsyncIterator[None]:
@@ -111,47 +136,165 @@ class Session:
                 yield
 
 
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """What was found in the home database. `missing`: why there is no schema pgrole; then claims are in status."""
+
+    identity: Identity
+    access: Access
+    installation: Installation
+    guarded: bool
+    missing: Missing | None
+
+    @property
+    def claims(self) -> Claims:
+        return "Status" if self.missing else "Database"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sense:
+    """How changes are noticed: what runs beside the work, and what it runs on.
+
+    `connection` answers questions in between, in its `turn`.
+    """
+
+    mode: Mode
+    connections: tuple[Connection, ...]
+    tasks: tuple[Callable[[], Coroutine[Any, Any, NoReturn]], ...] = ()
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    poller: Poller | None = None
+    why: str = ""
+
+    @property
+    def connection(self) -> Connection:
+        return self.connections[0]
+
+
 async def attend(
     endpoint: Endpoint,
     cluster: str,
     *,
+    detection: Mode = Mode.AUTO,
+    interval: float = POLL_SECONDS,
     may_install: bool,
-    heard: Callable[[tuple[str, ...] | None], None],
+    heard: Heard,
     work: Callable[[Session], Awaitable[None]],
+    ledger: Ledger | None = None,
 ) -> None:
-    """Connects, installs, and runs `work` while all three connections are well; returns when `work` does.
+    """Connects, installs, and runs `work` while all connections are well.
 
-    `heard` is called with the role names of each notification (None: all of them), from before `work` begins: what
-    changes after that is heard. Raises PgRoleError when there is no session to be had or it has failed.
+    Returns when `work` does, or when what the server lets us do has changed: then another session is to be begun.
+    `heard` is called with the names of roles of which something was noticed, from before `work` begins: what changes
+    after that is heard. `ledger` keeps the claims where the database cannot; give the same one in every session with
+    the server. Raises PgRoleError when there is no session to be had or it has failed.
     """
-    async with (
-        connect(endpoint, "work", **_PLANNING) as writer,
-        connect(endpoint, "listen") as ear,
-        connect(endpoint, "watch", statement_timeout="0") as eye,
-    ):
+    async with AsyncExitStack() as stack:
+        writer = await stack.enter_async_context(connect(endpoint, "work", **_PLANNING))
         async with _explaining(writer):
-            identity = await inspect.identify(writer)
-            for other in (ear, eye):
-                if not identity.is_same_server(await inspect.identify(other)):
-                    raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")
-            installation = await install(writer, allowed=may_install)
-            guarded = await others_may_create(writer)
-            await _listen(ear, eye, heard)
-            with speaking():  # now, since what may not be read must fail the attempt and not the session
-                async with eye.transaction():
-                    if guarded:
-                        await eye.execute(queries.inspect("guard"))
-                    await eye.execute("SELECT pgrole.observe()")
-        session = Session(identity, installation, cluster, guarded, writer)
+            home = await _find_home(writer, detection, may_install)
+        sense = await _sense(stack, endpoint, writer, home, detection, interval, heard)
+        session = Session(
+            home.identity,
+            home.installation,
+            cluster,
+            home.guarded,
+            writer,
+            Detection(sense.mode, home.identity.sees_passwords, home.claims),
+            sense.why,
+            (ledger or Ledger()) if home.missing else None,
+            sense.poller,
+        )
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_watch, eye, session.guarded)
-                tasks.start_soon(_keep_alive, ear)
-                tasks.start_soon(_await_end, (writer, ear, eye))
+                for task in sense.tasks:
+                    tasks.start_soon(task)
+                tasks.start_soon(_await_end, (writer, *sense.connections))
+                tasks.start_soon(_reconsider, sense, home, min(RECONSIDER_SECONDS, 60 * interval), tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise _first(group) from group
+
+
+async def _find_home(writer: Connection, detection: Mode, may_install: bool) -> _Home:
+    identity = await inspect.identify(writer)
+    access = await read_access(writer)
+    try:
+        installation = await install(writer, allowed=may_install)
+    except Missing as error:
+        if detection is Mode.WATCH:
+            raise
+        return _Home(identity, access, Installation.NONE, False, error)
+    if installation is not Installation.PRESENT:
+        access = await read_access(writer)
+    return _Home(identity, access, installation, await others_may_create(writer), None)
+
+
+async def _sense(
+    stack: AsyncExitStack,
+    endpoint: Endpoint,
+    writer: Connection,
+    home: _Home,
+    detection: Mode,
+    interval: float,
+    heard: Heard,
+) -> _Sense:
+    """The best of what may be done of what is asked for; its connections are closed with the stack."""
+    why = home.missing.message if home.missing else ""
+    if detection in (Mode.AUTO, Mode.WATCH) and not home.missing:
+        try:
+            async with _explaining(writer):
+                return await stack.enter_async_context(_watching(endpoint, home, heard))
+        except PgRoleError as error:
+            if detection is Mode.WATCH or not (is_lacking(error) or isinstance(error, watch.NotHeard)):
+                raise
+            why = error.message
+    if detection is Mode.RESYNC:
+        return await stack.enter_async_context(_resyncing(endpoint, home))
+    why = why if detection is Mode.AUTO else ""
+    return await stack.enter_async_context(_polling(endpoint, home, interval, heard, why))
+
+
+@asynccontextmanager
+async def _watching(endpoint: Endpoint, home: _Home, heard: Heard) -> AsyncIterator[_Sense]:
+    async with connect(endpoint, "listen") as ear, connect(endpoint, "watch", statement_timeout="0") as eye:
+        await _check_same(home.identity, ear, eye)
+        await watch.listen(ear, eye, heard)
+        await watch.observe(eye, guarded=home.guarded)
+        turn = anyio.Lock()
+        tasks = (partial(watch.watch, eye, home.guarded), partial(watch.keep_alive, ear, turn))
+        yield _Sense(Mode.WATCH, (ear, eye), tasks, turn)
+
+
+@asynccontextmanager
+async def _polling(endpoint: Endpoint, home: _Home, interval: float, heard: Heard, why: str) -> AsyncIterator[_Sense]:
+    async with connect(endpoint, "poll") as connection:
+        await _check_same(home.identity, connection)
+        turn = anyio.Lock()
+        poller = Poller(connection, turn, home.identity)
+        await poller.compare()
+        yield _Sense(Mode.POLL, (connection,), (partial(poller.run, interval, heard),), turn, poller, why)
+
+
+@asynccontextmanager
+async def _resyncing(endpoint: Endpoint, home: _Home) -> AsyncIterator[_Sense]:
+    async with connect(endpoint, "resync") as connection:
+        await _check_same(home.identity, connection)
+        yield _Sense(Mode.RESYNC, (connection,))
+
+
+async def _check_same(identity: Identity, *others: Connection) -> None:
+    for other in others:
+        if not identity.is_same_server(await inspect.identify(other)):
+            raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")
+
+
+async def _reconsider(sense: _Sense, home: _Home, seconds: float, session: anyio.CancelScope) -> None:
+    """Ends the session when another one could do more, or this one could not be begun any more."""
+    only = "sees_passwords" if sense.mode is Mode.WATCH else None
+    changed = await await_change(sense.connection, sense.turn, home.access, seconds, only)
+    log.info("what the controller may do has changed", extra={"changed": ", ".join(changed)})
+    session.cancel()
 
 
 @asynccontextmanager
@@ -162,7 +305,7 @@ async def _explaining(writer: Connection) -> AsyncIterator[None]:
     except PgRoleError as error:
         if not is_lacking(error) or writer.is_closed():
             raise
-        raise await explain_access(writer, error) from error
+        raise await explain_access(writer, error) from error.__cause__
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -174,57 +317,6 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     return failure
-
-
-async def _listen(ear: Connection, eye: Connection, heard: Callable[[tuple[str, ...] | None], None]) -> None:
-    """LISTENs, and makes sure that what the watch connection sends arrives: a pooler may have put them apart."""
-    token = secrets.token_hex(8)
-    greeted = anyio.Event()
-
-    def receive(_connection: object, _pid: int, _channel: str, payload: object) -> None:
-        text = str(payload)
-        if is_greeting(text, token):
-            greeted.set()
-            return
-        names = read_names(text)
-        if names != ():
-            heard(names)
-
-    with speaking():
-        await ear.add_listener(CHANNEL, receive)
-        await eye.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, greeting(token))
-    with anyio.move_on_after(_GREETING_SECONDS):
-        await greeted.wait()
-        return
-    raise Transient(
-        Reason.SERVER_NOT_READY,
-        "a notification sent on one connection does not arrive on another: connect to the server itself, "
-        "not through a pooler in transaction mode",
-    )
-
-
-async def _watch(eye: Connection, guarded: bool) -> NoReturn:
-    while True:
-        with speaking():
-            if guarded:
-                await eye.execute(queries.inspect("guard"))
-            await eye.execute(
-                f"CALL pgrole.watch(interval '{TICK}', interval '{WATCH_SECONDS} s')",
-                timeout=_WATCH_DEADLINE,
-            )
-        log.debug("watch returned and is called again")
-
-
-async def _keep_alive(ear: Connection) -> NoReturn:
-    """A listener whose peer is gone hears nothing and does not know it: asks, with a deadline."""
-    while True:
-        await anyio.sleep(_HEARTBEAT_SECONDS)
-        with speaking():
-            channels = await ear.fetch(
-                "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)", timeout=_HEARTBEAT_DEADLINE
-            )
-        if CHANNEL not in {row["channel"] for row in channels}:
-            raise Transient(Reason.SERVER_NOT_READY, "the listening connection no longer listens")
 
 
 async def _await_end(connections: Sequence[Connection]) -> NoReturn:

@@ -5,7 +5,7 @@ ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shi
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import anyio
 import anyio.lowlevel
@@ -16,6 +16,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.privilege import Obstacle, explain, find_obstacles, is_lacking, look_for_rights
 
 #: For one transaction, whatever its statements wait for. It is not interrupted, so stopping may take that long.
@@ -24,11 +25,8 @@ TRANSACTION_SECONDS = 4.0
 #: For all that is tried one by one after a batch failed: what does not get its turn is put off.
 ONE_BY_ONE_SECONDS = 3.0
 
-_BEGIN = (
-    "SET LOCAL lock_timeout = '{lock_timeout}'",
-    "SET LOCAL statement_timeout = '3500ms'",
-    "SELECT pgrole.take_turn()",
-)
+_BEGIN = ("SET LOCAL lock_timeout = '{lock_timeout}'", "SET LOCAL statement_timeout = '3500ms'")
+_OIDS = "SELECT r.rolname::text AS name, r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY ($1::name[])"
 _TOGETHER = "2s"
 _ALONE = "300ms"
 
@@ -39,19 +37,27 @@ class Dialect:
 
     `options`: memberships have INHERIT and SET, and grants by several grantors (PostgreSQL 16 and later). `guarded`:
     others may create schemas in the home database, so each transaction makes sure of schema pgrole first.
-    `parameter_grants`: parameters of superusers can be granted to others (15 and later).
+    `parameter_grants`: parameters of superusers can be granted to others (15 and later). `ledger`: there is no schema
+    pgrole, claims are kept in this one, for the server with this `system_identifier`.
     """
 
     options: bool = True
     guarded: bool = False
     parameter_grants: bool = True
+    ledger: Ledger | None = field(default=None, compare=False)
+    system_identifier: int = 0
 
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
     begin = [statement.format(lock_timeout=lock_timeout) for statement in _BEGIN]
+    if dialect.ledger is not None:
+        begin.append(queries.schemaless("take_turn"))
+        rest = (statement for plan in plans for statement in _schemaless_statements(plan, dialect.options))
+        return ";\n".join((*begin, *rest))
     if dialect.guarded:
-        begin.insert(-1, queries.inspect("guard").strip())
+        begin.append(queries.inspect("guard").strip())
+    begin.append("SELECT pgrole.take_turn()")
     return ";\n".join((*begin, *(statement for plan in plans for statement in _statements(plan, dialect.options))))
 
 
@@ -115,6 +121,8 @@ async def _run(
 ) -> PgRoleError | None:
     try:
         text = script(plans, dialect, lock_timeout=lock_timeout)
+        if dialect.ledger is not None:
+            return await _run_schemaless(connection, plans, dialect, dialect.ledger, text)
         with speaking(), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
             await connection.execute(text)
     except PgRoleError as error:
@@ -124,11 +132,49 @@ async def _run(
     return None
 
 
+async def _run_schemaless(
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, ledger: Ledger, text: str
+) -> PgRoleError | None:
+    """The ledger changes with the transaction: when it is committed, and by nothing in between."""
+    stale = next((error for plan in plans if (error := ledger.check(plan)) is not None), None)
+    if stale is not None:
+        return stale
+    made: dict[str, int] = {}
+    if any(_touches(plan) for plan in plans):
+        new = [plan.role_name for plan in plans if plan.owner and plan.oid is None]
+        try:
+            with speaking(), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
+                async with connection.transaction():
+                    await connection.execute(text)
+                    made = {row["name"]: row["oid"] for row in (await connection.fetch(_OIDS, new) if new else ())}
+        except PgRoleError as error:
+            if connection.is_closed() or isinstance(error.__cause__, TimeoutError):
+                ledger.attempted(plans, dialect.system_identifier)
+            raise
+    ledger.note(plans, made, dialect.system_identifier)
+    return None
+
+
+def _touches(plan: Plan) -> bool:
+    """Whether the plan is about a role, and not only about what is remembered of it."""
+    return bool(plan.changes or plan.owner or plan.record or plan.forget)
+
+
+def _schemaless_statements(plan: Plan, options: bool) -> Iterator[str]:
+    if not _touches(plan):
+        return
+    oid = "" if plan.oid is None else str(plan.oid)
+    for name, value in (("seen_as", plan.seen_as), ("seen_oid", oid)):
+        yield f"SELECT pg_catalog.set_config('pgrole.{name}', {literal(value)}, true)"
+    yield queries.schemaless("expect")
+    yield from statements(plan.changes, options=options)
+
+
 def _statements(plan: Plan, options: bool) -> Iterator[str]:
     # First, since the role may be the one that this object had under another name.
     for role_name, uid in plan.releases:
         yield _call("release_claim", role_name, uid)
-    if plan.changes or plan.owner or plan.record or plan.forget:
+    if _touches(plan):
         holder = plan.claim.owner.object_uid if plan.claim else None
         yield _call("expect", plan.role_name, plan.seen_as, plan.oid, holder)
     yield from statements(plan.changes, options=options)

@@ -22,6 +22,8 @@ SELECT
     ) AS uses,
     pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'oid', 'SELECT')
         AND pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'xmin', 'SELECT') AS sees_versions,
+    pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'oid', 'SELECT')
+        AND pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'SELECT') AS sees_passwords,
     pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE') AS sees_system
 FROM pg_catalog.pg_roles AS own
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = 'pgrole'

@@ -9,4 +9,5 @@ SELECT
     current_user::text AS acting_role,
     session_user::text AS session_role,
     (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user) AS superuser,
-    pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'select') AS sees_passwords
+    pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'select')
+        AND pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'oid', 'select') AS sees_passwords

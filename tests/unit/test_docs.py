@@ -11,7 +11,7 @@ import yaml
 from pgrole_controller.api import crd
 from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.postgres.session import TICK
+from pgrole_controller.postgres.watch import TICK
 from pgrole_controller.settings import RUN, Setting
 
 ROOT = Path(__file__).parents[2]

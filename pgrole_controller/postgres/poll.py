@@ -1,0 +1,92 @@
+"""Poll: nothing is installed; digests of all roles are read every interval and compared with those of the last round.
+
+Guarantees: a role whose digest differs, that is new, gone or renamed is announced once in the round that sees it and
+once in the next, and so is each that we changed: it may have been changed to the same again between two rounds.
+
+Of each role 12 bytes and its name are kept. They are taken apart only when something differs. The digests are keyed
+with a secret of this session, so that nobody can make two states with the same one.
+"""
+
+import secrets
+import struct
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+import anyio
+
+from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.inspect import Identity
+
+#: For one round, in seconds.
+ROUND_SECONDS = 15.0
+
+#: More names than this are announced as all of them.
+MANY = 1000
+
+_ENTRY = struct.Struct(">Iq")
+
+
+class Poller:
+    """Compares one round with the last one, on a connection of its own."""
+
+    def __init__(self, connection: Connection, turn: anyio.Lock, identity: Identity) -> None:
+        """`turn` is held while the connection is used."""
+        self._connection = connection
+        self._turn = turn
+        self._started_at = identity.started_at
+        self._query = queries.poll(verifiers=identity.sees_passwords)
+        self._key = secrets.randbits(64) - 2**63
+        self._snapshot: str | None = None
+        self._digests, self._names = b"", b""
+        self._again: set[str] = set()  # to be announced in the next round, whatever it sees
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """These were changed by us: the next round announces them."""
+        self._again.update(names)
+
+    async def compare(self) -> set[str]:
+        """One round: the names of what differs. Raises PgRoleError."""
+        again, self._again = self._again, set()
+        async with self._turn:
+            with speaking():
+                row = await self._connection.fetchrow(self._query, self._snapshot, self._key, timeout=ROUND_SECONDS)
+        if row is None or row["in_recovery"] or row["started_at"] != self._started_at:
+            raise Transient(Reason.SERVER_NOT_READY, "another server answers than the one that was connected to")
+        first = self._snapshot is None
+        self._snapshot = row["snapshot"]
+        if row["digests"] is None or (row["digests"], row["names"]) == (self._digests, self._names):
+            return again
+        before, now = (self._digests, self._names), (row["digests"], row["names"])
+        self._digests, self._names = now
+        if first:
+            return again
+        differing = _readable(name for _, name in _entries(*before) ^ _entries(*now))
+        self._again |= differing
+        return again | differing
+
+    async def run(self, interval: float, heard: Callable[[tuple[str, ...] | None], None]) -> NoReturn:
+        """A round every `interval` seconds. Raises PgRoleError."""
+        due = anyio.current_time() + interval
+        while True:
+            await anyio.sleep_until(due)
+            names = await self.compare()
+            if names:
+                heard(tuple(names) if len(names) <= MANY else None)
+            due = max(due, anyio.current_time()) + interval
+
+
+def _entries(digests: bytes, names: bytes) -> set[tuple[tuple[int, ...], bytes]]:
+    return set(zip(_ENTRY.iter_unpack(digests), names.split(b"\0"), strict=True))
+
+
+def _readable(names: Iterable[bytes]) -> set[str]:
+    """What another database wrote in its encoding can be nobody's declaration."""
+    found: set[str] = set()
+    for name in names:
+        try:
+            found.add(name.decode())
+        except UnicodeDecodeError:
+            continue
+    return found

@@ -1,0 +1,43 @@
+-- What is there of every role? One row: digests of everything that a PgRole can declare, in two columns of one order:
+-- `digests` holds 12 bytes for each role (oid, digest), `names` their names with NUL between. Both are NULL as long as no
+-- transaction with an id has ended since the last round: then nothing can have changed.
+-- Nothing but PostgreSQL's own catalogs is read; whole rows are hashed, so that it is the same in every version.
+-- $1 text the snapshot of the last round   $2 bigint the key of the digests
+WITH now AS MATERIALIZED (
+    SELECT pg_catalog.pg_current_snapshot()::text AS snapshot
+)
+SELECT
+    now.snapshot, pg_catalog.pg_postmaster_start_time() AS started_at, pg_catalog.pg_is_in_recovery() AS in_recovery,
+    every.digests, every.names
+FROM now
+LEFT JOIN LATERAL (
+    SELECT
+        string_agg(pg_catalog.oidsend(n.oid) || pg_catalog.int8send(d.digest), ''::bytea ORDER BY n.oid) AS digests,
+        string_agg(textsend(n.rolname::text), '\x00'::bytea ORDER BY n.oid) AS names
+    FROM pg_catalog.pg_roles AS n
+    JOIN (
+        SELECT p.role, bit_xor(p.hash) AS digest
+        FROM (
+            SELECT r.oid AS role, hash_record_extended(ROW(
+                r.oid, r.rolname, r.rolcanlogin, r.rolsuper, r.rolcreatedb, r.rolcreaterole, r.rolinherit,
+                r.rolreplication, r.rolbypassrls, r.rolconnlimit, r.rolvaliduntil
+            ), $2::bigint) AS hash
+            FROM pg_catalog.pg_roles AS r
+            UNION ALL
+            SELECT m.member, hash_record_extended(m.*, $2::bigint) FROM pg_catalog.pg_auth_members AS m
+            UNION ALL
+            SELECT s.setrole, hash_record_extended(s.*, $2::bigint)
+            FROM pg_catalog.pg_db_role_setting AS s
+            WHERE s.setrole <> 0
+            UNION ALL
+            SELECT c.objoid, hash_record_extended(c.*, $2::bigint)
+            FROM pg_catalog.pg_shdescription AS c
+            WHERE c.classoid = 'pg_catalog.pg_authid'::regclass
+            UNION ALL
+            SELECT v.role, hash_record_extended(ROW(v.role, v.verifier), $2::bigint)
+            FROM pgrole.read_verifiers(NULL) AS v
+        ) AS p
+        GROUP BY p.role
+    ) AS d ON d.role = n.oid
+    WHERE now.snapshot IS DISTINCT FROM $1::text
+) AS every ON true
