@@ -116,9 +116,11 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is imported late, like what uses it
     from pgrole_controller.controller.app import Plan
+    from pgrole_controller.controller.declaration import Site
     from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
     from pgrole_controller.kube.credentials import in_cluster_namespace
     from pgrole_controller.postgres.connection import Endpoint
+    from pgrole_controller.postgres.token import TokenCommand
 
     dsn, server = values["dsn"], None
     if dsn is not None:
@@ -132,13 +134,16 @@ def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is importe
         )
     return Plan(
         server=server,
-        own_namespace=values["own-namespace"] or in_cluster_namespace() or "default",
+        site=Site(
+            namespace=values["own-namespace"] or in_cluster_namespace() or "default",
+            forbidden_metadata=values["forbidden-metadata"],
+            mint=TokenCommand(values["token-command"]) if values["token-command"] else None,
+        ),
         kubeconfig=values["kubeconfig"],
         context=values["context"],
         strict_tls=values["strict-tls"],
         cluster=values["cluster-id"],
         namespace=values["namespace"],
-        forbidden_metadata=values["forbidden-metadata"],
         health_host=values["health-host"],
         health_port=values["health-port"],
     )

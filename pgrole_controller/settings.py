@@ -4,6 +4,7 @@
 """
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,13 @@ def _patterns(value: str) -> tuple[str, ...]:
     return tuple(pattern.strip() for pattern in value.split(",") if pattern.strip())
 
 
+def _words(value: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise ValueError(f"it takes a command as a shell reads words: {error}") from None
+
+
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
@@ -121,6 +129,13 @@ RUN = (
         _text,
         None,
         "NAME",
+    ),
+    Setting(
+        "token-command",
+        "a program, with its arguments, that prints the password where the Secret of a PgServer has none",
+        _words,
+        (),
+        "COMMAND",
     ),
     Setting("cluster-id", "how claims name this cluster (default: uid of namespace kube-system)", _text, None, "ID"),
     Setting(

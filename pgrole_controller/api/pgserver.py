@@ -14,7 +14,8 @@ _DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|h|m|s))+$"
 _INTERVAL = "spec.drift.interval must be a duration of 100ms to 1h, such as 1s"
 _RESYNC = "spec.resyncInterval must be a duration of 1s to 720h, such as 1h"
 _CA = "spec.connection.caRef is only for sslMode verify-ca and verify-full: remove it, or set one of these"
-_SELECTOR = "spec.allow.namespaces: matchNames and matchLabels cannot both be given: choose one"
+_SELECTOR = "spec.allow.namespaces: choose by matchNames, or by matchLabels and matchExpressions, not by both"
+_REQUIREMENT = "spec.allow.namespaces.matchExpressions: values are given with In and NotIn, and only with these"
 _HOST = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
 _PATTERN_SIZE = 63 + len("{namespace}")
 
@@ -111,6 +112,24 @@ CONNECTION_RULES = rules(
 )
 
 
+class LabelRequirement(Model):
+    """One requirement of a label selector."""
+
+    key: str = Field(description="The label.", min_length=1, max_length=317)
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="How it is compared.")
+    values: list[Annotated[str, Field(max_length=63)]] = Field(
+        default_factory=list,
+        description="What it is compared with: at least one for In and NotIn, else none.",
+        json_schema_extra=_list(64, "atomic"),
+    )
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        if (self.operator in ("In", "NotIn")) != bool(self.values):
+            raise PydanticCustomError("values", _REQUIREMENT)
+        return self
+
+
 class Namespaces(Model):
     """Of which namespaces objects may have roles here: by name, or by label."""
 
@@ -125,9 +144,15 @@ class Namespaces(Model):
         json_schema_extra={"additionalProperties": {"type": "string", "maxLength": 63}, "maxProperties": 16},
     )
 
+    match_expressions: list[LabelRequirement] = Field(
+        default_factory=list,
+        description="Requirements of its labels, all of them, as in every label selector.",
+        json_schema_extra=_list(16, "atomic"),
+    )
+
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        if self.match_names and self.match_labels:
+        if self.match_names and (self.match_labels or self.match_expressions):
             raise PydanticCustomError("namespaces", _SELECTOR)
         return self
 
@@ -142,10 +167,16 @@ class Allow(Model):
             "default": {},
             **rules(
                 rule(
-                    "!has(self.matchNames) || !has(self.matchLabels) "
-                    "|| size(self.matchNames) == 0 || size(self.matchLabels) == 0",
+                    "!has(self.matchNames) || size(self.matchNames) == 0 "
+                    "|| ((!has(self.matchLabels) || size(self.matchLabels) == 0) "
+                    "&& (!has(self.matchExpressions) || size(self.matchExpressions) == 0))",
                     _SELECTOR,
-                )
+                ),
+                rule(
+                    "!has(self.matchExpressions) || self.matchExpressions.all(one, "
+                    "(one.operator in ['In', 'NotIn']) == (has(one.values) && size(one.values) > 0))",
+                    _REQUIREMENT,
+                ),
             ),
         },
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import anyio
 from anyio.abc import TaskGroup
 
+from pgrole_controller.controller.declaration import Site
 from pgrole_controller.controller.errands import Errands
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health
@@ -44,17 +45,16 @@ _CLUSTER_ID_NAMESPACE = "kube-system"
 class Plan:
     """What is run. `server` is the one of PGROLE_DSN. `cluster` None: the uid of namespace kube-system.
 
-    `own_namespace` is where the Secrets of PgServers are; `namespace` the only one whose PgRoles are looked at.
+    `namespace` is the only one whose PgRoles are looked at.
     """
 
     server: DeclaredServer | None
-    own_namespace: str = "default"
+    site: Site
     kubeconfig: str | None = None
     context: str | None = None
     strict_tls: bool = True
     cluster: str | None = None
     namespace: str | None = None
-    forbidden_metadata: tuple[str, ...] = ()
     health_host: str = "127.0.0.1"
     health_port: int | None = None
 
@@ -126,7 +126,7 @@ class _Controller:
         self._store = Store(index=index_pgrole)
         self._secrets = Store(index=index_by_owner)
         self._namespaces = Store()
-        self._observed = Observed(Store(), Store(), Store(), plan.own_namespace)
+        self._observed = Observed(Store(), Store(), Store())
         self._objects = Objects(
             self._store, self._secrets, Namespaces(client, self._namespaces), cluster, plan.namespace
         )
@@ -134,9 +134,7 @@ class _Controller:
         errands = Errands(client, self._secrets, self._recorder)
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
         self._identities = Identities()
-        self._servers = Servers(
-            client, self._observed, plan.server, plan.forbidden_metadata, self._make_lane, self._hint_server
-        )
+        self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._hint_server)
         self._health = health
         health.watch(self._store, self._servers)
         self._source = PgRoleSource(self._objects, self._queue, self._servers)
@@ -175,7 +173,7 @@ class _Controller:
         tasks.start_soon(source.announce_all)
         observed, changed = self._observed, self._servers.changed
         tasks.start_soon(self._reflect, PGSERVERS, observed.pgservers, changed, None, False)
-        own = self._plan.own_namespace
+        own = self._plan.site.namespace
         tasks.start_soon(self._reflect, SECRETS, observed.secrets, changed, own, True)
         tasks.start_soon(self._reflect, CONFIGMAPS, observed.config_maps, changed, own, True)
         if self._plan.namespace is None:

@@ -4,15 +4,15 @@ A PgServer names no other namespace: else whoever may write one could send any S
 """
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from pgrole_controller.api.password import read_duration
-from pgrole_controller.api.pgserver import CaRef, PgServer, ServerConnection
+from pgrole_controller.api.pgserver import CaRef, Namespaces, PgServer, ServerConnection
 from pgrole_controller.controller.server import DeclaredServer
-from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.allowance import Allowance, Requirement
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.hint import Key
@@ -20,14 +20,23 @@ from pgrole_controller.kube.client import CONFIGMAPS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.secrets import read_secret
 from pgrole_controller.kube.store import Stored
-from pgrole_controller.postgres.connection import Endpoint
-
-_CREDENTIALS = ("username", "password")
+from pgrole_controller.postgres.connection import Endpoint, Minting
 
 
-async def read_declaration(
-    client: Client, stored: Stored, own_namespace: str, forbidden_metadata: tuple[str, ...]
-) -> DeclaredServer:
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What holds for every PgServer of this controller.
+
+    `namespace` is where their Secrets are; `forbidden_metadata` prefixes of labels and annotations that no connection
+    Secret may have; `mint` makes the password where a credentials Secret has none.
+    """
+
+    namespace: str = "default"
+    forbidden_metadata: tuple[str, ...] = ()
+    mint: Minting | None = None
+
+
+async def read_declaration(client: Client, stored: Stored, site: Site) -> DeclaredServer:
     """Never raises: what is wrong with it is in the result."""
     obj = stored.object()
     try:
@@ -37,9 +46,9 @@ async def read_declaration(
             f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()[:5]
         )
         return _unusable(stored, Refused(Reason.INVALID_SPEC, problems))
-    declared = _declare(stored, obj, server, forbidden_metadata)
+    declared = _declare(stored, obj, server, site.forbidden_metadata)
     try:
-        endpoint = await _read_endpoint(client, server.spec.connection, own_namespace)
+        endpoint = await _read_endpoint(client, server.spec.connection, site)
     except PgRoleError as error:
         return _with(declared, None, error)
     except (ApiError, Unreachable, BadStream) as error:
@@ -72,7 +81,7 @@ def _declare(
         endpoint=None,
         allowance=Allowance(
             namespaces=tuple(allow.namespaces.match_names),
-            labels=tuple(sorted(allow.namespaces.match_labels.items())),
+            labels=_requirements(allow.namespaces),
             role_names=tuple(allow.role_names),
             attributes=frozenset(allow.attributes),
             member_of=tuple(allow.member_of),
@@ -90,18 +99,28 @@ def _declare(
     )
 
 
+def _requirements(namespaces: Namespaces) -> tuple[Requirement, ...]:
+    labels = sorted(namespaces.match_labels.items())
+    return (
+        *(Requirement(label, "In", frozenset({value})) for label, value in labels),
+        *(Requirement(one.key, one.operator, frozenset(one.values)) for one in namespaces.match_expressions),
+    )
+
+
 def _with(declared: DeclaredServer, endpoint: Endpoint | None, problem: PgRoleError | None) -> DeclaredServer:
     return replace(declared, endpoint=endpoint, problem=problem)
 
 
-async def _read_endpoint(client: Client, connection: ServerConnection, own_namespace: str) -> Endpoint:
+async def _read_endpoint(client: Client, connection: ServerConnection, site: Site) -> Endpoint:
     """Raises Waiting for a Secret or ConfigMap that is not there, or has not what it should have."""
     name = connection.credentials_secret_ref.name
-    which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {own_namespace}'
-    secret = await read_secret(client, Key(own_namespace, name))
+    which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {site.namespace}'
+    secret = await read_secret(client, Key(site.namespace, name))
     if secret is None:
         raise Waiting(Reason.SERVER_NOT_READY, f"{which} is not there")
-    user, password = (_decode(which, secret.data, key) for key in _CREDENTIALS)
+    user = _decode(which, secret.data, "username")
+    minted = site.mint if "password" not in secret.data else None
+    password = minted or _decode(which, secret.data, "password")
     return Endpoint.of(
         hosts=tuple(connection.hosts),
         port=connection.port,
@@ -109,7 +128,7 @@ async def _read_endpoint(client: Client, connection: ServerConnection, own_names
         user=user,
         password=password,
         sslmode=connection.ssl_mode,
-        ca=await _read_ca(client, connection.ca_ref, own_namespace) if connection.ca_ref else None,
+        ca=await _read_ca(client, connection.ca_ref, site.namespace) if connection.ca_ref else None,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import anyio
 from anyio.abc import TaskGroup
 
-from pgrole_controller.controller.declaration import names_secrets, read_declaration
+from pgrole_controller.controller.declaration import Site, names_secrets, read_declaration
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.resync import resync
 from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
@@ -34,7 +34,6 @@ class Observed:
     pgservers: Store
     secrets: Store
     config_maps: Store
-    own_namespace: str
 
 
 @dataclass(slots=True)
@@ -50,7 +49,7 @@ class Servers:
         client: Client,
         observed: Observed,
         implied: DeclaredServer | None,
-        forbidden_metadata: tuple[str, ...],
+        site: Site,
         make_lane: Callable[[DeclaredServer], Lane],
         moved: Callable[[str], None],
     ) -> None:
@@ -60,7 +59,7 @@ class Servers:
         self._client = client
         self._observed = observed
         self._implied = implied
-        self._forbidden_metadata = forbidden_metadata
+        self._site = site
         self._make_lane = make_lane
         self._moved = moved
         self._running: dict[str, _Running] = {}
@@ -122,8 +121,7 @@ class Servers:
         stored = self._observed.pgservers.get(Key("", name))
         if stored is None:
             raise AssertionError(f"PgServer {name} went without a pause")
-        own, forbidden = self._observed.own_namespace, self._forbidden_metadata
-        declared = await read_declaration(self._client, stored, own, forbidden)
+        declared = await read_declaration(self._client, stored, self._site)
         self._read[name] = (version, declared)
         return declared
 
@@ -134,7 +132,7 @@ class Servers:
             return None
         obj = stored.object()
         secrets, config_maps = names_secrets(obj)
-        own = self._observed.own_namespace
+        own = self._site.namespace
         parts = [(self._observed.secrets, one) for one in sorted(secrets)]
         parts += [(self._observed.config_maps, one) for one in sorted(config_maps)]
         found = [store.get(Key(own, one)) for store, one in parts]

@@ -9,11 +9,32 @@ _NAMESPACE = "{namespace}"
 
 
 @dataclass(frozen=True, slots=True)
+class Requirement:
+    """One requirement of a label selector. `operator` is In, NotIn, Exists or DoesNotExist, as in Kubernetes."""
+
+    label: str
+    operator: str
+    values: frozenset[str] = frozenset()
+
+    def is_met(self, labels: Mapping[str, str]) -> bool:
+        match self.operator:
+            case "In":
+                return labels.get(self.label) in self.values
+            case "NotIn":
+                return labels.get(self.label) not in self.values
+            case "Exists":
+                return self.label in labels
+            case "DoesNotExist":
+                return self.label not in labels
+        raise ValueError(f"not an operator of a label selector: {self.operator}")
+
+
+@dataclass(frozen=True, slots=True)
 class Allowance:
-    """Patterns may hold `{namespace}`. `namespaces` are patterns of names; with `labels` those decide instead."""
+    """Patterns may hold `{namespace}`. `namespaces` are patterns of names; where labels are required these decide."""
 
     namespaces: tuple[str, ...] = ()
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: tuple[Requirement, ...] = ()
     role_names: tuple[str, ...] = ()
     attributes: frozenset[str] = frozenset()
     member_of: tuple[str, ...] = ()
@@ -41,7 +62,7 @@ class Allowance:
 
     def _admits(self, namespace: str, labels: Mapping[str, str]) -> bool:
         if self.labels:
-            return all(labels.get(name) == value for name, value in self.labels)
+            return all(requirement.is_met(labels) for requirement in self.labels)
         return matches(namespace, self.namespaces)
 
 
