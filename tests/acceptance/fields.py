@@ -79,7 +79,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A field that is no state of the role: the test that shows its effect, as file of tests/acceptance::test."""
+    """A field that is no state of the role: the test that shows its effect, as pytest names it in tests/acceptance."""
 
     test: str
 
@@ -376,8 +376,10 @@ TABLE: dict[str, Kept | Shown] = {
     "drift.ignore": Shown("test_every_field.py::test_a_drift_of_what_is_left_to_others_stays"),
     "adopt": Shown("test_roles.py::test_a_role_that_exists_is_refused_and_adopt_takes_it_over"),
     "deletionPolicy": Shown("test_roles.py::test_drop_drops_the_role_before_the_object_goes"),
-    "reassignOwnedTo": Shown("test_deletion.py::test_what_the_role_owns_goes_to_the_heir"),
-    "terminateSessions": Shown("test_deletion.py::test_open_sessions_are_waited_for_unless_they_shall_be_ended"),
+    "reassignOwnedTo": Shown(
+        "test_deletion.py::TestTheHeir::test_gets_all_that_the_role_owns_and_nothing_else_is_dropped"
+    ),
+    "terminateSessions": Shown("test_deletion.py::TestOpenSessions::test_are_waited_for_while_nobody_else_logs_in"),
     "suspend": Shown("test_roles.py::test_a_suspended_object_changes_nothing_and_goes_on_afterwards"),
 }
 

@@ -83,19 +83,20 @@ def as_known_before_16(role: Role) -> Role:
     return replace(role, member_of=tuple(replace(one, inherit=True, set=True) for one in role.member_of))
 
 
-def ask_for(wanted: Role) -> Ask:
-    """What asks for the role with its password: none, or the one of a Secret that an errand has read."""
+async def bring_in_whole(connection: Connection, wanted: Role) -> Ask:
+    """Brings in the role with its password: none, or the one of a Secret that an errand reads. What asks for it."""
     if wanted.password is None:
-        return Ask(OWNER, wanted, adopt=True, password=PasswordAsk(Origin.NOWHERE))
+        ask = Ask(OWNER, wanted, adopt=True, password=PasswordAsk(Origin.NOWHERE))
+        await bring_in(connection, ask)
+        return ask
     seen = SecretVersion("uid", "1")
-    return Ask(
-        OWNER,
-        wanted,
-        adopt=True,
-        password=PasswordAsk(Origin.SECRET, secret="source", key="password"),
-        secrets=SecretsSeen(password=seen),
-        credential=Credential(source=f"{seen}/password", verifier=wanted.password.verifier),
-    )
+    asked = PasswordAsk(Origin.SECRET, secret="source", key="password")
+    ask = Ask(OWNER, wanted, adopt=True, password=asked, secrets=SecretsSeen(password=seen))
+    await bring_in(connection, ask)
+    errand = (await bring_in(connection, ask)).errand
+    brought = Credential(source=f"{seen}/password", verifier=wanted.password.verifier, errand=errand)
+    await bring_in(connection, replace(ask, credential=brought))
+    return ask
 
 
 async def clean(connection: Connection, *names_: str) -> None:
@@ -143,12 +144,11 @@ async def test_whatever_was_there_is_as_wanted_afterwards_and_a_second_plan_is_e
     try:
         for statement in statements(diff(before, None), options=options) if before else ():
             await connection.execute(statement)
-        ask = ask_for(wanted)
-        await bring_in(connection, ask)
+        ask = await bring_in_whole(connection, wanted)
         sight = await see(connection, wanted.name, wanted=wanted)
         assert sight.named is not None
         assert without_what_creation_gave(sight.named.role, wanted) == wanted
-        second = decide(replace(ask, credential=None), sight, await known(connection), ALLOWING)
+        second = decide(ask, sight, await known(connection), ALLOWING)
         assert not second.writes
         assert second.errand is None
         assert second.pending == ()
