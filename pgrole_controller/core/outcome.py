@@ -65,7 +65,7 @@ def of_read_back(plan: Plan) -> Outcome:
         return Outcome(
             Ending.PAUSED,
             Reason.DRIFT_REPORTED,
-            f"changed in the database and left so (spec.drift.policy is Report): {fields}",
+            f"changed by somebody else and left so (spec.drift.policy is Report): {fields}",
         )
     if plan.writes:
         return PROGRESSING
