@@ -1,0 +1,387 @@
+"""Two clusters with one PostgreSQL: a role is one's alone, nobody fights, and a rebuilt cluster takes over at once."""
+
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.apiserver import api_server as run_api_server
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import Process
+from tests.acceptance.conftest import remove
+from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, is_ready, open_database, running, says
+from tests.servers import Servers
+
+#: For how long nothing may be written, in seconds.
+QUIET_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One namespace of one API server, and the id that claims know the cluster by."""
+
+    id: str
+    kube: Kube
+    controller: Controller
+
+    @property
+    def own(self) -> str:
+        return self.kube.namespace
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Two clusters that have a namespace of the same name, and the one server that both of them use."""
+
+    here: Cluster
+    there: Cluster
+    postgres: PostgresServer
+    folder: Path
+
+    async def claims(self, *arguments: str) -> str:
+        """What `pgrole-controller claims` says; it must end well."""
+        process = Process(
+            "pgrole-controller",
+            [sys.executable, "-m", "pgrole_controller", "claims", *arguments],
+            self.folder / f"claims-{secrets.token_hex(3)}.log",
+            {**os.environ, "PGROLE_DSN": self.postgres.dsn()},
+        )
+        await process.start()
+        with anyio.fail_after(PATIENCE):
+            code = await process.wait()
+        said = process.log.read_text(encoding="utf-8")
+        assert code == 0, said
+        return said
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def second_api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
+    async with run_api_server(binaries=binaries) as server:
+        await apply_crds(server)
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def quiet_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
+    """A PostgreSQL that does nothing by itself."""
+    async with servers.run({"autovacuum": "off"}) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def world(
+    api_server: ApiServer, second_api_server: ApiServer, quiet_postgres: PostgresServer, tmp_path: Path
+) -> AsyncIterator[World]:
+    namespace = f"shop-{secrets.token_hex(3)}"
+    here = await make_cluster(api_server, namespace, quiet_postgres, tmp_path / "here")
+    there = await make_cluster(second_api_server, namespace, quiet_postgres, tmp_path / "there")
+    assert here.id != there.id
+    yield World(here, there, quiet_postgres, tmp_path)
+    for cluster in (here, there):
+        await remove(cluster.kube)
+
+
+async def make_cluster(
+    server: ApiServer, namespace: str, postgres: PostgresServer, folder: Path, *arguments: str
+) -> Cluster:
+    """Its controller, which is not started, looks at the namespace alone."""
+    await anyio.Path(folder).mkdir()
+    await create_namespace(server, namespace)
+    found = await server.request("GET", "/api/v1/namespaces/kube-system")
+    controller = Controller(server.kubeconfig, postgres.dsn(), folder, "--namespace", namespace, *arguments)
+    return Cluster(found["metadata"]["uid"], Kube(server, namespace), controller)
+
+
+async def written(database: Database, *clusters: Cluster) -> Json:
+    """All that a fight would move: transactions that wrote anything in the server, and versions of the objects."""
+    return {
+        "transactions": await database.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"),
+        "versions": [
+            (cluster.id, obj["metadata"]["name"], obj["metadata"]["resourceVersion"])
+            for cluster in clusters
+            for obj in await cluster.kube.objects()
+        ],
+    }
+
+
+async def versions_of_roles(database: Database) -> Mapping[str, str]:
+    """What every DDL on a role moves, by the name of the role."""
+    rows = await database.connection.fetch("SELECT rolname, oid, xmin::text FROM pg_authid WHERE oid >= 16384")
+    return {row["rolname"]: f"{row['oid']}/{row['xmin']}" for row in rows}
+
+
+async def settle(database: Database, *clusters: Cluster) -> Json:
+    """What was written once nothing more is, for long enough that no look which is due soon is still to come."""
+    before = await written(database, *clusters)
+    with anyio.fail_after(PATIENCE):
+        while True:
+            await anyio.sleep(3)  # a look follows each change after 2 s
+            now = await written(database, *clusters)
+            if now == before:
+                return now
+            before = now
+
+
+async def test_one_cluster_owns_the_role_and_the_other_says_whose_it_is_without_a_fight(world: World) -> None:
+    here, there = world.here, world.there
+    async with running(here.controller), running(there.controller), open_database(world.postgres.dsn()) as database:
+        await here.kube.apply("app", name="shared", login=True)
+        await here.kube.wait_ready("app")
+        await there.kube.apply("app", name="shared", login=False, connectionLimit=3)
+        words = (f"{here.own}/app", here.id)
+        lost = await there.kube.wait_for("app", lambda obj: says(obj, "ClaimedElsewhere", *words), "ClaimedElsewhere")
+
+        before = await settle(database, here, there)
+        await anyio.sleep(QUIET_SECONDS)  # what is measured: that nothing is written in all that time
+        assert await written(database, here, there) == before
+
+        await database.execute("ALTER ROLE shared NOLOGIN CREATEDB")
+        await database.wait_role("shared", lambda role: role["rolcanlogin"] and not role["rolcreatedb"], "repaired")
+        owned = await here.kube.wait_for("app", lambda obj: obj["status"].get("driftCount") == 1, "a drift counted")
+        await settle(database, here, there)
+        claim = await database.claim("shared")
+        assert claim is not None
+        assert (claim["cluster"], claim["object_uid"], claim["drift_count"]) == (here.id, owned["metadata"]["uid"], 1)
+        assert await there.kube.get("app") == lost
+        assert "role brought in" not in there.controller.log
+
+
+async def test_a_role_that_its_owner_gave_up_is_not_taken_by_the_other_cluster_until_it_adopts(world: World) -> None:
+    here, there = world.here, world.there
+    async with running(here.controller), running(there.controller), open_database(world.postgres.dsn()) as database:
+        await here.kube.apply("app", name="shared", login=True)
+        await here.kube.wait_ready("app")
+        await there.kube.apply("app", name="shared", login=True)
+        await there.kube.wait_reason("app", "ClaimedElsewhere")
+        roles = await versions_of_roles(database)
+
+        await here.kube.delete("app")
+        await there.kube.wait_reason("app", "RoleExists")
+        claim = await database.claim("shared")
+        assert claim is not None
+        assert claim["cluster"] == here.id
+        assert claim["released_at"] is not None
+
+        await there.kube.patch("app", {"spec": {"adopt": True}})
+        await there.kube.wait_ready("app")
+        await here.kube.apply("app", name="shared", login=True)
+        await here.kube.wait_for("app", lambda obj: says(obj, "ClaimedElsewhere", f"{there.own}/app", there.id), "lost")
+        assert await versions_of_roles(database) == roles
+
+
+async def test_a_claim_that_an_administrator_releases_is_heard_of_at_once_by_who_waits_for_it(world: World) -> None:
+    here, there = world.here, world.there
+    async with open_database(world.postgres.dsn()) as database:
+        async with running(here.controller):
+            await here.kube.apply("app", name="shared")
+            await here.kube.wait_ready("app")
+        async with running(there.controller):
+            await there.kube.apply("app", name="shared", adopt=True)
+            await there.kube.wait_reason("app", "ClaimedElsewhere")
+            await world.claims("release", "--cluster", here.id, "--yes")
+            with anyio.fail_after(5):  # far sooner than by back-off
+                await there.kube.wait_ready("app")
+            claim = await database.claim("shared")
+            assert claim is not None
+            assert (claim["cluster"], claim["released_at"]) == (there.id, None)
+
+
+def declared() -> dict[str, Json]:
+    """Roles of some variety; none of them may adopt."""
+    return {
+        "readers": {"name": "readers"},
+        "app": {"name": "app", "login": True, "memberOf": [{"role": "readers"}], "comment": "the app"},
+        "batch": {"name": "batch", "createdb": True, "parameters": {"work_mem": "64MB"}, "connectionLimit": 3},
+        "last": {"name": "last", "deletionPolicy": "Drop", "validUntil": "2099-01-01T00:00:00Z"},
+    }
+
+
+async def test_a_rebuilt_cluster_takes_all_claims_of_the_lost_one_over_without_adopting_or_changing_a_role(
+    world: World,
+) -> None:
+    lost, rebuilt = world.here, world.there
+    async with open_database(world.postgres.dsn()) as database:
+        async with running(lost.controller):
+            await lost.kube.apply_all(declared())
+            await lost.kube.wait_all_ready()
+        roles = await versions_of_roles(database)
+        async with running(rebuilt.controller):
+            await rebuilt.kube.apply_all(declared())
+            await rebuilt.kube.wait_all(lambda obj: says(obj, "ClaimedElsewhere", lost.id), "ClaimedElsewhere")
+            await rebuilt.kube.apply("squatter", name="app", login=True, adopt=True)
+            await rebuilt.kube.wait_for("squatter", lambda obj: says(obj, "ClaimedElsewhere"), "ClaimedElsewhere")
+
+            said = await world.claims("transfer", "--from", lost.id, "--to", rebuilt.id, "--yes")
+            assert "4 claims" in said
+            for name in declared():
+                with anyio.fail_after(5):  # far sooner than by back-off
+                    await rebuilt.kube.wait_ready(name)
+            words = (f"{rebuilt.own}/app",)
+            await rebuilt.kube.wait_for("squatter", lambda obj: says(obj, "Conflict", *words), "Conflict")
+
+            assert await versions_of_roles(database) == roles
+            await assert_owned(database, rebuilt)
+            assert all(obj["status"].get("driftCount", 0) == 0 for obj in await rebuilt.kube.objects())
+
+        # Somebody starts the lost one again: it is told, and changes nothing.
+        again = Controller(lost.kube.server.kubeconfig, world.postgres.dsn(), world.folder, "--namespace", lost.own)
+        async with running(again):
+            await lost.kube.wait_all(lambda obj: says(obj, "ClaimedElsewhere", rebuilt.id), "ClaimedElsewhere")
+            assert await versions_of_roles(database) == roles
+
+
+async def assert_owned(database: Database, cluster: Cluster) -> None:
+    """Each declared role is claimed by the cluster's object, of its very namespace, and by nobody else."""
+    namespace = await cluster.kube.server.request("GET", f"/api/v1/namespaces/{cluster.own}")
+    for name, spec in declared().items():
+        obj, claim = await cluster.kube.get(name), await database.claim(spec["name"])
+        assert obj is not None
+        assert claim is not None
+        owner = (claim["cluster"], claim["namespace_uid"], claim["object"], claim["object_uid"], claim["released_at"])
+        assert owner == (cluster.id, namespace["metadata"]["uid"], name, obj["metadata"]["uid"], None)
+
+
+async def test_what_was_transferred_before_its_objects_are_restored_waits_for_them(world: World) -> None:
+    lost, rebuilt = world.here, world.there
+    async with open_database(world.postgres.dsn()) as database:
+        async with running(lost.controller):
+            await lost.kube.apply_all(declared())
+            await lost.kube.wait_all_ready()
+        roles = await versions_of_roles(database)
+        await world.claims("transfer", "--from", lost.id, "--to", rebuilt.id, "--yes")
+        async with running(rebuilt.controller):
+            held = "SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL"
+            await database.wait_value(held, 0)
+            await rebuilt.kube.apply_all(declared())
+            await rebuilt.kube.wait_all_ready()
+            assert await versions_of_roles(database) == roles
+            await assert_owned(database, rebuilt)
+
+
+@pytest.mark.parametrize("restored_first", [True, False])
+async def test_a_cluster_rebuilt_under_the_same_cluster_id_takes_over_from_itself(
+    api_server: ApiServer,
+    second_api_server: ApiServer,
+    quiet_postgres: PostgresServer,
+    tmp_path: Path,
+    restored_first: bool,
+) -> None:
+    namespace, chosen = f"shop-{secrets.token_hex(3)}", ("--cluster-id", "production")
+    lost = await make_cluster(api_server, namespace, quiet_postgres, tmp_path / "lost", *chosen)
+    rebuilt = await make_cluster(second_api_server, namespace, quiet_postgres, tmp_path / "rebuilt", *chosen)
+    world = World(lost, rebuilt, quiet_postgres, tmp_path)
+    async with open_database(quiet_postgres.dsn()) as database:
+        async with running(lost.controller):
+            await lost.kube.apply("app", name="app", login=True)
+            await lost.kube.wait_ready("app")
+        roles = await versions_of_roles(database)
+        if restored_first:
+            await rebuilt.kube.apply("app", name="app", login=True)
+        async with running(rebuilt.controller):
+            more: tuple[str, ...] = ()
+            if not restored_first:
+                await database.wait_value("SELECT released_at IS NOT NULL FROM pgrole.claim", True)
+                await rebuilt.kube.apply("app", name="app", login=True)
+                more = ("--with-released",)
+            await rebuilt.kube.wait_reason("app", "Conflict" if restored_first else "RoleExists")
+            await world.claims("transfer", "--from", "production", "--to", "production", "--yes", *more)
+            await rebuilt.kube.wait_ready("app")
+            assert await versions_of_roles(database) == roles
+    for cluster in (lost, rebuilt):
+        await remove(cluster.kube)
+
+
+async def test_a_cluster_that_is_given_another_id_keeps_its_roles_and_their_history(world: World) -> None:
+    here = world.here
+    renamed = Controller(
+        *(here.kube.server.kubeconfig, world.postgres.dsn(), world.there.controller.process.log.parent),
+        *("--namespace", here.own, "--cluster-id", "production"),
+    )
+    async with open_database(world.postgres.dsn()) as database:
+        async with running(here.controller):
+            await here.kube.apply("app", name="app")
+            await here.kube.wait_ready("app")
+            await database.execute("ALTER ROLE app CREATEDB")
+            await here.kube.wait_for("app", lambda obj: obj["status"].get("driftCount") == 1, "a drift counted")
+        await world.claims("transfer", "--from", here.id, "--to", "production", "--yes")
+        async with running(renamed):
+            await database.wait_value("SELECT namespace_uid <> '' FROM pgrole.claim WHERE role_name = 'app'", True)
+            claim = await database.claim("app")
+            assert claim is not None
+            assert (claim["cluster"], claim["drift_count"]) == ("production", 1)
+
+
+def rules_of_one_namespace() -> list[Json]:
+    return [
+        {"apiGroups": ["pgrole.dev"], "resources": ["pgroles"], "verbs": ["get", "list", "watch", "patch"]},
+        {"apiGroups": ["pgrole.dev"], "resources": ["pgroles/status"], "verbs": ["patch"]},
+        {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]},
+        {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch", "create", "patch", "delete"]},
+    ]
+
+
+async def allow_namespace(server: ApiServer, namespace: str, user: str) -> None:
+    """What docs/running.md grants, in this namespace alone."""
+    group = "rbac.authorization.k8s.io"
+    await apply(
+        server,
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "Role",
+            "metadata": {"name": user, "namespace": namespace},
+            "rules": rules_of_one_namespace(),
+        },
+    )
+    await apply(
+        server,
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": user, "namespace": namespace},
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": user},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+        },
+    )
+
+
+async def test_an_installation_of_one_namespace_needs_no_right_beyond_it_when_the_cluster_id_is_given(
+    second_api_server: ApiServer, quiet_postgres: PostgresServer, tmp_path: Path
+) -> None:
+    user = "pgrole-controller"
+    cluster = await make_cluster(second_api_server, f"team-{secrets.token_hex(3)}", quiet_postgres, tmp_path / "admin")
+    kubeconfig, arguments = second_api_server.kubeconfig_of(user), ("--namespace", cluster.own)
+    await allow_namespace(second_api_server, cluster.own, user)
+
+    without = Controller(kubeconfig, quiet_postgres.dsn(), tmp_path, *arguments)
+    await without.start()
+    with anyio.fail_after(PATIENCE):
+        assert await without.process.wait() == 1
+    for word in ("kube-system", "forbidden", "--cluster-id"):
+        assert word in without.log
+    assert "Traceback" not in without.log
+
+    (tmp_path / "team").mkdir()
+    dsn = quiet_postgres.dsn()
+    async with (
+        running(Controller(kubeconfig, dsn, tmp_path / "team", *arguments, "--cluster-id", "team")),
+        open_database(dsn) as database,
+    ):
+        await cluster.kube.apply("app", name="app", login=True)
+        await cluster.kube.wait_ready("app")
+        await database.execute("ALTER ROLE app CREATEROLE")
+        await cluster.kube.wait_for("app", lambda obj: is_ready(obj) and obj["status"].get("driftCount") == 1, "repair")
+        claim = await database.claim("app")
+        assert claim is not None
+        assert (claim["cluster"], claim["namespace"]) == ("team", cluster.own)
+        await cluster.kube.wait_event("DriftCorrected")
+    await remove(cluster.kube)
