@@ -130,6 +130,8 @@ def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is importe
             allowance_of(values),
             address_of(dsn),
             may_install=values["install"],
+            mode=values["detection"],
+            interval=values["poll-interval"],
             resync_seconds=values["resync-interval"],
         )
     return Plan(

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
+from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.logs import LogFormat
 
@@ -76,16 +77,34 @@ def _words(value: str) -> tuple[str, ...]:
         raise ValueError(f"it takes a command as a shell reads words: {error}") from None
 
 
+def _mode(value: str) -> Mode:
+    modes = {mode.value.lower(): mode for mode in Mode}
+    if value.lower() not in modes:
+        raise ValueError(f"it takes one of {', '.join(modes)}")
+    return modes[value.lower()]
+
+
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
-def _duration(value: str) -> float:
+def _read_seconds(value: str) -> float:
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|h|m|s)", value)
     if not parts or "".join(number + unit for number, unit in parts) != value:
         raise ValueError("it takes a duration such as 30s, 10m or 1h30m")
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def _duration(value: str) -> float:
+    seconds = _read_seconds(value)
     if seconds < 1:
         raise ValueError("it takes at least 1s")
+    return seconds
+
+
+def _interval(value: str) -> float:
+    seconds = _read_seconds(value)
+    if not 0.1 <= seconds <= 3600:
+        raise ValueError("it takes 100ms to 1h")
     return seconds
 
 
@@ -154,6 +173,8 @@ RUN = (
         "LIST",
     ),
     Setting("install", "whether the controller may install schema pgrole itself", _flag, True, "BOOL"),
+    Setting("detection", "how changes are noticed: auto, watch, poll or resync", _mode, Mode.AUTO, "MODE"),
+    Setting("poll-interval", "how often poll asks, 100ms to 1h", _interval, 1.0, "DURATION"),
     Setting("resync-interval", "a look at every object at least this often", _duration, 3600.0, "DURATION"),
     Setting("health-host", "address of /healthz and /readyz", _text, "0.0.0.0", "ADDRESS"),  # noqa: S104 -- for the kubelet
     Setting("health-port", "port of /healthz and /readyz, 0 for none", _port, 8080, "PORT"),

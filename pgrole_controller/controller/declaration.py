@@ -14,6 +14,7 @@ from pgrole_controller.api.pgserver import CaRef, Namespaces, PgServer, ServerCo
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.allowance import Allowance, Requirement
 from pgrole_controller.core.connection import Address
+from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import CONFIGMAPS, Client
@@ -94,6 +95,8 @@ def _declare(
         ),
         address=Address(connection.hosts[0], connection.port, connection.database, connection.ssl_mode),
         may_install=spec.install,
+        mode=Mode(spec.drift.mode),
+        interval=read_duration(spec.drift.interval).total_seconds(),
         resync_seconds=read_duration(spec.resync_interval).total_seconds(),
         age=(str(obj["metadata"].get("creationTimestamp") or ""), stored.uid),
     )

@@ -30,6 +30,7 @@ from pgrole_controller.core.schedule import After, Visit
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.disown import disown
 from pgrole_controller.postgres.install import Installation
+from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.session import Session, attend
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class Lane:
         self._queue = queue
         self._reporter = reporter
         self._identities = identities
+        self._ledger = Ledger()
+        self._why = ""  # a lesser mode of detection was chosen last
         self._delay = 0.0
         self._since = -math.inf  # of the session, on the loop's clock
         self._failures = 0  # in a row
@@ -87,7 +90,7 @@ class Lane:
     def declare(self, server: DeclaredServer) -> None:
         """The server as it is declared now: connects anew where that changed, and looks anew where the policy did."""
         before, self.server = self.server, server
-        if (before.endpoint, before.may_install) != (server.endpoint, server.may_install):
+        if before.access != server.access:
             self.reconnect("server is declared anew")
         elif (before.allowance, before.address) != (server.allowance, server.address):
             self.hint_all("policy", Rank.CHANGE)
@@ -120,9 +123,12 @@ class Lane:
             await attend(
                 server.endpoint,
                 self._objects.cluster,
+                detection=server.mode,
+                interval=server.interval,
                 may_install=server.may_install,
                 heard=self._heard,
                 work=self._work,
+                ledger=self._ledger,
             )
         except PgRoleError as error:
             self._fail(error)
@@ -179,12 +185,16 @@ class Lane:
             extra={
                 "server": self.server.name,
                 "version": session.identity.version,
-                "detection": "Watch",
+                "detection": session.detection.mode.value,
                 "schema": session.installation.value,
-                "passwords": session.identity.sees_passwords,
+                "passwords": session.detection.passwords,
+                "claims": session.detection.claims,
             },
         )
-        if session.installation is not Installation.PRESENT:
+        if session.why and session.why != self._why:
+            log.info("changes are noticed by Poll", extra={"server": self.server.name, "why": session.why})
+        self._why = session.why
+        if session.installation in (Installation.MADE, Installation.CHANGED):
             expected = session.installation is Installation.MADE and self._since == -math.inf
             level = logging.INFO if expected else logging.WARNING  # while we ran, somebody dropped it
             log.log(level, "schema pgrole was installed", extra={"server": self.server.name})

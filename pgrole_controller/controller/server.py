@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
+from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.postgres.connection import Endpoint
 
@@ -15,6 +16,7 @@ DEFAULT_SERVER = "default"
 class DeclaredServer:
     """`address` is where applications find it. `endpoint` None: `problem` says why it cannot be connected to.
 
+    `mode` is how changes are to be noticed; by Poll, every `interval` seconds.
     `age` decides between two that are one server: creationTimestamp, then uid.
     """
 
@@ -23,6 +25,13 @@ class DeclaredServer:
     allowance: Allowance
     address: Address
     may_install: bool = True
+    mode: Mode = Mode.AUTO
+    interval: float = 1.0
     resync_seconds: float = 3600.0
     age: tuple[str, str] = ("", "")
     problem: PgRoleError | None = field(default=None, compare=False)
+
+    @property
+    def access(self) -> tuple[object, ...]:
+        """What a session depends on: when it is another one, the server is connected to anew."""
+        return self.endpoint, self.may_install, self.mode, self.interval

@@ -90,9 +90,9 @@ class ServerReporter:
             status["version"] = session.identity.version
             status["systemIdentifier"] = str(session.identity.system_identifier)
             status["detection"] = {
-                "mode": "Watch",
-                "passwords": session.identity.sees_passwords,
-                "claims": "Database",
+                "mode": session.detection.mode.value,
+                "passwords": session.detection.passwords,
+                "claims": session.detection.claims,
             }
         status["roles"] = self._count(lane.server.name, previous.get("roles"))
         return status

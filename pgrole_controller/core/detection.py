@@ -1,14 +1,14 @@
 """How changes inside a server are noticed, and where it is written whose a role is."""
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Literal
 
 #: Where claims live: in schema pgrole of the home database, or, where there is none, in the status of the objects.
 Claims = Literal["Database", "Status"]
 
 
-class Mode(Enum):
+class Mode(StrEnum):
     """What is asked for, or (but for AUTO) what is done."""
 
     AUTO = "Auto"  # the best that the server lets us

@@ -19,10 +19,19 @@ class Ledger:
     """Claims by the name of their role, as table pgrole.claim holds them. One for each server, in every session."""
 
     def __init__(self) -> None:
+        self._server: int | None = None
         self._claims: dict[str, Claim] = {}
         self._names: dict[Key, set[str]] = {}  # of the claims of one object
         self._holders: dict[int, str] = {}  # oid of a role: the name in the claim that holds it
         self._attempts: dict[str, tuple[Plan, int]] = {}  # roles of which it is not known whether they were created
+
+    def open(self, system_identifier: int) -> "Ledger":
+        """For a session with this server: what is remembered of another one says nothing of its roles."""
+        if system_identifier != self._server:
+            self._server = system_identifier
+            for memory in (self._claims, self._names, self._holders, self._attempts):
+                memory.clear()
+        return self
 
     def get(self, role_name: str) -> Claim | None:
         return self._claims.get(role_name)

@@ -201,7 +201,7 @@ async def attend(
             writer,
             Detection(sense.mode, home.identity.sees_passwords, home.claims),
             sense.why,
-            (ledger or Ledger()) if home.missing else None,
+            (ledger or Ledger()).open(home.identity.system_identifier) if home.missing else None,
             sense.poller,
         )
         try:

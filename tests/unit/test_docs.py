@@ -65,8 +65,8 @@ def leaves(schema: dict[str, Any], path: str = "") -> Iterator[str]:
             yield from leaves(field.get("items", {}), f"{path}{name}[].")
 
 
-def schema(part: str) -> dict[str, Any]:
-    definition = yaml.safe_load(next(iter(crd.files().values())))
+def schema(part: str, of: crd.Definition = crd.PGROLE) -> dict[str, Any]:
+    definition = crd.crd(of)
     properties: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     found: dict[str, Any] = properties[part]
     return found
@@ -80,7 +80,8 @@ def test_every_setting_is_documented_with_flag_variable_and_default(setting: Set
         return
     row = table_row(text, f"--{setting.name}")
     assert f"`{setting.variable}`" in row
-    shown = {True: "true", 3600.0: "1h", frozenset(): "", (): "", None: ""}.get(setting.default, str(setting.default))
+    known = {3600.0: "1h", 1.0: "1s", frozenset(): "", (): "", None: ""}
+    shown = "true" if setting.default is True else known.get(setting.default, str(setting.default))
     assert f"`{shown}`" in row or shown == ""
 
 
@@ -106,6 +107,22 @@ def test_documented_defaults_of_spec_are_those_of_the_crd() -> None:
         if isinstance(field.get("default"), bool | int | str):
             cells = table_row(text, name).split("|")
             assert str(field["default"]).lower() in cells[2].lower(), name
+
+
+@pytest.mark.parametrize("field", [name for name in leaves(schema("spec", crd.PGSERVER)) if "[]" not in name])
+def test_every_field_of_a_server_is_documented_with_its_default(field: str) -> None:
+    row = table_row(read("docs/servers.md").split("## status")[0], field)
+    described = schema("spec", crd.PGSERVER)
+    for part in field.split("."):
+        described = described["properties"][part]
+    default = described.get("default")
+    if isinstance(default, bool | int | str):
+        assert f"`{str(default).lower()}`" in row.split("|")[2].lower()
+
+
+@pytest.mark.parametrize("field", [name for name in leaves(schema("status", crd.PGSERVER)) if "[]" not in name])
+def test_every_field_of_a_servers_status_is_documented(field: str) -> None:
+    assert f"`{field}`" in read("docs/servers.md").split("## status")[1]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/drift.md"])
