@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_thread
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
@@ -126,7 +127,9 @@ async def _find_primary(endpoint: Endpoint, settings: dict[str, str]) -> Connect
 
     So one that hangs leaves time for all others, and a slow one is still taken. Raises what was wrong with each host.
     """
-    search = _Search(endpoint, settings, make_context(endpoint.ssl or "verify-full", endpoint.ca))
+    # The system's authorities take 50 ms to read, in which no other server should wait.
+    context = await anyio.to_thread.run_sync(make_context, endpoint.ssl or "verify-full", endpoint.ca)
+    search = _Search(endpoint, settings, context)
     patience = min(_PATIENCE_SECONDS, CONNECT_SECONDS / 2 / max(1, len(endpoint.hosts)))
     try:
         async with anyio.create_task_group() as tasks:

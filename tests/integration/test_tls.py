@@ -4,12 +4,15 @@ import contextlib
 import os
 import secrets
 import shutil
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import asyncpg
 import pytest
 import pytest_asyncio
@@ -18,7 +21,7 @@ from pgrole_controller.core.errors import PgRoleError, Refused, Transient
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
 from pgrole_controller.postgres import tls
-from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.connection import CONNECT_SECONDS, Endpoint, connect
 from pgrole_controller.postgres.tls import Mode
 from tests.certificates import Certificate, Certificates
 from tests.libpq import ask_libpq
@@ -311,3 +314,29 @@ async def test_a_wrong_password_is_said_under_tls_too(trial: Trial) -> None:
         async with connect(endpoint, "test"):
             pass
     assert secret not in str(caught.value)
+
+
+async def test_a_server_that_stops_answering_after_the_handshake_of_tls_is_given_up_with_its_socket(
+    tmp_path: Path,
+) -> None:
+    shown = Certificates(tmp_path).self_signed("mute", "DNS:localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(shown.chain, shown.key)
+
+    def shake_hands_and_wait(listener: socket.socket) -> None:
+        raw, _ = listener.accept()
+        raw.recv(8)
+        raw.sendall(b"S")
+        with raw.dup() as wire, context.wrap_socket(raw, server_side=True):
+            wire.settimeout(2 * CONNECT_SECONDS)
+            while wire.recv(1 << 16):  # raises TimeoutError unless the client closes it
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, shake_hands_and_wait, listener)
+            port = listener.getsockname()[1]
+            endpoint = Endpoint.of(["localhost"], port, "postgres", "user", "password", "verify-full", shown.pem)
+            with pytest.raises(Transient, match="no answer in time"):
+                async with connect(endpoint, "test"):
+                    pass
