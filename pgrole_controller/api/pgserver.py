@@ -13,6 +13,7 @@ from pgrole_controller.api.password import OBJECT_NAME, SECRET_KEY, read_duratio
 _DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|h|m|s))+$"
 _INTERVAL = "spec.drift.interval must be a duration of 100ms to 1h, such as 1s"
 _RESYNC = "spec.resyncInterval must be a duration of 1s to 720h, such as 1h"
+_NO_CA = "spec.connection.sslMode verify-ca needs spec.connection.caRef: without one any certificate would do"
 _CA = "spec.connection.caRef is only for sslMode verify-ca and verify-full: remove it, or set one of these"
 _SELECTOR = "spec.allow.namespaces: choose by matchNames, or by matchLabels and matchExpressions, not by both"
 _REQUIREMENT = "spec.allow.namespaces.matchExpressions: values are given with In and NotIn, and only with these"
@@ -104,11 +105,14 @@ class ServerConnection(Model):
     def _check_ca(self) -> Self:
         if self.ca_ref is not None and not self.ssl_mode.startswith("verify-"):
             raise PydanticCustomError("ca", _CA)
+        if self.ca_ref is None and self.ssl_mode == "verify-ca":
+            raise PydanticCustomError("ca", _NO_CA)
         return self
 
 
 CONNECTION_RULES = rules(
-    rule("!has(self.caRef) || self.sslMode in ['verify-ca', 'verify-full']", _CA, field_path=".caRef")
+    rule("!has(self.caRef) || self.sslMode in ['verify-ca', 'verify-full']", _CA, field_path=".caRef"),
+    rule("has(self.caRef) || self.sslMode != 'verify-ca'", _NO_CA, field_path=".caRef"),
 )
 
 

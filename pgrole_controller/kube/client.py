@@ -199,6 +199,8 @@ class Client:
             )
         except _TRANSPORT as error:
             raise _unreachable(method, path, error) from error
+        finally:
+            self._api.last_response = None  # it would hold a Secret until the next request
         return response
 
     async def _renew(self, before: int, method: str, path: str) -> None:

@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from pgrole_controller.api import crd
+from pgrole_controller.api.meta import Model
 from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
+from pgrole_controller.api.pgserver import PgServer, PgServerSpec
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.postgres.watch import TICK
 from pgrole_controller.settings import RUN, Setting
@@ -144,11 +146,15 @@ def test_every_event_is_documented() -> None:
 
 @pytest.mark.parametrize("obj", examples())
 def test_every_example_is_valid_and_has_no_unknown_field(obj: Any) -> None:
-    if obj["kind"] != "PgRole":
+    models: dict[str, tuple[type[Model], type[Model]]] = {
+        "PgRole": (PgRole, PgRoleSpec),
+        "PgServer": (PgServer, PgServerSpec),
+    }
+    if obj["kind"] not in models:
         return
-    PgRole.model_validate(obj)
-    known = {field.alias or name for name, field in PgRoleSpec.model_fields.items()}
-    assert set(obj["spec"]) <= known
+    whole, spec = models[obj["kind"]]
+    whole.model_validate(obj)
+    assert set(obj["spec"]) <= {field.alias or name for name, field in spec.model_fields.items()}
 
 
 def test_every_relative_link_leads_somewhere() -> None:
