@@ -1,6 +1,7 @@
 """What `claims` does: shows what it is about, asks, and changes just that."""
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -40,7 +41,12 @@ def run(options: argparse.Namespace, dsn: str) -> int:
 def _show(options: argparse.Namespace, endpoint: Endpoint) -> int:
     selection = Selection(options.cluster, options.namespace, options.role, True if options.released else None)
     claims = anyio.run(_read, endpoint, selection)
-    sys.stdout.write(as_json(claims) if options.output == "json" else as_table(claims))
+    try:
+        sys.stdout.write(as_json(claims) if options.output == "json" else as_table(claims))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has seen enough; what is left in the buffer is not written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
 
 
@@ -115,7 +121,8 @@ def _is_agreed() -> bool:
         raise WrongSetting("there is no terminal to ask on, nothing was changed: give --yes")
     try:
         return input("go on? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
+    except (EOFError, KeyboardInterrupt):
+        print()  # noqa: T201
         return False
 
 

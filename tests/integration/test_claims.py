@@ -21,6 +21,8 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.claims import Selection, list_claims, release
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import install
+from tests.acceptance.privileges import PASSWORD as STEWARD_PASSWORD
+from tests.acceptance.privileges import STEWARD, role_sql
 from tests.integration.sql_support import Ear, listening, role_oid
 from tests.servers import Servers
 
@@ -215,6 +217,22 @@ class TestList:
         assert "a1\\x1b[2J\\nb1 there" in out
         assert len(out.splitlines()) == 1 + len(CLAIMS)
 
+    async def test_who_reads_only_the_beginning_gets_no_traceback(self, trial: Trial) -> None:
+        await trial.home.execute(
+            "INSERT INTO pgrole.claim SELECT 'many ' || i, i, 1, 'c', 'n', 'nu', 'o', 'ou'"
+            " FROM generate_series(1, 3000) AS i"
+        )
+        command = [sys.executable, "-m", "pgrole_controller", "claims", "list"]
+        with subprocess.Popen(  # noqa: ASYNC220 -- its output is read in part
+            command, env=_environment(trial.server.dsn(), {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            await anyio.to_thread.run_sync(process.stdout.readline)
+            process.stdout.close()
+            said = await anyio.to_thread.run_sync(process.stderr.read)
+        assert (process.returncode, said) == (0, b"")
+
 
 class TestRelease:
     async def test_one_role_is_released_and_told(self, trial: Trial) -> None:
@@ -310,6 +328,25 @@ class TestAsking:
         assert answer.code == code
         assert "go on?" in answer.out
         assert (await trial.claims())["a1"] == ("lost", "ns-1", code == 0)
+
+
+class TestTheControllersOwnRole:
+    async def test_it_may_do_all_of_it_where_it_installed_the_schema(self, trial: Trial) -> None:
+        await trial.home.execute(role_sql(trial.home.get_server_version().major))
+        dsn = trial.server.dsn(STEWARD, password=STEWARD_PASSWORD)
+        try:
+            await trial.home.execute("DROP SCHEMA pgrole CASCADE")
+            async with connect(Endpoint(dsn), "test") as connection:
+                await install(connection)
+            await trial.home.execute("INSERT INTO pgrole.claim SELECT 'a1', 1, 1, 'lost', 'n', 'nu', 'o', 'ou'")
+            for deed in (("transfer", "--from", "lost", "--to", "new"), ("release", "--role", "a1")):
+                answer = await trial.run(*deed, "--yes", PGROLE_DSN=dsn)
+                assert (answer.code, answer.err) == (0, "")
+            answer = await trial.run("release", "--role", "a1", "--forget", "--yes", PGROLE_DSN=dsn)
+            assert (answer.code, answer.err) == (0, "")
+            assert await trial.claims() == {}
+        finally:
+            await trial.home.execute(f"DROP SCHEMA pgrole CASCADE; DROP OWNED BY {STEWARD}; DROP ROLE {STEWARD}")
 
 
 class TestOneTransaction:
