@@ -200,7 +200,8 @@ class Client:
         except _TRANSPORT as error:
             raise _unreachable(method, path, error) from error
         finally:
-            self._api.last_response = None  # it would hold a Secret until the next request
+            # It would hold the content of a Secret until the next request.
+            self._api.last_response = None  # type: ignore[attr-defined]
         return response
 
     async def _renew(self, before: int, method: str, path: str) -> None:
