@@ -362,7 +362,7 @@ class Controller:
 
 @asynccontextmanager
 async def running(controller: Controller, *, connected: bool = True) -> AsyncIterator[Controller]:
-    """The controller runs and, unless told otherwise, is connected; at the end it is stopped and must have ended well."""
+    """The controller runs and, unless told otherwise, is connected; at the end it stops and must have ended well."""
     await controller.start()
     try:
         await controller.wait_log("session with PostgreSQL begins" if connected else "listed")

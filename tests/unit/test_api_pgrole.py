@@ -191,7 +191,7 @@ def test_a_flag_is_true_or_false_and_nothing_like_it(flag: str, value: object) -
 
 @pytest.mark.parametrize("password", [{}, {"disabled": False}, {"disabled": True, "secretRef": {"name": "a"}}])
 def test_a_password_has_exactly_one_source(password: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="exactly one of|disabled"):
+    with pytest.raises(ValidationError, match=r"exactly one of|disabled"):
         build(password=password)
 
 
