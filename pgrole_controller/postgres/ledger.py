@@ -25,9 +25,12 @@ class Ledger:
         self._holders: dict[int, str] = {}  # oid of a role: the name in the claim that holds it
         self._attempts: dict[str, tuple[Plan, int]] = {}  # roles of which it is not known whether they were created
 
-    def open(self, system_identifier: int) -> "Ledger":
-        """For a session with this server: what is remembered of another one says nothing of its roles."""
-        if system_identifier != self._server:
+    def open(self, system_identifier: int | None) -> "Ledger":
+        """For a session with this server; None: one whose claims are in the database.
+
+        What is remembered of another server says nothing of this one's roles, and what is in the database is newer.
+        """
+        if system_identifier is None or system_identifier != self._server:
             self._server = system_identifier
             for memory in (self._claims, self._names, self._holders, self._attempts):
                 memory.clear()

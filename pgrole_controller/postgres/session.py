@@ -201,7 +201,7 @@ async def attend(
             writer,
             Detection(sense.mode, home.identity.sees_passwords, home.claims),
             sense.why,
-            (ledger or Ledger()).open(home.identity.system_identifier) if home.missing else None,
+            _open(ledger, home),
             sense.poller,
         )
         try:
@@ -214,6 +214,11 @@ async def attend(
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise _first(group) from group
+
+
+def _open(ledger: Ledger | None, home: _Home) -> Ledger | None:
+    opened = (ledger or Ledger()).open(home.identity.system_identifier if home.missing else None)
+    return opened if home.missing else None
 
 
 async def _find_home(writer: Connection, detection: Mode, may_install: bool) -> _Home:

@@ -1,0 +1,482 @@
+"""The same drifts in every mode of detection; a mode is chosen by what PostgreSQL allows, and changes with it."""
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
+from tests.acceptance.conftest import make_kube, remove
+from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, open_database, running
+from tests.servers import Servers
+
+STEWARD = "steward"
+PASSWORD = "of-the-steward"
+
+#: Nothing but what changes of roles take: neither schema pgrole nor pg_authid.
+BARE = f"CREATE ROLE {STEWARD} LOGIN CREATEROLE CREATEDB PASSWORD '{PASSWORD}'"
+#: What Watch takes beside that.
+CREATE = f"GRANT CREATE ON DATABASE postgres TO {STEWARD}"
+READ = f"GRANT SELECT (oid, xmin) ON pg_authid TO {STEWARD}"
+#: Verifiers too.
+READ_ALL = f"GRANT SELECT ON pg_authid TO {STEWARD}"
+
+DECLARED: dict[str, Any] = {
+    "login": True,
+    "connectionLimit": 7,
+    "validUntil": "2031-01-01T00:00:00Z",
+    "comment": "as declared",
+    "parameters": {"work_mem": "8MB"},
+    "databaseParameters": [{"database": "template1", "parameters": {"work_mem": "4MB"}}],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way to run: as a superuser (`grants` None) or as a role that has these; and what is chosen."""
+
+    arguments: tuple[str, ...]
+    says: tuple[str, ...]
+    grants: tuple[str, ...] | None = None
+
+    @property
+    def sees_passwords(self) -> bool:
+        return self.grants is None or READ_ALL in self.grants
+
+    @property
+    def has_claims(self) -> bool:
+        return "claims=Database" in self.says
+
+
+POLL = ("--detection", "poll", "--poll-interval", "200ms")
+
+KINDS = {
+    "watch": Kind(("--detection", "watch"), ("detection=Watch", "claims=Database")),
+    "poll with the schema": Kind(POLL, ("detection=Poll", "claims=Database")),
+    "poll without the schema": Kind(
+        ("--poll-interval", "200ms"), ("detection=Poll", "claims=Status", "changes are noticed by Poll"), (BARE,)
+    ),
+    "poll without the schema, seeing passwords": Kind(
+        ("--poll-interval", "200ms"), ("detection=Poll", "claims=Status"), (BARE, READ_ALL)
+    ),
+    "resync with the schema": Kind(
+        ("--detection", "resync", "--resync-interval", "2s"), ("detection=Resync", "claims=Database")
+    ),
+    "resync without the schema": Kind(
+        ("--detection", "resync", "--resync-interval", "2s"), ("detection=Resync", "claims=Status"), (BARE,)
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server, a namespace and a controller of one kind."""
+
+    kind: Kind
+    kube: Kube
+    server: PostgresServer
+    database: Database
+    controller: Controller
+    version: int
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=KINDS.values(), ids=KINDS.keys())
+async def running_place(
+    request: pytest.FixtureRequest, servers: Servers, api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Place]:
+    kind: Kind = request.param
+    async with servers.run() as server, open_database(server.dsn()) as database:
+        for statement in kind.grants or ():
+            await database.execute(statement)
+        dsn = server.dsn() if kind.grants is None else server.dsn(STEWARD, password=PASSWORD)
+        kube = await make_kube(api_server)
+        folder = tmp_path_factory.mktemp("modes")
+        made = Controller(api_server.kubeconfig, dsn, folder, "--namespace", kube.namespace, *kind.arguments)
+        async with running(made) as started:
+            yield Place(kind, kube, server, database, started, servers.version)
+        await remove(kube)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def place(running_place: Place) -> AsyncIterator[Place]:
+    """The objects of one test are gone before the next begins, and its session did not end meanwhile."""
+    yield running_place
+    await running_place.kube.delete_all()
+    await running_place.kube.wait_number(0)
+    assert "session with PostgreSQL ended" not in running_place.controller.log
+    assert "reclaimed" not in running_place.controller.log
+
+
+@pytest.fixture
+def role() -> str:
+    return f"n{secrets.token_hex(4)}"
+
+
+def drifts(count: int) -> Callable[[Json], bool]:
+    return lambda obj: obj.get("status", {}).get("driftCount", 0) >= count
+
+
+async def declare(kube: Kube, role: str, **spec: Any) -> Json:
+    await kube.apply("app", name=role, **{**DECLARED, **spec})
+    return await kube.wait_ready("app")
+
+
+async def test_the_mode_in_use_is_said(place: Place) -> None:
+    for words in place.kind.says:
+        assert words in place.controller.log
+    seen = await place.database.fetchval("SELECT to_regnamespace('pgrole') IS NOT NULL")
+    assert seen is place.kind.has_claims
+
+
+DRIFTS = [
+    ("ALTER ROLE {} NOLOGIN", "login"),
+    ("ALTER ROLE {} CREATEDB", "createdb"),
+    ("ALTER ROLE {} CREATEROLE", "createrole"),
+    ("ALTER ROLE {} NOINHERIT", "inherit"),
+    ("ALTER ROLE {} CONNECTION LIMIT 99", "connectionLimit"),
+    ("ALTER ROLE {} VALID UNTIL 'infinity'", "validUntil"),
+    ("COMMENT ON ROLE {} IS 'tampered'", "comment"),
+    ("COMMENT ON ROLE {} IS NULL", "comment"),
+    ("ALTER ROLE {} SET work_mem = '1MB'", "parameters"),
+    ("ALTER ROLE {} RESET ALL", "parameters"),
+    ("ALTER ROLE {} IN DATABASE template1 SET work_mem = '1MB'", "databaseParameters"),
+    ("ALTER ROLE {} IN DATABASE template1 RESET ALL", "databaseParameters"),
+    ("ALTER ROLE {} RENAME TO {}_stolen", "name"),
+    ("DROP ROLE {}", "role"),
+]
+
+
+async def test_every_drift_is_noticed_told_and_set_back(place: Place, role: str) -> None:
+    kube, database = place.kube, place.database
+    before = await declare(kube, role)
+    for count, (statement, field) in enumerate(DRIFTS, 1):
+        await database.execute(statement.format(role, role))
+        obj = await kube.wait_for("app", drifts(count), f"driftCount {count} after {statement}")
+        assert obj["status"]["driftCount"] == count
+        assert obj["status"]["lastDrift"]["fields"][0] == field
+        assert condition(obj, "Ready")["status"] == "True"
+    row = await database.role(role)
+    assert row is not None
+    assert (row["rolcanlogin"], row["rolcreatedb"], row["rolinherit"], row["rolconnlimit"]) == (True, False, True, 7)
+    assert (row["comment"], row["rolconfig"]) == ("as declared", ["work_mem=8MB"])
+    obj = await kube.wait_ready("app")
+    assert obj["status"]["role"]["oid"] == row["oid"] != before["status"]["role"]["oid"]
+    assert (obj["status"]["role"]["applied"], await database.role(f"{role}_stolen")) == (
+        before["status"]["role"]["applied"],
+        None,
+    )
+
+
+async def test_memberships_are_exact(place: Place, role: str) -> None:
+    kube, database = place.kube, place.database
+    await kube.apply("group", name=f"{role}_group")
+    await kube.apply("other", name=f"{role}_other")
+    await declare(kube, role, memberOf=[{"role": f"{role}_group"}])
+    by = f" GRANTED BY {STEWARD}" if place.kind.grants and place.version >= 16 else ""
+    await database.execute(f"REVOKE {role}_group FROM {role}{by}")
+    await kube.wait_for("app", drifts(1), "driftCount 1")
+    await database.execute(f"GRANT {role}_other TO {role}{by}")
+    obj = await kube.wait_for("app", drifts(2), "driftCount 2")
+    assert obj["status"]["lastDrift"]["fields"] == ["memberOf"]
+    await database.wait_value(
+        f"SELECT array_agg(roleid::regrole::text) FROM pg_auth_members WHERE member = '{role}'::regrole",
+        [f"{role}_group"],
+    )
+
+
+async def test_a_membership_waits_for_its_role_until_somebody_makes_it(place: Place, role: str) -> None:
+    await place.kube.apply("app", name=role, memberOf=[{"role": f"{role}_group"}])
+    await place.kube.wait_reason("app", "MembershipPending")
+    await place.kube.apply("group", name=f"{role}_group")
+    await place.kube.wait_ready("app")
+
+
+async def test_a_password_is_set_follows_its_secret_and_is_set_back_where_it_is_seen(place: Place, role: str) -> None:
+    kube, database = place.kube, place.database
+    await kube.apply_secret("source", password="first")
+    await declare(kube, role, password={"secretRef": {"name": "source"}})
+    await database.wait_password(role, "first")
+    await kube.apply_secret("source", password="second")
+    await database.wait_password(role, "second")
+    obj = await kube.wait_ready("app")
+    assert obj["status"]["driftCount"] == 0
+    if place.kind.sees_passwords:
+        await database.execute(f"ALTER ROLE {role} PASSWORD 'tampered'")
+        obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+        assert obj["status"]["lastDrift"]["fields"] == ["password"]
+        await database.wait_password(role, "second")
+
+
+async def test_a_generated_password_is_delivered_and_not_made_twice(place: Place, role: str) -> None:
+    await declare(place.kube, role, password={"generate": {}}, connectionSecret={"name": "app-connection"})
+    secret = await place.kube.wait_secret("app-connection")
+    await place.database.wait_password(role, secret["text"]["password"])
+    await place.database.execute(f"ALTER ROLE {role} CREATEDB")
+    await place.kube.wait_for("app", drifts(1), "driftCount 1")
+    again = await place.kube.secret("app-connection")
+    assert again is not None
+    assert again["metadata"]["uid"] == secret["metadata"]["uid"]
+    assert again["text"]["password"] == secret["text"]["password"]
+
+
+async def test_the_same_drift_again_and_again_is_always_set_back(place: Place, role: str) -> None:
+    """Each comes as soon as the last was set back: what a round sees may be what the last one saw."""
+    await declare(place.kube, role)
+    for _ in range(4):  # as often as is no fight yet
+        await place.database.execute(f"ALTER ROLE {role} CREATEDB")
+        await place.database.wait_role(role, lambda row: not row["rolcreatedb"], "set back")
+    await place.kube.wait_for("app", drifts(4), "driftCount 4")
+
+
+async def test_a_changed_spec_is_no_drift(place: Place, role: str) -> None:
+    await declare(place.kube, role)
+    obj = await declare(place.kube, role, connectionLimit=8, comment="changed")
+    assert obj["status"]["driftCount"] == 0
+    row = await place.database.role(role)
+    assert row is not None
+    assert (row["rolconnlimit"], row["comment"]) == (8, "changed")
+
+
+async def test_under_report_nothing_is_changed_until_it_ends(place: Place, role: str) -> None:
+    await declare(place.kube, role, drift={"policy": "Report"})
+    await place.database.execute(f"ALTER ROLE {role} CREATEDB")
+    obj = await place.kube.wait_reason("app", "DriftReported")
+    assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
+    await place.database.execute(f"ALTER ROLE {role} NOCREATEDB")
+    obj = await place.kube.wait_ready("app")
+    assert obj["status"]["driftCount"] == 0
+
+
+async def test_what_exists_is_not_taken_without_adopt(place: Place, role: str) -> None:
+    await place.database.execute(f"CREATE ROLE {role} CREATEDB")
+    if place.kind.grants and place.version >= 16:
+        await place.database.execute(f"GRANT {role} TO {STEWARD} WITH ADMIN TRUE, INHERIT FALSE, SET FALSE")
+    await place.kube.apply("app", name=role, **DECLARED)
+    await place.kube.wait_reason("app", "RoleExists")
+    row = await place.database.role(role)
+    assert row is not None
+    assert row["rolcreatedb"]
+    await declare(place.kube, role, adopt=True)
+
+
+async def test_two_objects_do_not_share_a_role(place: Place, role: str) -> None:
+    await declare(place.kube, role)
+    await place.kube.apply("late", name=role, adopt=True, comment="another's")
+    obj = await place.kube.wait_reason("late", "Conflict")
+    assert "/app" in condition(obj, "Ready")["message"]
+    await place.kube.wait_ready("app")
+    row = await place.database.role(role)
+    assert row is not None
+    assert row["comment"] == "as declared"
+
+
+async def test_a_role_whose_name_was_given_to_another_is_refused_and_nothing_changed(place: Place, role: str) -> None:
+    await declare(place.kube, role)
+    stolen = f"{role}_stolen"
+    await place.database.execute(f"BEGIN; ALTER ROLE {role} RENAME TO {stolen}; CREATE ROLE {role}; COMMIT")
+    obj = await place.kube.wait_reason("app", "NameTaken")
+    assert stolen in condition(obj, "Ready")["message"]
+    await place.database.execute(f"DROP ROLE {role}")
+    await place.kube.wait_ready("app")
+    assert await place.database.role(stolen) is None
+
+
+async def test_a_role_of_another_object_is_not_taken_under_a_new_name(place: Place, role: str) -> None:
+    await place.kube.apply("victim", name=f"{role}_victim")
+    victim = await place.kube.wait_ready("victim")
+    await place.database.execute(f"ALTER ROLE {role}_victim RENAME TO {role}")
+    await place.kube.apply("app", name=role, adopt=True)
+    await place.kube.wait_for("victim", drifts(1), "driftCount 1")
+    obj = await place.kube.wait_ready("app")
+    assert obj["status"]["role"]["oid"] != victim["status"]["role"]["oid"]
+
+
+async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place: Place, role: str) -> None:
+    kube, database = place.kube, place.database
+    await kube.apply("heir", name=f"{role}_heir")
+    await kube.wait_ready("heir")
+    await declare(kube, role, deletionPolicy="Drop", reassignOwnedTo=f"{role}_heir")
+    if place.kind.grants and place.version >= 16:
+        for name in (role, f"{role}_heir"):
+            await database.execute(f"GRANT {name} TO {STEWARD} WITH INHERIT TRUE, SET TRUE")
+    await database.execute(f"CREATE SCHEMA of_{role} AUTHORIZATION {role}")
+    if place.kind.grants:
+        await database.execute(f"GRANT CREATE ON DATABASE postgres TO {role}_heir")
+    await kube.delete("app")
+    await kube.wait_gone("app")
+    assert await database.role(role) is None
+    await database.wait_value(
+        f"SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'of_{role}'", f"{role}_heir"
+    )
+    await database.execute(f"DROP OWNED BY {role}_heir")
+
+
+async def test_an_object_that_is_made_again_takes_its_retained_role_back(place: Place, role: str) -> None:
+    await declare(place.kube, role)
+    await place.kube.delete("app")
+    await place.kube.wait_gone("app")
+    before = await place.database.role(role)
+    assert before is not None
+    obj = await declare(place.kube, role)
+    assert obj["status"]["role"]["oid"] == before["oid"]
+
+
+async def test_a_name_in_another_encoding_ends_no_session(place: Place, role: str) -> None:
+    await declare(place.kube, role)
+    await place.database.execute(f"CREATE DATABASE latin_{role} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    async with open_database(place.server.dsn(database=f"latin_{role}")) as latin:
+        await latin.execute(f'CREATE ROLE "{role}_ä"; COMMENT ON ROLE "{role}_ä" IS \'ö\'')
+        await latin.execute(f"COMMENT ON ROLE {role} IS 'ü'")
+        await place.kube.wait_for("app", drifts(1), "driftCount 1")
+        await latin.execute(f'DROP ROLE "{role}_ä"')
+    await place.database.execute(f"ALTER ROLE {role} CREATEDB")
+    await place.kube.wait_for("app", drifts(2), "driftCount 2")
+    await place.database.execute(f"DROP DATABASE latin_{role}")
+
+
+SLOW_TO_ASK = ("--poll-interval", "100ms")  # and what is allowed is asked every 60 rounds, 6 s
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def admin(stage: Stage) -> AsyncIterator[Database]:
+    async with stage.database() as opened:
+        await opened.execute(BARE)
+        yield opened
+
+
+def steward(stage: Stage, *arguments: str) -> Controller:
+    return stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD), *SLOW_TO_ASK, *arguments)
+
+
+class TestSwitching:
+    async def test_auto_goes_to_watch_when_the_grants_are_given_and_back_when_they_are_taken(
+        self, stage: Stage, admin: Database
+    ) -> None:
+        async with running(steward(stage)) as controller:
+            await stage.kube.apply("app", login=True)
+            obj = await stage.kube.wait_ready("app")
+            assert "GRANT CREATE ON DATABASE postgres" in controller.log
+            await admin.execute(CREATE)
+            await controller.wait_log("detection=Poll schema=made passwords=False claims=Database")
+            assert "GRANT SELECT (oid, xmin)" in controller.log
+            await admin.execute("ALTER ROLE app NOLOGIN")
+            await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+            await admin.execute(READ)
+            await controller.wait_log("detection=Watch")
+            await admin.execute("ALTER ROLE app CREATEDB")
+            await stage.kube.wait_for("app", drifts(2), "driftCount 2")
+            await admin.execute("REVOKE SELECT (oid, xmin) ON pg_authid FROM steward; ALTER ROLE app CREATEROLE")
+            await stage.kube.wait_for("app", drifts(3), "driftCount 3")
+            await controller.wait_count("detection=Poll", 3)
+            await admin.execute("REVOKE CREATE ON DATABASE postgres FROM steward; DROP SCHEMA pgrole CASCADE")
+            await controller.wait_count("claims=Status", 2)
+            await admin.execute("ALTER ROLE app CREATEDB")
+            again = await stage.kube.wait_for("app", drifts(4), "driftCount 4")
+            assert again["status"]["role"]["oid"] == obj["status"]["role"]["oid"]
+            assert again["status"]["driftCount"] == 4
+
+    async def test_passwords_that_may_be_read_from_now_on_are_watched(self, stage: Stage, admin: Database) -> None:
+        async with running(steward(stage)) as controller:
+            await stage.kube.apply_secret("source", password="given")
+            await stage.kube.apply("app", login=True, password={"secretRef": {"name": "source"}})
+            await stage.kube.wait_ready("app")
+            await admin.execute(READ_ALL)
+            await controller.wait_log("passwords=True")
+            await admin.wait_password("app", "given")
+            await admin.execute("ALTER ROLE app PASSWORD 'tampered'")
+            obj = await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+            assert obj["status"]["lastDrift"]["fields"] == ["password"]
+            await admin.wait_password("app", "given")
+
+    async def test_watch_that_is_asked_for_is_not_replaced(self, stage: Stage, admin: Database) -> None:
+        controller = steward(stage, "--detection", "watch")
+        await controller.start()
+        await stage.kube.apply("app", login=True)
+        obj = await stage.kube.wait_reason("app", "ServerNotReady")
+        assert "GRANT CREATE ON DATABASE postgres" in condition(obj, "Ready")["message"]
+        await admin.execute(f"{CREATE}; {READ}")
+        await stage.kube.wait_ready("app")
+        assert "detection=Watch" in controller.log
+        assert await controller.stop() == 0
+
+    async def test_a_schema_that_may_not_be_used_is_not_ignored(self, stage: Stage, admin: Database) -> None:
+        """It may hold the claims of others."""
+        await admin.execute(f"BEGIN; {queries.install()}; COMMIT")
+        controller = steward(stage)
+        await controller.start()
+        await stage.kube.apply("app", login=True)
+        obj = await stage.kube.wait_reason("app", "ServerNotReady")
+        assert "GRANT USAGE ON SCHEMA pgrole" in condition(obj, "Ready")["message"]
+        assert await admin.role("app") is None
+        assert await controller.stop() == 0
+
+
+class TestClaimsInStatus:
+    """What a controller that starts anew knows of the roles that it had made."""
+
+    async def test_a_restart_takes_nothing_anew_and_what_drifted_meanwhile_is_counted(
+        self, stage: Stage, admin: Database
+    ) -> None:
+        async with running(steward(stage)):
+            for name in ("app", "gone"):
+                await stage.kube.apply(name, login=True, deletionPolicy="Drop")
+                await stage.kube.wait_ready(name)
+            await admin.execute("ALTER ROLE app CREATEDB")
+            before = await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+        await admin.execute("ALTER ROLE app CREATEDB; DROP ROLE gone")
+        async with running(steward(stage)) as controller:
+            obj = await stage.kube.wait_for("app", drifts(2), "driftCount 2")
+            assert obj["status"]["driftCount"] == 2
+            assert obj["status"]["role"] == before["status"]["role"]
+            await admin.wait_role("gone", lambda row: row["rolcanlogin"], "made again")
+            await admin.execute("ALTER ROLE app CREATEDB")
+            await stage.kube.wait_for("app", drifts(3), "driftCount 3")
+            assert await stage.kube.events("ClaimRestored") == []
+            assert "reclaimed" not in controller.log
+        async with running(steward(stage)):
+            await stage.kube.delete("app")
+            await stage.kube.wait_gone("app")
+        assert await admin.role("app") is None
+
+    async def test_another_role_of_that_name_is_not_taken_for_it(self, stage: Stage, admin: Database) -> None:
+        async with running(steward(stage)):
+            await stage.kube.apply("app", login=True)
+            await stage.kube.wait_ready("app")
+        await admin.execute("DROP ROLE app; CREATE ROLE app CREATEDB")
+        async with running(steward(stage)):
+            await stage.kube.wait_reason("app", "RoleExists")
+            row = await admin.role("app")
+            assert row is not None
+            assert row["rolcreatedb"]
+
+    async def test_a_password_that_was_left_to_others_stays_theirs(self, stage: Stage, admin: Database) -> None:
+        async with running(steward(stage)):
+            await stage.kube.apply_secret("source", password="first")
+            await stage.kube.apply(
+                "app", login=True, password={"secretRef": {"name": "source"}}, drift={"ignore": ["password"]}
+            )
+            await stage.kube.wait_ready("app")
+            await admin.wait_password("app", "first")
+            await admin.execute("ALTER ROLE app PASSWORD 'theirs'")
+        async with running(steward(stage)):
+            await admin.execute("ALTER ROLE app CREATEDB")
+            await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+            await admin.wait_password("app", "theirs")
+
+    async def test_a_generated_password_stays(self, stage: Stage, admin: Database) -> None:
+        async with running(steward(stage)):
+            await stage.kube.apply("app", password={"generate": {}}, connectionSecret={"name": "made"}, login=True)
+            before = await stage.kube.wait_secret("made")
+            await stage.kube.wait_ready("app")
+        async with running(steward(stage)):
+            await admin.execute("ALTER ROLE app CREATEDB")
+            await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+            after = await stage.kube.secret("made")
+            assert after is not None
+            assert after["text"] == before["text"]
+            await admin.wait_password("app", before["text"]["password"])
