@@ -334,3 +334,15 @@ async def test_the_database_follows_a_secret_restored_from_a_backup_and_nothing_
             await request(kube, "2")
             after = await kube.wait_secret("delivered", lambda held: text(held) != text(backup), "another password")
             await assert_agreement(kube, database, text(after), after)
+
+
+async def test_what_was_handled_stays_so_when_the_database_has_lost_its_claims(stage: Stage) -> None:
+    kube, before = stage.kube, await begin(stage)
+    async with running(stage.controller()), stage.database() as database:
+        await request(kube, "1")
+        held = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+        await look_again(kube, "at rest")
+        await database.execute("DROP SCHEMA pgrole CASCADE")
+        await database.wait_value("SELECT to_regclass('pgrole.claim') IS NOT NULL", True)
+        await database.wait_value("SELECT rotate_handled FROM pgrole.claim WHERE role_name = 'app'", "1")
+        await assert_agreement(kube, database, text(held))
