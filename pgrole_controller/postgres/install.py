@@ -12,6 +12,7 @@ import asyncpg
 from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.home import check_only, look_for_home, record_home
 
 #: Raised with every change of sql/install. One version older and newer than this one can be worked with.
 VERSION = 2
@@ -38,8 +39,8 @@ class Installation(Enum):
 async def install(connection: Connection, *, allowed: bool = True) -> Installation:
     """Brings schema pgrole to this version, in one transaction; does nothing where it is there and whole.
 
-    Raises Missing when it is not there and may not be made, Refused when it belongs to somebody else or is old and may
-    not be changed, Transient when the server fails.
+    Raises Missing when it is not there and may not be made, Refused when it belongs to somebody else, is in another
+    database of the server, or is old and may not be changed, Transient when the server fails.
     """
     with speaking():
         try:
@@ -60,6 +61,7 @@ async def others_may_create(connection: Connection) -> bool:
 async def _install(connection: Connection, *, allowed: bool) -> Installation:
     row = await _survey(connection)
     if await _is_whole(connection, row):
+        await record_home(connection)
         return Installation.PRESENT
     if not allowed or not (row["present"] or row["may_create"]):
         raise (Refused if row["present"] else Missing)(
@@ -67,6 +69,7 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
             "schema pgrole is missing or old and may not be installed by the controller; "
             f"an administrator can install it with the output of `pgrole-controller sql`{_what_allows(allowed, row)}",
         )
+    check_only(await look_for_home(connection))
     async with connection.transaction():
         if not row["present"]:
             await connection.execute(_SCHEMA)
@@ -74,6 +77,7 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
         await _survey(connection)
         await connection.execute(queries.install())
         await _survey(connection)
+    await record_home(connection)
     return Installation.CHANGED if row["present"] else Installation.MADE
 
 

@@ -82,6 +82,7 @@ async def test_where_pg_authid_cannot_be_read_a_created_role_is_claimed_too(
 ) -> None:
     await home.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
     await home.execute("CREATE DATABASE stewards OWNER steward")
+    await home.execute("ALTER DATABASE postgres RESET pgrole.home")
     steward = await asyncpg.connect(server.dsn("steward", "stewards", "p"))
     try:
         await install(steward)

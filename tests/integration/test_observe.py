@@ -346,6 +346,7 @@ async def test_a_schema_that_an_ordinary_role_made_first_is_refused(home: Connec
 async def test_an_owner_that_is_no_superuser_needs_only_oid_and_xmin(server: PostgresServer, home: Connection) -> None:
     await home.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
     await home.execute("CREATE DATABASE stewards OWNER steward")
+    await home.execute("ALTER DATABASE postgres RESET pgrole.home")
     admin = await asyncpg.connect(server.dsn(database="stewards"))
     await admin.execute("GRANT SELECT (oid, xmin) ON pg_authid TO steward")
     await admin.close()
