@@ -193,6 +193,7 @@ class _Controller:
 
     async def _decline_unknown(self) -> None:
         """Objects for a server that nobody declared."""
+        await self._servers.settled.wait()
         error = Refused(
             Reason.SERVER_GONE,
             "spec.serverRef.name: there is no PgServer of this name: create it, or name another one in a new object",

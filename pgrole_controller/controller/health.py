@@ -53,7 +53,7 @@ class Health:
             lane.server.name: "connected" if lane.connected else lane.trouble.message if lane.trouble else "connecting"
             for lane in lanes
         }
-        settled = self._servers is not None and self._servers.settled
+        settled = self._servers is not None and self._servers.settled.is_set()
         known = settled and all(lane.connected or lane.trouble for lane in lanes)
         synced = self._store is not None and self._store.synced.is_set()
         ready = synced and known and not self.stopping

@@ -65,7 +65,7 @@ class Servers:
         self._running: dict[str, _Running] = {}
         self._read: dict[str, tuple[object, DeclaredServer]] = {}
         self._changed = anyio.Event()
-        self.settled = False  # every server that is declared has its lane
+        self.settled = anyio.Event()  # every server that is declared has its lane
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a lane for a server of this name."""
@@ -87,7 +87,7 @@ class Servers:
             while True:
                 self._changed = anyio.Event()
                 again = await self._update(tasks)
-                self.settled = True
+                self.settled.set()
                 with anyio.move_on_after(AGAIN_SECONDS if again else float("inf")):
                     await self._changed.wait()
 
