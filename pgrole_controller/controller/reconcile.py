@@ -244,16 +244,24 @@ async def _look(requests: Sequence[Request], session: Session, server: Server) -
 
 
 async def _add_surroundings(requests: Sequence[Request], sights: list[Sight], session: Session) -> list[Sight]:
-    """What the roles refer to: asked for all of them at once, and only where they refer to anything."""
-    wanted = [request.ask.wanted for request in requests if request.ask]
-    groups = {held.role for role in wanted for held in role.member_of}
-    groups |= {request.ask.heir for request in requests if request.ask and request.ask.terminating} - {""}
+    """What the roles refer to, or hold: asked for all of them at once, and only where there is anything."""
+    asks = [request.ask for request in requests if request.ask]
+    wanted = [ask.wanted for ask in asks] + [rival.wanted for ask in asks for rival in ask.older_rivals]
+    there = [one.role for sight in sights for one in (sight.named, sight.claimed) if one]
+    groups = {held.role for role in (*wanted, *there) for held in role.member_of}
+    groups |= {ask.heir for ask in asks if ask.terminating} - {""}
+    groups = {name for name in groups if not _is_illegible(name)}
     parameters = {name for role in wanted for name in role.parameter_names}
     databases = {database for role in wanted for database, _ in role.database_parameters}
     if not (groups or parameters or databases):
         return sights
     around = await session.look_around(groups, parameters, databases)
     return [replace(sight, around=around) for sight in sights]
+
+
+def _is_illegible(name: str) -> bool:
+    """Whether a database of another encoding wrote it: it cannot be asked for."""
+    return any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 async def _add_needs(

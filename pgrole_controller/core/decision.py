@@ -22,10 +22,12 @@ from pgrole_controller.core.policy import (
     check_parameters,
     check_protected,
     check_wanted,
+    restrain,
 )
+from pgrole_controller.core.restraint import find_held, is_beyond, restraints
 from pgrole_controller.core.role import Found, Role, digest
 from pgrole_controller.core.settlement import Settlement, settle
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.sight import Ask, Rival, Server, Sight
 
 
 def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
@@ -36,9 +38,10 @@ def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
         raise Refused(Reason.SUSPENDED, "spec.suspend is true: nothing is looked at or changed")
     _check_name(ask, sight, server, policy)
     check_held(sight)
-    check_wanted(policy, ask.wanted)
-    check_memberships(policy, ask.wanted, sight.around)
-    check_parameters(policy, ask.wanted, sight.around)
+    try:
+        _check_policy(policy, ask.wanted, sight.around)
+    except Refused as refusal:
+        return _restrain(ask, sight, server, policy, refusal)
     wanted, pending = _within_reach(ask.wanted, sight.around)
     asked = replace(ask, wanted=wanted)
     claim = find_own_claim(asked, sight, server)
@@ -52,9 +55,43 @@ def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     if claim is None:
         plan = _take_first(asked, sight, server, policy, settled)
     else:
-        plan = _keep(asked, claim, target, sight, server, settled)
+        plan = _keep(asked, claim, target, sight, server, policy, settled)
     waiting = (*pending, settled.pending) if settled.pending else pending
     return replace(plan, pending=waiting, errand=settled.errand, releases=releases)
+
+
+def _check_policy(policy: Policy, wanted: Role, around: Surroundings) -> None:
+    check_wanted(policy, wanted)
+    check_memberships(policy, wanted, around)
+    check_parameters(policy, wanted, around)
+
+
+def _restrain(ask: Ask, sight: Sight, server: Server, policy: Policy, refusal: Refused) -> Plan:
+    """The plan for an object that is refused: takes away from its role what others gave it. Raises the refusal."""
+    try:
+        claim = find_own_claim(ask, sight, server)
+    except Refused:
+        claim = None  # another's: nothing of it is touched
+    target = find_held(claim, sight, server)
+    if claim is None or target is None:
+        raise refusal
+    wanted, _ = _within_reach(ask.wanted, sight.around)
+    drifted = claim.applied == _digest(replace(ask, wanted=wanted)) and not ask.report_only
+    left = _leave(ask.ignore, wanted, restrain(policy, target.role, sight.around))
+    changes = restraints(policy, replace(left, name=target.role.name), target.role, sight.around, drifted=drifted)
+    return Plan(
+        role_name=ask.wanted.name,
+        changes=changes,
+        oid=target.oid,
+        seen_as=target.role.name,
+        claim=claim,
+        owner=ask.owner if changes and target.role.name == ask.wanted.name else None,
+        applied=claim.applied,
+        drift=field_names(changes),
+        pending=(refusal,),
+        releases=tuple(former for former in sight.former if former[1] != ask.owner.object_uid),
+        deed=Deed.CORRECTED if changes else Deed.NOTHING,
+    )
 
 
 def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[PgRoleError, ...]]:
@@ -95,10 +132,11 @@ def _check_name(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
 
 def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, settled: Settlement) -> Plan:
     """No claim of this object yet: create the role, or adopt it."""
-    if ask.older_rival and sight.claim is None:
+    older = next((rival for rival in ask.older_rivals if _could_have(rival, sight)), None)
+    if older is not None and sight.claim is None:
         raise Refused(
             Reason.CONFLICT,
-            f'PgRole {ask.older_rival} asks for role "{ask.wanted.name}" too, and is older',
+            f'PgRole {older.name} asks for role "{ask.wanted.name}" too, and is older',
         )
     named = sight.named
     for rival, proof in ask.proven_rivals:
@@ -107,7 +145,7 @@ def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, settled:
     wanted = _leave(ask.ignore, ask.wanted, named.role) if named else ask.wanted
     changes = diff(wanted, named.role if named else None)
     if named:
-        _check_adoption(ask, named, changes, settled, policy)
+        _check_adoption(ask, named, changes, settled, policy, sight.around)
     return Plan(
         role_name=ask.wanted.name,
         changes=changes,
@@ -121,7 +159,25 @@ def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, settled:
     )
 
 
-def _check_adoption(ask: Ask, named: Found, changes: tuple[Change, ...], settled: Settlement, policy: Policy) -> None:
+def _could_have(rival: Rival, sight: Sight) -> bool:
+    """Whether it stands in the way of a younger one: what is refused to it, it holds for nobody."""
+    try:
+        _check_policy(rival.policy, rival.wanted, sight.around)
+        if sight.named:
+            check_holds(rival.policy, sight.named, deed="adoption", around=sight.around)
+    except PgRoleError:
+        return False
+    return sight.named is None or (rival.adopt and rival.policy.adopt)
+
+
+def _check_adoption(
+    ask: Ask,
+    named: Found,
+    changes: tuple[Change, ...],
+    settled: Settlement,
+    policy: Policy,
+    around: Surroundings,
+) -> None:
     names = field_names(changes)
     if settled.errand and ask.password.origin in (Origin.SECRET, Origin.GENERATED) and not settled.record.source:
         names = (*names, "password")
@@ -134,13 +190,22 @@ def _check_adoption(ask: Ask, named: Found, changes: tuple[Change, ...], settled
         )
     if not policy.adopt:
         raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow adoption")
-    check_holds(policy, named, deed="adoption")
+    check_holds(policy, named, deed="adoption", around=around)
 
 
-def _keep(ask: Ask, claim: Claim, target: Found | None, sight: Sight, server: Server, settled: Settlement) -> Plan:
+def _keep(
+    ask: Ask,
+    claim: Claim,
+    target: Found | None,
+    sight: Sight,
+    server: Server,
+    policy: Policy,
+    settled: Settlement,
+) -> Plan:
     """The role is this object's: bring in what differs, and say whether somebody else had changed it."""
     applied = _digest(ask)
-    wanted = _leave(ask.ignore, ask.wanted, target.role) if target else ask.wanted
+    # What is left to others is so only as far as the object could have asked for it itself.
+    wanted = _leave(ask.ignore, ask.wanted, restrain(policy, target.role, sight.around)) if target else ask.wanted
     changes = diff(wanted, target.role if target else None)
     same_server = claim.system_identifier == server.system_identifier
     replaced = same_server and target is not None and target.oid != claim.role_oid
@@ -150,8 +215,11 @@ def _keep(ask: Ask, claim: Claim, target: Found | None, sight: Sight, server: Se
         drift = ()
     reported = drift if ask.report_only else ()
     if reported:
-        changes = tuple(change for change in changes if change.field not in reported)
-        drift = ()
+        beyond = tuple(change for change in changes if is_beyond(policy, change, sight.around))
+        left = tuple(change for change in changes if change.field in reported and change not in beyond)
+        changes = tuple(change for change in changes if change not in left)
+        drift = field_names(beyond)
+        reported = tuple(name for name in reported if name in field_names(left) or name not in drift)
     kept = sight.claim.record if sight.claim else Record()
     record = settled.record if settled.record != kept and "password" not in reported else None
     current = sight.claim == claim and claim.owner == ask.owner and not claim.released and same_server and not replaced

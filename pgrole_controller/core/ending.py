@@ -6,7 +6,7 @@ from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, names_itself, protection
+from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, protection, reaches_beyond
 from pgrole_controller.core.role import Found
 from pgrole_controller.core.sight import Ask, Needs, Server, Sight
 
@@ -182,8 +182,8 @@ def _check_heir(policy: Policy, ask: Ask, sight: Sight, server: Server) -> None:
             f'spec.reassignOwnedTo: role "{name}" is no PgRole\'s of namespace {ask.owner.namespace}, and the policy '
             f"of the server does not allow it; allowed: {', '.join(policy.reassign_to) or 'none'}",
         )
-    reached = sight.around.groups.get(name, ())
-    if reached and not names_itself(name, policy.reassign_to):
+    reached = reaches_beyond(policy, name, sight.around, policy.reassign_to)
+    if reached:
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.reassignOwnedTo: role "{name}" reaches {", ".join(reached)}, and what is given to it could use that',

@@ -1,10 +1,12 @@
 """What may be asked for on a server, checked before any statement: for creation, change, adoption, deletion alike."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, Found, Role
 
@@ -13,16 +15,25 @@ FIRST_NORMAL_OID = 16384
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """A role that a membership leads to. `powers` are those of POWERS that SET ROLE to it would give."""
+
+    name: str
+    powers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """What is there of what a role refers to. What is missing in here is not there.
 
-    `groups`: roles that it wants to be a member of, each with the roles of the hard rules that this would reach.
-    `contexts`: pg_settings.context of parameters, by name in lower case. `modules`: extensions that the server has and
-    whose name a parameter begins with. `options`: whether memberships have INHERIT
-    and SET (PostgreSQL 16 and later).
+    `groups`: roles that it wants to be a member of, or is, each with the roles of the hard rules that this would reach.
+    `reached`: for each of these every role that it leads to, itself among them. `contexts`: pg_settings.context of
+    parameters, by name in lower case. `modules`: what parameters begin with that belong to extensions of the server.
+    `options`: whether memberships have INHERIT and SET (PostgreSQL 16 and later).
     """
 
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reached: Mapping[str, tuple[Reached, ...]] = field(default_factory=dict)
     contexts: Mapping[str, str] = field(default_factory=dict)
     databases: frozenset[str] = frozenset()
     modules: frozenset[str] = frozenset()
@@ -34,8 +45,8 @@ class Policy:
     """What the server's owner allows the objects of one namespace.
 
     `admitted`: they may have roles at all; `role_names` are patterns of the names that these may have, `protected` of
-    those that no object may touch, `member_of` of the roles that may be joined: only one that names it, without a
-    pattern, lets a role be joined that reaches further than the hard rules let it. `parameters` are those, in lower
+    those that no object may touch, `member_of` of the roles that may be joined. Whatever a role of the hard rules is
+    reached through, only one of these that is its very name lets it be reached. `parameters` are those, in lower
     case, that may be set although only a superuser could. `reassign_to` are patterns of roles that may get what a
     dropped one owned, `forbidden_metadata` prefixes of labels and annotations that no Secret may be given.
     """
@@ -99,10 +110,15 @@ def check_protected(policy: Policy, name: str, found: Iterable[Found], own_roles
             raise Refused(Reason.PROTECTED, f'role "{role_name}" is {why}: no PgRole may change, adopt or drop it')
 
 
-def check_holds(policy: Policy, found: Found, *, deed: str) -> None:
-    """Raises Refused when the role holds what no object could have asked for here. `deed` begins the message."""
+def check_holds(policy: Policy, found: Found, *, deed: str, around: Surroundings | None = None) -> None:
+    """Raises Refused when the role holds what no object could have asked for here. `deed` begins the message.
+
+    `around` where each of its memberships is looked at: what would be taken away at once is no reason to refuse.
+    """
     held = [FIELD_NAMES[name] for name in _beyond(policy, found.role)]
     held += [f'membership that reaches "{name}"' for name in found.reaches]
+    if around is not None and not found.reaches:
+        held += [f'membership in "{one.role}"' for one in _memberships_beyond(policy, found.role, around)]
     if held:
         raise Refused(
             Reason.NOT_ALLOWED,
@@ -117,24 +133,70 @@ def check_memberships(policy: Policy, wanted: Role, around: Surroundings) -> Non
         group = membership.role
         if group == wanted.name:
             raise Refused(Reason.INVALID_SPEC, f'spec.memberOf: role "{group}" cannot be a member of itself: remove it')
-        if not matches(group, policy.member_of):
+        why = why_not_joined(policy, group, around)
+        if why:
+            raise Refused(Reason.NOT_ALLOWED, f"spec.memberOf: {why}")
+        if membership.admin and not may_pass_on(policy, group):
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f'spec.memberOf: the policy of the server does not allow membership in "{group}"; '
-                f"allowed: {', '.join(policy.member_of) or 'none'}",
-            )
-        reached = around.groups.get(group, ())
-        if reached and not names_itself(group, policy.member_of):
-            raise Refused(
-                Reason.NOT_ALLOWED,
-                f'spec.memberOf: membership in "{group}" would reach {", ".join(reached)}, which no PgRole may '
-                f"unless the server's policy names that very role",
+                f'spec.memberOf: admin of "{group}" would let its membership be passed on to anybody, which is allowed '
+                f"of roles alone whose names are this namespace's: {', '.join(policy.role_names) or 'none'}",
             )
         if not around.options and (membership.inherit, membership.set) != (True, True):
             raise Refused(
                 Reason.INVALID_SPEC,
                 "spec.memberOf: inherit and set of a membership need PostgreSQL 16 or later: leave them out",
             )
+
+
+def why_not_joined(policy: Policy, group: str, around: Surroundings) -> str | None:
+    """Why nobody may be a member of a role, by its name or by what that reaches; None when it is allowed."""
+    if not matches(group, policy.member_of):
+        allowed = ", ".join(policy.member_of) or "none"
+        return f'the policy of the server does not allow membership in "{group}"; allowed: {allowed}'
+    reached = reaches_beyond(policy, group, around, policy.member_of)
+    if reached:
+        return (
+            f'membership in "{group}" would reach {", ".join(reached)}, which no PgRole may '
+            f"unless the server's policy names that very role"
+        )
+    return None
+
+
+def reaches_beyond(policy: Policy, role: str, around: Surroundings, named: Iterable[str]) -> list[str]:
+    """What a role reaches that is beyond the hard rules and the policy, but for what one of `named` names itself."""
+    patterns = tuple(named)
+    found = [name for name in around.groups.get(role, ()) if not names_itself(name, patterns)]
+    for one in around.reached.get(role, ()):
+        if one.name in around.groups.get(role, ()) or names_itself(one.name, patterns):
+            continue
+        powers = [power for power in one.powers if power not in policy.attributes]
+        if powers:
+            found.append(f"{one.name} ({_spell(powers)})")
+        elif matches(one.name, policy.protected):
+            found.append(f"{one.name} (protected)")
+    return found
+
+
+def restrain(policy: Policy, role: Role, around: Surroundings) -> Role:
+    """The role without the attributes and memberships that no object could ask for."""
+    beyond = [one.role for one in _memberships_beyond(policy, role, around)]
+    left = tuple(
+        one if one.by_creation or may_pass_on(policy, one.role) else replace(one, admin=False)
+        for one in role.member_of
+        if one.role not in beyond
+    )
+    values: dict[str, Any] = {**dict.fromkeys(_beyond(policy, role), False), "member_of": left}
+    return replace(role, **values)
+
+
+def may_pass_on(policy: Policy, group: str) -> bool:
+    """Whether members of a role may have ADMIN: of what is not the namespace's, nobody could tell who gets it."""
+    return matches(group, policy.role_names)
+
+
+def _memberships_beyond(policy: Policy, role: Role, around: Surroundings) -> list[Membership]:
+    return [one for one in role.member_of if not one.by_creation and why_not_joined(policy, one.role, around)]
 
 
 def check_parameters(policy: Policy, wanted: Role, around: Surroundings) -> None:

@@ -8,7 +8,7 @@ from pgrole_controller.core.connection import Address, Connection
 from pgrole_controller.core.credential import Credential, PasswordAsk, SecretsSeen
 from pgrole_controller.core.detection import Claims
 from pgrole_controller.core.disown import Emptied, Heir
-from pgrole_controller.core.policy import Surroundings
+from pgrole_controller.core.policy import Policy, Surroundings
 from pgrole_controller.core.role import Found, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS
 
@@ -16,12 +16,22 @@ _BEFORE = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
+class Rival:
+    """Another object (namespace/name) that asks for the same role on the same server, with what it is allowed."""
+
+    name: str
+    wanted: Role
+    policy: Policy
+    adopt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """What one object asks for.
 
-    `older_rival` names an older object that asks for the same role on the same server; `proven_rivals` are those whose
-    status says that they had it. `credential` is what the errand brought that the look before asked for,
-    `emptied` what came of emptying the role for `heir`.
+    `older_rivals` are older than it, the oldest first; `proven_rivals` are those whose status
+    says that they had it. `credential` is what the errand brought that the look before asked for, `emptied`
+    what came of emptying the role for `heir`.
     """
 
     owner: Owner
@@ -33,7 +43,7 @@ class Ask:
     suspended: bool = False
     terminating: bool = False
     proof: Proof | None = None
-    older_rival: str | None = None
+    older_rivals: tuple[Rival, ...] = ()
     proven_rivals: tuple[tuple[str, Proof], ...] = ()
     password: PasswordAsk = field(default_factory=PasswordAsk)
     connection: Connection | None = None

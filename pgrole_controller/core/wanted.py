@@ -13,9 +13,9 @@ from pgrole_controller.core.disown import Emptied
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters, canonical
-from pgrole_controller.core.policy import Policy, check_wanted
+from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import FIELD_NAMES, Role, to_microseconds
-from pgrole_controller.core.sight import Ask
+from pgrole_controller.core.sight import Ask, Rival
 
 #: The annotation whose every new value asks for another generated password.
 ROTATE = "pgrole.dev/rotate"
@@ -90,7 +90,7 @@ def ask_of(
         suspended=spec.suspend,
         terminating=pgrole.metadata.deletion_timestamp is not None,
         proof=proof,
-        older_rival=_older(pgrole, some),
+        older_rivals=_older(pgrole, some),
         proven_rivals=tuple(_proofs(rival for rival, _ in some)),
         password=_password(pgrole),
         connection=_connection(pgrole),
@@ -173,13 +173,12 @@ def _check_name(name: str) -> None:
     raise Refused(Reason.INVALID_SPEC, f'the role name "{name}" {problem}: set another spec.name')
 
 
-def _older(pgrole: PgRole, rivals: Iterable[tuple[PgRole, Policy]]) -> str | None:
-    """The oldest of those that are older and could have the role; age is creationTimestamp, then uid."""
-    older = [rival for rival, policy in rivals if _age(rival) < _age(pgrole) and _is_serious(rival, policy)]
-    if not older:
-        return None
-    oldest = min(older, key=_age).metadata
-    return f"{oldest.namespace}/{oldest.name}"
+def _older(pgrole: PgRole, rivals: Iterable[tuple[PgRole, Policy]]) -> tuple[Rival, ...]:
+    """Those that are older and at work, the oldest first; age is creationTimestamp, then uid."""
+    older = sorted(
+        ((rival, policy) for rival, policy in rivals if _age(rival) < _age(pgrole)), key=lambda one: _age(one[0])
+    )
+    return tuple(rival for one, policy in older if (rival := _rival(one, policy)) is not None)
 
 
 def _age(pgrole: PgRole) -> tuple[str, str]:
@@ -187,11 +186,11 @@ def _age(pgrole: PgRole) -> tuple[str, str]:
     return (created.isoformat() if created else "", pgrole.metadata.uid or "")
 
 
-def _is_serious(rival: PgRole, policy: Policy) -> bool:
+def _rival(rival: PgRole, policy: Policy) -> Rival | None:
     if rival.spec.suspend or rival.metadata.deletion_timestamp is not None:
-        return False
+        return None
     try:
-        check_wanted(policy, wanted_role(rival))
+        wanted = wanted_role(rival)
     except PgRoleError:
-        return False
-    return True
+        return None  # it can claim nothing, and says so itself
+    return Rival(f"{rival.metadata.namespace}/{rival.metadata.name}", wanted, policy, rival.spec.adopt)

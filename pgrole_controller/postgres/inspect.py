@@ -17,7 +17,7 @@ from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.membership import Grant, Membership, membership_of
 from pgrole_controller.core.parameters import read_settings
-from pgrole_controller.core.policy import Surroundings
+from pgrole_controller.core.policy import Reached, Surroundings
 from pgrole_controller.core.role import UNSEEN, Found, Password, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 from pgrole_controller.core.sight import Needs, Sight
@@ -141,9 +141,11 @@ async def look_around(
     """What is there of these; `version` is the server's version number."""
     with speaking():
         rows = await connection.fetch(queries.inspect("surroundings"), list(groups), list(parameters), list(databases))
+    reached = {row["name"]: json.loads(_text(row["reached"]) or "[]") for row in rows if row["kind"] == "role"}
     return Surroundings(
-        groups={
-            row["name"]: tuple(_text(name) or "" for name in row["reaches"]) for row in rows if row["kind"] == "role"
+        groups={name: tuple(one["name"] for one in some if one["hard"]) for name, some in reached.items()},
+        reached={
+            name: tuple(Reached(one["name"], tuple(one["powers"])) for one in some) for name, some in reached.items()
         },
         contexts={row["name"]: row["context"] for row in rows if row["kind"] == "parameter"},
         databases=frozenset(row["name"] for row in rows if row["kind"] == "database"),

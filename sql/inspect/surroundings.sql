@@ -1,20 +1,26 @@
 -- What is there of what roles refer to? One row for each that is.
 -- $1 name[] roles to be a member of   $2 text[] parameters, in lower case   $3 name[] databases
-SELECT 'role' AS kind, g.rolname::text AS name, NULL AS context, ARRAY(
+SELECT 'role' AS kind, g.rolname::text AS name, NULL AS context, (
     WITH RECURSIVE reached AS (
         SELECT g.oid AS roleid
         UNION
         SELECT m.roleid FROM reached AS h JOIN pg_catalog.pg_auth_members AS m ON m.member = h.roleid
     )
-    SELECT textsend(x.rolname::text)
+    SELECT textsend(json_agg(json_build_object(
+        'name', x.rolname,
+        'powers', array_remove(ARRAY[
+            CASE WHEN x.rolsuper THEN 'superuser' END, CASE WHEN x.rolcreaterole THEN 'createrole' END,
+            CASE WHEN x.rolcreatedb THEN 'createdb' END, CASE WHEN x.rolreplication THEN 'replication' END,
+            CASE WHEN x.rolbypassrls THEN 'bypassrls' END
+        ], NULL),
+        'hard', x.rolsuper
+            OR x.rolname IN (
+                'pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files', 'pg_write_all_data'
+            )
+            OR x.rolname IN (current_user, session_user)
+    ) ORDER BY x.rolname)::text)
     FROM reached AS h JOIN pg_catalog.pg_roles AS x ON x.oid = h.roleid
-    WHERE x.rolsuper
-       OR x.rolname IN (
-               'pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files', 'pg_write_all_data'
-           )
-       OR x.rolname IN (current_user, session_user)
-    ORDER BY 1
-) AS reaches
+) AS reached
 FROM pg_catalog.pg_roles AS g
 WHERE g.rolname = ANY ($1::name[])
 UNION ALL
@@ -22,9 +28,12 @@ SELECT 'parameter', lower(s.name), s.context, NULL
 FROM pg_catalog.pg_settings AS s
 WHERE cardinality($2::text[]) > 0 AND lower(s.name) = ANY ($2::text[])
 UNION ALL
-SELECT DISTINCT 'module', e.name::text, NULL, NULL::bytea[]
+-- An extension's parameters begin with its name, or with that name without pg_ or underscores (cron, pgtle).
+SELECT DISTINCT 'module', m.prefix, NULL, NULL::bytea
 FROM unnest($2::text[]) AS p (parameter)
-JOIN pg_catalog.pg_available_extensions AS e ON e.name = split_part(p.parameter, '.', 1)
+CROSS JOIN LATERAL (SELECT split_part(p.parameter, '.', 1) AS prefix) AS m
+JOIN pg_catalog.pg_available_extensions AS e
+    ON replace(lower(e.name), '_', '') IN (replace(m.prefix, '_', ''), 'pg' || replace(m.prefix, '_', ''))
 WHERE p.parameter LIKE '%.%'
 UNION ALL
 SELECT 'database', d.datname::text, NULL, NULL

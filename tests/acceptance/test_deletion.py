@@ -245,12 +245,12 @@ class TestTheHeir:
         elsewhere = await make_kube(shared_api_server)
         await elsewhere.apply("other", name=f"{role}_elsewhere")
         await elsewhere.wait_ready("other")
-        await kube.apply("mighty", name=f"{role}_mighty", drift={"ignore": ["memberOf"]})
-        await kube.wait_ready("mighty")
         await database.execute(
-            f"CREATE ROLE {role}_nobodys; CREATE ROLE {role}_super SUPERUSER; "
-            f"GRANT pg_execute_server_program TO {role}_mighty"
+            f"CREATE ROLE {role}_nobodys; CREATE ROLE {role}_super SUPERUSER; CREATE ROLE {role}_step"
         )
+        await kube.apply("mighty", name=f"{role}_mighty", memberOf=[{"role": f"{role}_step"}])
+        await kube.wait_ready("mighty")
+        await database.execute(f"GRANT pg_execute_server_program TO {role}_step")
         try:
             await declare(kube, role, reassignOwnedTo=heir)
             inside = await make_database(f"{role}_db")
@@ -263,7 +263,7 @@ class TestTheHeir:
             assert await is_released(database, role)
             assert await can_log_in(database, role)
         finally:
-            await database.execute(f"DROP ROLE {role}_nobodys, {role}_super")
+            await database.execute(f"DROP ROLE {role}_nobodys, {role}_super, {role}_step")
             await elsewhere.delete_all()
 
     async def test_that_was_missing_gets_it_when_it_is_made(

@@ -12,7 +12,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import Found, Role, digest
-from pgrole_controller.core.sight import Ask, Needs, Server, Sight
+from pgrole_controller.core.sight import Ask, Needs, Rival, Server, Sight
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")
@@ -141,12 +141,14 @@ class TestOwnership:
         assert "cluster-b" in error.message
 
     def test_between_two_without_claim_the_older_goes_first(self) -> None:
-        error = refusal(ask(older_rival="shop/older"), Sight())
+        error = refusal(ask(older_rivals=(Rival("shop/older", WANTED, POLICY),)), Sight())
         assert error.reason is Reason.CONFLICT
         assert "shop/older" in error.message
 
     def test_a_claim_decides_against_an_older_object(self) -> None:
-        assert not look(ask(older_rival="shop/older"), Sight(named=FOUND, claim=claim())).writes
+        assert not look(
+            ask(older_rivals=(Rival("shop/older", WANTED, POLICY),)), Sight(named=FOUND, claim=claim())
+        ).writes
 
     def test_an_object_made_again_takes_its_retained_role_back(self) -> None:
         sight = Sight(named=FOUND, claim=claim(owner=replace(ME, object_uid="uid-0"), released=True))
