@@ -1,0 +1,282 @@
+"""Behind one address stands another server than before: whatever its oids say, nobody's role is renamed or dropped."""
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.postgres import PostgresServer, Stop, postgres
+from tests.acceptance import copies
+from tests.acceptance.servers import PgServers, pgservers
+from tests.acceptance.world import Controller, Database, Json, Stage, condition, open_database, running, says
+from tests.servers import Servers
+
+BEGINS = "session with PostgreSQL begins"
+
+pytestmark = pytest.mark.usefixtures("programs")
+
+
+@pytest.fixture
+def programs(servers: Servers) -> None:
+    if servers.docker:
+        pytest.skip("this test copies the files of PostgreSQL: run it without --postgres docker:…")
+
+
+@pytest.fixture
+def stranger() -> str:
+    """A role that nobody declares."""
+    return f"stranger_{secrets.token_hex(3)}"
+
+
+def declared() -> dict[str, Json]:
+    """Roles of some variety; none of them may adopt. They are applied in another order than that of their names."""
+    return {
+        "zebra": {"name": "zebra", "createdb": True, "parameters": {"work_mem": "64MB"}},
+        "readers": {"name": "readers"},
+        "app": {"name": "app", "login": True, "memberOf": [{"role": "readers"}], "comment": "the app"},
+        "batch": {"name": "batch", "connectionLimit": 3, "validUntil": "2099-01-01T00:00:00Z"},
+        "last": {"name": "last", "deletionPolicy": "Drop"},
+    }
+
+
+async def declare(stage: Stage, **spec: object) -> None:
+    for name, one in declared().items():
+        await stage.kube.apply(name, **one, **spec)
+        await stage.kube.wait_ready(name)
+
+
+async def versions_of_roles(database: Database) -> Mapping[str, str]:
+    """What every DDL on a role, on its memberships, settings or comment moves, by the name of the role."""
+    rows = await database.connection.fetch("""
+        SELECT r.rolname, concat_ws('/', r.oid, r.xmin,
+            (SELECT string_agg(m.xmin::text, ' ' ORDER BY m.roleid) FROM pg_auth_members AS m WHERE m.member = r.oid),
+            (SELECT string_agg(s.xmin::text, ' ') FROM pg_db_role_setting AS s WHERE s.setrole = r.oid),
+            (SELECT d.xmin FROM pg_shdescription AS d WHERE d.objoid = r.oid AND d.classoid = 'pg_authid'::regclass)
+        ) AS version
+        FROM pg_authid AS r
+        WHERE r.oid >= 16384
+    """)
+    return {row["rolname"]: row["version"] for row in rows}
+
+
+async def wait_claimed(database: Database, names: set[str]) -> None:
+    """Until each of these roles, and none other, is claimed as what it is on this very server."""
+    sql = """
+        SELECT coalesce(array_agg(c.role_name ORDER BY c.role_name COLLATE "C"), '{}')
+        FROM pgrole.claim AS c
+        JOIN pg_roles AS r ON r.oid = c.role_oid AND r.rolname = c.role_name
+        JOIN pg_control_system() AS s ON s.system_identifier = c.system_identifier
+        WHERE c.released_at IS NULL
+    """
+    await database.wait_value(sql, sorted(names))
+
+
+async def drift(database: Database, role: str = "app") -> None:
+    """Somebody changes a role, and it is set back."""
+    await database.execute(f"ALTER ROLE {role} CREATEROLE")
+    await database.wait_role(role, lambda row: not row["rolcreaterole"], "set back")
+
+
+async def assert_nothing_lost(stage: Stage, controller: Controller, names: set[str]) -> None:
+    """Everything is Ready, by what the controller read of the server that is there now."""
+    objects = await stage.kube.wait_all_ready()
+    assert {obj["metadata"]["name"] for obj in objects} == names
+    for word in ("DROP", "RENAME", "RoleExists", "NameTaken"):
+        assert word not in controller.log
+
+
+async def test_a_physical_copy_behind_the_address_is_the_server_that_it_was(stage: Stage, stranger: str) -> None:
+    async with running(stage.controller()) as controller:
+        await declare(stage)
+        async with stage.database() as database:
+            await database.execute(f"CREATE ROLE {stranger} IN ROLE readers")
+            before = await versions_of_roles(database)
+        folder = await copies.back_up(stage.postgres, stage.folder / "copy")
+        await stage.postgres.stop(Stop.IMMEDIATE)
+        async with copies.serving(stage.postgres, folder, stage.postgres.port), stage.database() as database:
+            await controller.wait_count(BEGINS, 2)
+            await wait_claimed(database, set(declared()))
+            await assert_nothing_lost(stage, controller, set(declared()))
+            assert await versions_of_roles(database) == before
+            await drift(database)
+            after = await versions_of_roles(database)
+            assert {name: after[name] for name in before if name != "app"} == {
+                name: version for name, version in before.items() if name != "app"
+            }
+
+
+async def test_a_standby_behind_the_address_is_waited_for_until_it_is_promoted(stage: Stage, stranger: str) -> None:
+    async with running(stage.controller()) as controller:
+        await declare(stage)
+        folder = await copies.back_up(stage.postgres, stage.folder / "standby", "-R")
+        await stage.postgres.stop()
+        async with copies.serving(stage.postgres, folder, stage.postgres.port), stage.database() as database:
+            before = await versions_of_roles(database)
+            await stage.kube.wait_all(lambda obj: says(obj, "ServerNotReady", "standby"), "ServerNotReady")
+            assert await database.fetchval("SELECT pg_promote()")
+            await assert_nothing_lost(stage, controller, set(declared()))
+            assert await versions_of_roles(database) == before
+            await drift(database)
+
+
+async def test_after_a_logical_restore_with_foreign_oids_the_names_decide(stage: Stage, servers: Servers) -> None:
+    async with running(stage.controller()) as controller:
+        await declare(stage)
+        async with stage.database() as database:
+            oids = {name: (await database.claim(name) or {})["role_oid"] for name in declared()}
+        path = stage.folder / "dump" / "all.sql"
+        await copies.dump(stage.postgres, path)
+        await stage.postgres.stop()
+        async with postgres(version=servers.version, port=free_port()) as fresh:
+            async with open_database(fresh.dsn()) as database:
+                await use_oids(database, min(oids.values()))
+                await database.execute("CREATE ROLE rds_keeper; CREATE ROLE stranger")
+                await database.execute(f"ALTER ROLE postgres PASSWORD '{stage.postgres.password}'")
+            fresh.password = stage.postgres.password  # as the dump sets it
+            await copies.restore(fresh, path)
+            await move(fresh, stage.postgres.port)
+            async with stage.database() as database:
+                before = await versions_of_roles(database)
+                names = await holders(database)
+                assert set(names) >= set(oids)
+                foreign = {names[name] for name in oids} & set(oids.values()) - {
+                    oid for name, oid in oids.items() if names[name] == oid
+                }
+                assert foreign, (names, oids)
+                assert names["rds_keeper"] in oids.values()
+                await controller.wait_count(BEGINS, 2)
+                await wait_claimed(database, set(oids))
+                await assert_nothing_lost(stage, controller, set(oids))
+                assert await versions_of_roles(database) == before
+                for name in oids:
+                    await drift(database, name)
+                await assert_nothing_lost(stage, controller, set(oids))
+                assert await holders(database) == names
+
+
+async def use_oids(database: Database, below: int) -> None:
+    """Until the next role gets this oid."""
+    await database.execute(f"""
+        DO $$
+        BEGIN
+            LOOP
+                CREATE ROLE burnt;
+                EXIT WHEN (SELECT oid FROM pg_roles WHERE rolname = 'burnt') >= {below - 1};
+                DROP ROLE burnt;
+            END LOOP;
+            DROP ROLE burnt;
+        END
+        $$
+    """)
+
+
+async def holders(database: Database) -> dict[str, int]:
+    rows = await database.connection.fetch("SELECT rolname, oid FROM pg_roles WHERE oid >= 16384")
+    return {row["rolname"]: row["oid"] for row in rows}
+
+
+async def move(server: PostgresServer, port: int) -> None:
+    """The server is found at this port from now on."""
+    await server.stop()
+    server.port = port
+    server.process.command = [
+        f"--port={port}" if part.startswith("--port=") else part for part in server.process.command
+    ]
+    await server.start()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def old_stage(stage: Stage) -> AsyncIterator[Stage]:
+    """With a PostgreSQL 16."""
+    async with postgres(version=16) as old:
+        yield Stage(stage.kube, old, stage.folder)
+
+
+async def test_after_pg_upgrade_every_role_is_still_its_objects(old_stage: Stage) -> None:
+    stage = old_stage
+    async with running(stage.controller()) as controller:
+        await declare(stage)
+        async with stage.database() as database:
+            before = await holders(database)
+            identifier = await database.fetchval("SELECT system_identifier FROM pg_control_system()")
+        await stage.postgres.stop()
+        folder = stage.folder / "new"
+        programs = await copies.upgrade(stage.postgres, folder, 18)
+        async with copies.serving(stage.postgres, folder, stage.postgres.port, programs), stage.database() as database:
+            assert await database.fetchval("SELECT system_identifier FROM pg_control_system()") != identifier
+            versions = await versions_of_roles(database)
+            await controller.wait_count(BEGINS, 2)
+            await wait_claimed(database, set(declared()))
+            await assert_nothing_lost(stage, controller, set(declared()))
+            assert await holders(database) == before
+            assert await versions_of_roles(database) == versions
+            await drift(database)
+
+
+async def test_an_older_backup_is_brought_to_what_is_declared_now(stage: Stage) -> None:
+    async with running(stage.controller()) as controller:
+        await declare(stage)
+        folder = await copies.back_up(stage.postgres, stage.folder / "older")
+        await stage.kube.delete("last")
+        await stage.kube.wait_gone("last")
+        await stage.kube.apply("since", name="since", login=True)
+        await stage.kube.apply("app", **{**declared()["app"], "connectionLimit": 7})
+        await stage.kube.wait_all_ready()
+        async with stage.database() as database:
+            assert await database.role("last") is None
+        await stage.postgres.stop()
+        async with copies.serving(stage.postgres, folder, stage.postgres.port), stage.database() as database:
+            before = await versions_of_roles(database)
+            await controller.wait_count(BEGINS, 2)
+            await database.wait_role("since", lambda row: row["rolcanlogin"], "made again")
+            await database.wait_role("app", lambda row: row["rolconnlimit"] == 7, "as declared now")
+            names = set(declared()) - {"last"} | {"since"}
+            await wait_claimed(database, names)
+            await assert_nothing_lost(stage, controller, names)
+            after = await versions_of_roles(database)
+            assert {name for name in before if after.get(name) != before[name]} == {"app"}
+            claim = await database.claim("last")
+            assert claim is not None
+            assert claim["released_at"] is not None
+            assert await stage.kube.events("DriftCorrected") == []
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def servers_declared(stage: Stage) -> AsyncIterator[PgServers]:
+    async with pgservers(stage.kube.server) as made:
+        yield made
+
+
+async def test_a_copy_that_is_declared_beside_its_origin_is_a_server_of_its_own_until_it_takes_the_address(
+    stage: Stage, servers_declared: PgServers
+) -> None:
+    alone = Controller(stage.kube.server.kubeconfig, "", stage.folder)
+    async with running(alone, connected=False) as controller:
+        await servers_declared.apply("main", stage.postgres)
+        await declare(stage, serverRef={"name": "main"})
+        folder = await copies.back_up(stage.postgres, stage.folder / "beside")
+        async with copies.serving(stage.postgres, folder, free_port()) as copy, open_database(copy.dsn()) as beside:
+            before = await versions_of_roles(beside)
+            await servers_declared.apply("copy", copy)
+            await servers_declared.wait_ready("copy")
+            await wait_claimed(beside, set())
+            async with stage.database() as database:
+                await wait_claimed(database, set(declared()))
+                await beside.execute("ALTER ROLE zebra CONNECTION LIMIT 5")
+                await drift(database)
+            await stage.kube.apply("there", name="there", serverRef={"name": "copy"})
+            await stage.kube.wait_ready("there")
+            after = await versions_of_roles(beside)
+            assert {name for name in after if after[name] != before.get(name)} == {"zebra", "there"}
+            await stage.kube.delete("there")
+            await stage.kube.wait_gone("there")
+
+            await stage.postgres.stop()
+            await servers_declared.apply("main", copy)
+            await beside.wait_role("zebra", lambda row: row["rolconnlimit"] == -1, "set back")
+            await wait_claimed(beside, set(declared()))
+            await assert_nothing_lost(stage, controller, set(declared()))
+            await servers_declared.wait_for("copy", lambda obj: says(obj, "Conflict", '"main"'), "Conflict")
+            assert condition(await servers_declared.get("main") or {}, "Ready")["status"] == "True"
