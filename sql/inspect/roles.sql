@@ -27,7 +27,10 @@ SELECT
             'by_creation', (
                 r.rolcreaterole AND m.grantor = 10 AND m.admin_option AND g.oid >= 16384 AND NOT g.rolsuper
                 AND to_jsonb(m) ->> 'inherit_option' = 'false' AND to_jsonb(m) ->> 'set_option' = 'false'
-                AND NOT EXISTS (SELECT FROM pgrole.claim AS k WHERE k.role_oid = g.oid AND k.released_at IS NULL)
+                AND NOT EXISTS (
+                    SELECT FROM pgrole.claim AS k
+                    WHERE k.role_oid = g.oid AND (k.system_identifier = $5) IS NOT FALSE AND k.released_at IS NULL
+                )
             ) IS TRUE,
             'passed_on', CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ARRAY(
                 SELECT p.rolname::text
@@ -46,7 +49,9 @@ SELECT
         WHERE s.setrole = r.oid
     ) AS settings,
     -- only where it is not known as ours: adoption must not take over what reaches further than an object may ask for
-    CASE WHEN c.role_oid IS DISTINCT FROM r.oid OR c.released_at IS NOT NULL THEN ARRAY(
+    CASE WHEN c.role_oid IS DISTINCT FROM r.oid OR c.released_at IS NOT NULL
+        OR (c.system_identifier = $5) IS FALSE
+    THEN ARRAY(
         WITH RECURSIVE reached AS (
             SELECT roleid FROM pg_catalog.pg_auth_members WHERE member = r.oid
             UNION
@@ -89,7 +94,8 @@ LEFT JOIN pgrole.claim AS c ON c.role_name = a.role_name::text
 LEFT JOIN LATERAL (
     SELECT n.* FROM pg_catalog.pg_roles AS n WHERE n.rolname = a.role_name
     UNION
-    SELECT o.* FROM pg_catalog.pg_roles AS o WHERE o.oid = c.role_oid
+    -- the oids of another server say nothing here; NULL: nothing is claimed in the database
+    SELECT o.* FROM pg_catalog.pg_roles AS o WHERE o.oid = c.role_oid AND (c.system_identifier = $5) IS NOT FALSE
 ) AS r ON true
 LEFT JOIN LATERAL pgrole.read_verifiers(ARRAY[r.oid]) AS v ON true
 ORDER BY a.place, is_named

@@ -122,7 +122,7 @@ async def test_a_standby_behind_the_address_is_waited_for_until_it_is_promoted(s
 
 
 async def test_after_a_logical_restore_with_foreign_oids_the_names_decide(stage: Stage, servers: Servers) -> None:
-    async with running(stage.controller()) as controller:
+    async with running(stage.controller(None, "--protected", "rds_*")) as controller:
         await declare(stage)
         async with stage.database() as database:
             oids = {name: (await database.claim(name) or {})["role_oid"] for name in declared()}
