@@ -131,7 +131,7 @@ class _Controller:
             self._store, self._secrets, Namespaces(client, self._namespaces), cluster, plan.namespace
         )
         self._recorder = Recorder(client)
-        errands = Errands(client, self._secrets, self._recorder)
+        errands = Errands(client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret))
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
         self._identities = Identities()
         self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._hint_server)

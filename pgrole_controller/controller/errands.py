@@ -10,6 +10,7 @@ written survives a crash at any point and is found again, so that nothing is gen
 import logging
 import secrets
 import string
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 #: How many passwords are hashed at once. Each takes 1.5 ms at 4,096 iterations, up to 40 at 100,000.
 HASHERS = 2
 
+#: Types of Secrets that let somebody into Kubernetes: no role is given them for a password, nor are they copied.
+TOKEN_TYPES = frozenset({"kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"})
+
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -58,9 +62,14 @@ class _Delivery:
 
 
 class Errands:
-    def __init__(self, client: Client, store: Store, recorder: Recorder) -> None:
-        """`store` holds the metadata of Secrets: what is written here is known there at once."""
+    def __init__(
+        self, client: Client, store: Store, recorder: Recorder, is_reserved: Callable[[Key], bool] = lambda _: False
+    ) -> None:
+        """`store` holds the metadata of Secrets: what is written here is known there at once. `is_reserved` tells of
+        those that servers are connected to with.
+        """
         self._client = client
+        self._is_reserved = is_reserved
         self._store = store
         self._recorder = recorder
         self._hashers = anyio.CapacityLimiter(HASHERS)
@@ -86,7 +95,10 @@ class Errands:
         """The password out of the Secret that the object names, and what it was made from."""
         asked = errand.password
         which = f'spec.password.secretRef: key "{asked.key}" of Secret "{asked.secret}"'
+        self._check_reserved("spec.password.secretRef", Key(errand.namespace, asked.secret))
         secret = await self._read(errand.namespace, asked.secret)
+        if secret is not None and secret.type in TOKEN_TYPES:
+            raise Refused(Reason.NOT_ALLOWED, f"{which} is a token of Kubernetes ({secret.type}), no password")
         if secret is None or asked.key not in secret.data:
             raise Waiting(Reason.SECRET_MISSING, f"{which} is not there; the role keeps the password it has")
         try:
@@ -103,6 +115,7 @@ class Errands:
         generated = errand.password.origin is Origin.GENERATED
         clear = password if isinstance(password, str) else None
         known = generated or clear is not None
+        self._check_reserved("spec.connectionSecret", Key(errand.namespace, wanted.name))
         check_connection(wanted, password_known=known, generated=generated, forbidden=errand.forbidden)
         secret = await self._read(errand.namespace, wanted.name)
         _check_owner(wanted, secret, owner)
@@ -125,6 +138,13 @@ class Errands:
         inputs = inputs_digest(wanted, errand.role_name, errand.address)
         copied = found.source if errand.password.origin is Origin.SECRET else ""
         return replace(found, connection=name_delivery(_version(secret), inputs, copied)), password
+
+    def _check_reserved(self, field: str, key: Key) -> None:
+        if self._is_reserved(key):
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                f'{field}: Secret "{key.name}" is what a PgServer is connected to with: no PgRole may use it',
+            )
 
     async def _read(self, namespace: str, name: str) -> Secret | None:
         try:

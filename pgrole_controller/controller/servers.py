@@ -80,6 +80,14 @@ class Servers:
         if not change.key.namespace or named:
             self._changed.set()
 
+    def reserves(self, secret: Key) -> bool:
+        """Whether a server is connected to with this Secret."""
+        if secret.namespace != self._site.namespace:
+            return False
+        return any(
+            secret.name in names_secrets(stored.object())[0] for _, stored in list(self._observed.pgservers.items())
+        )
+
     async def run(self) -> None:
         """Until cancelled, with every lane in it."""
         await self._observed.pgservers.answered.wait()
