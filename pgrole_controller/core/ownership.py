@@ -1,9 +1,11 @@
 """Whose role is it? By the claim in the database, by status where there is none, and never by the name alone."""
 
+from dataclasses import replace
+
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.credential import Record
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.policy import Policy, check_holds
+from pgrole_controller.core.policy import Policy, Surroundings, check_holds, why_not_joined
 from pgrole_controller.core.role import Found
 from pgrole_controller.core.sight import Ask, Server, Sight
 
@@ -91,5 +93,12 @@ def find_target(claim: Claim, sight: Sight, server: Server, policy: Policy) -> F
             f'"{named.role.name}" was given to another role (oid {named.oid}). Rename or drop one of them',
         )
     if named:
-        check_holds(policy, named, deed="taking the role back")
+        check_holds(policy, _without_allowed(named, sight.around, policy), deed="taking the role back")
     return named
+
+
+def _without_allowed(found: Found, around: Surroundings, policy: Policy) -> Found:
+    """What it reaches does not count where the policy lets each of its memberships be asked for."""
+    held = [one.role for one in found.role.member_of]
+    allowed = all(name in around.groups and why_not_joined(policy, name, around) is None for name in held)
+    return replace(found, reaches=()) if allowed else found

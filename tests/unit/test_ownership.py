@@ -8,9 +8,10 @@ from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.ownership import ANY_NAMESPACE
 from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.policy import Policy, Surroundings
 from pgrole_controller.core.role import Found, Role, digest
 from pgrole_controller.core.sight import Ask, Server, Sight
 
@@ -98,3 +99,27 @@ def test_nobody_inherits_what_was_not_transferred() -> None:
     assert refusal(sight(BEFORE)) is Reason.CLAIMED_ELSEWHERE
     assert refusal(sight(replace(BEFORE, cluster="new"))) is Reason.CONFLICT
     assert refusal(sight(BEFORE, released=True)) is Reason.ROLE_EXISTS
+
+
+FILES = "pg_read_server_files"
+HOLDING = replace(WANTED, member_of=(Membership(FILES),))
+
+
+def look_after_restore(policy: Policy, *, oid: int = OID, held: Role = HOLDING) -> Plan:
+    """The claim is of another server; the policy names a role that reaches the server's files."""
+    claim = Claim("app", OID, 99, ME, applied=digest(HOLDING))
+    around = Surroundings(groups={FILES: (FILES,), "admins": ("root",)})
+    seen = Sight(named=Found(oid, held, reaches=tuple(one.role for one in held.member_of)), claim=claim, around=around)
+    return decide(Ask(owner=ME, wanted=HOLDING), seen, SERVER, policy)
+
+
+@pytest.mark.parametrize("oid", [OID, OID + 1])
+def test_after_a_restore_a_role_that_reaches_what_the_policy_names_is_still_its_objects(oid: int) -> None:
+    plan = look_after_restore(Policy(member_of=("*", FILES)), oid=oid)
+    assert (plan.owner, plan.changes, plan.oid) == (ME, (), oid)
+
+
+def test_after_a_restore_a_role_that_reaches_more_is_not_taken_back() -> None:
+    held = replace(HOLDING, member_of=(Membership("admins"), Membership(FILES)))
+    with pytest.raises(PgRoleError, match="taking the role back is refused"):
+        look_after_restore(Policy(member_of=("*", FILES)), held=held)
