@@ -1,0 +1,145 @@
+"""Schema pgrole has one home on a server: a controller that is shown another database is refused, with the way out."""
+
+import asyncpg
+import pytest
+
+from pgrole_controller.postgres import queries
+from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
+from tests.acceptance.world import Database, Stage, condition, open_database, running, says
+from tests.servers import Servers
+
+RECORDED = """
+    SELECT coalesce(array_agg(d.datname::text ORDER BY d.oid), '{}')
+    FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
+    WHERE s.setrole = 0 AND 'pgrole.home=on' = ANY (s.setconfig)
+"""
+UNRECORDED = "home database is not recorded"
+
+
+async def versions_of_roles(database: Database) -> set[str]:
+    sql = "SELECT array_agg(concat_ws('/', rolname, oid, xmin)) FROM pg_authid WHERE oid >= 16384"
+    return set(await database.fetchval(sql))
+
+
+async def test_a_second_home_on_the_server_is_refused_until_the_first_is_given_up(stage: Stage) -> None:
+    async with stage.database() as database:
+        async with running(stage.controller()):
+            await stage.kube.apply("app", name="app", login=True)
+            await stage.kube.wait_ready("app")
+        assert await database.fetchval(RECORDED) == ["postgres"]
+        await database.execute('CREATE DATABASE "Other"')
+        roles = await versions_of_roles(database)
+
+        elsewhere = stage.controller(stage.postgres.dsn(database="Other"))
+        async with running(elsewhere, connected=False), open_database(stage.postgres.dsn(database="Other")) as other:
+            words = ("database postgres", 'a second one, "Other"', "ALTER DATABASE postgres RESET pgrole.home")
+            await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", *words), "what to do")
+            assert await other.fetchval("SELECT to_regnamespace('pgrole') IS NULL")
+            assert await versions_of_roles(database) == roles
+
+            await database.execute("DROP SCHEMA pgrole CASCADE")
+            await database.execute("ALTER DATABASE postgres RESET pgrole.home")
+            await stage.kube.wait_ready("app")
+            assert await database.fetchval(RECORDED) == ["Other"]
+            assert await versions_of_roles(database) == roles
+
+
+async def test_a_home_that_was_dropped_or_renamed_is_in_nobodys_way(stage: Stage) -> None:
+    async with stage.database() as database:
+        await database.execute("CREATE DATABASE first; ")
+        async with running(stage.controller(stage.postgres.dsn(database="first"))):
+            await stage.kube.apply("app", name="app")
+            await stage.kube.wait_ready("app")
+        await database.execute("ALTER DATABASE first RENAME TO renamed")
+        async with running(stage.controller(stage.postgres.dsn(database="renamed"))):
+            await stage.kube.apply("app", name="app", login=True)
+            await stage.kube.wait_ready("app")
+        assert await database.fetchval(RECORDED) == ["renamed"]
+        await database.execute("DROP DATABASE renamed WITH (FORCE)")
+        async with running(stage.controller()):
+            await stage.kube.apply("app", name="app", connectionLimit=3)
+            await stage.kube.wait_ready("app")
+        assert await database.fetchval(RECORDED) == ["postgres"]
+
+
+async def test_nobody_but_a_superuser_can_record_a_home_and_so_lock_the_controller_out(
+    stage: Stage, servers: Servers
+) -> None:
+    async with stage.database() as database:
+        await database.execute("CREATE ROLE tenant LOGIN CREATEROLE CREATEDB PASSWORD 'p'")
+        await database.execute("CREATE DATABASE own OWNER tenant")
+        tenant = await asyncpg.connect(stage.postgres.dsn("tenant", "own", "p"))
+        try:
+            await tenant.execute("SET pgrole.home = 'on'")
+            for statement in (
+                "ALTER DATABASE own SET pgrole.home = 'on'",
+                "ALTER DATABASE own SET pgrole.home FROM CURRENT",
+            ):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await tenant.execute(statement)
+            # What a role may set for itself says nothing, also where it was given the right to.
+            if servers.version >= 15:
+                await database.execute("GRANT SET ON PARAMETER pgrole.home TO tenant")
+                await tenant.execute("ALTER ROLE tenant IN DATABASE own SET pgrole.home = 'on'")
+                await tenant.execute("ALTER ROLE tenant SET pgrole.home = 'on'")
+        finally:
+            await tenant.close()
+        assert await database.fetchval(RECORDED) == []
+        async with running(stage.controller()):
+            await stage.kube.apply("app", name="app")
+            await stage.kube.wait_ready("app")
+
+
+async def test_two_that_were_recorded_at_once_do_not_refuse_each_other(stage: Stage) -> None:
+    async with stage.database() as database:
+        await database.execute("CREATE DATABASE younger")
+        for name in ("postgres", "younger"):
+            await database.execute(f"ALTER DATABASE {name} SET pgrole.home = 'on'")
+        await stage.kube.apply("app", name="app")
+        async with running(stage.controller(stage.postgres.dsn(database="younger")), connected=False):
+            await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "database postgres"), "refused")
+        async with running(stage.controller()):
+            await stage.kube.wait_ready("app")
+
+
+async def test_a_controller_that_may_not_record_its_home_says_once_who_can(stage: Stage, servers: Servers) -> None:
+    async with stage.database() as database:
+        await database.execute(role_sql(servers.version))
+        controller = stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD))
+        async with running(controller):
+            await stage.kube.apply("app", name="app", login=True)
+            await stage.kube.wait_ready("app")
+            ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1"
+            await database.fetchval(ended, STEWARD)
+            await controller.wait_count("session with PostgreSQL begins", 2)
+            assert controller.log.count(UNRECORDED) == 1
+            assert "ALTER DATABASE postgres SET pgrole.home = 'on'" in controller.log
+            assert await database.fetchval(RECORDED) == []
+            await database.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
+        await database.execute(f"CREATE DATABASE other OWNER {STEWARD}")
+        async with running(stage.controller(stage.postgres.dsn(STEWARD, "other", PASSWORD)), connected=False):
+            await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "second one, other"), "refused")
+
+
+async def test_what_a_superuser_installs_by_hand_is_recorded_and_refused_in_a_second_database(stage: Stage) -> None:
+    async with stage.database() as database:
+        await database.execute(f"BEGIN; {queries.install()}; COMMIT")
+        assert await database.fetchval(RECORDED) == ["postgres"]
+        await database.execute("CREATE DATABASE other")
+        async with open_database(stage.postgres.dsn(database="other")) as other:
+            with pytest.raises(asyncpg.DuplicateSchemaError, match='in database "postgres"'):
+                await other.execute(f"BEGIN; {queries.install()}; COMMIT")
+            await other.execute("ROLLBACK")
+            assert await other.fetchval("SELECT to_regnamespace('pgrole') IS NULL")
+
+
+async def test_to_record_the_home_is_no_drift_of_any_role(stage: Stage) -> None:
+    async with stage.database() as database, running(stage.controller()):
+        await stage.kube.apply("app", name="app", databaseParameters=[{"database": "postgres", "parameters": {}}])
+        await stage.kube.wait_ready("app")
+        await database.execute("ALTER DATABASE postgres RESET pgrole.home")
+        await database.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
+        await database.execute("ALTER ROLE app CREATEDB")
+        obj = await stage.kube.wait_for("app", lambda obj: obj["status"].get("driftCount", 0) >= 1, "a drift")
+        assert obj["status"]["driftCount"] == 1
+        assert condition(obj, "Ready")["status"] == "True"
