@@ -40,8 +40,8 @@ def claimed(wanted: Role = WANTED) -> Claim:
     return Claim(wanted.name, OID, SERVER.system_identifier, ME, applied=digest(wanted))
 
 
-def joins(*groups: str, **options: bool) -> Role:
-    return replace(WANTED, member_of=tuple(Membership(group, **options) for group in groups))
+def joins(*groups: str, admin: bool = False) -> Role:
+    return replace(WANTED, member_of=tuple(Membership(group, admin=admin) for group in groups))
 
 
 def refusal(asked: Ask, sight: Sight | None = None, policy: Policy = POLICY) -> PgRoleError:
