@@ -14,6 +14,7 @@ from pgrole_controller.controller.server import DEFAULT_SERVER
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection import HASH
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.credential import Credential, SecretsSeen, SecretVersion
 from pgrole_controller.core.disown import Emptied
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
@@ -128,6 +129,7 @@ class Objects:
         self._secrets = secrets
         self._brought: dict[str, Credential | Emptied] = {}  # by uid of the object, for its next visit
         self._interruptible: dict[Key, anyio.CancelScope] = {}
+        self.contests = Contests()  # outlives sessions and lanes, which come and go
         self.cluster = cluster
         self.namespaces = namespaces
         self._namespace = namespace

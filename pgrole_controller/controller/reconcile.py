@@ -7,7 +7,6 @@ read back from the database.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -25,14 +24,10 @@ from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome, of_contest, of_error, of_read_back
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.sight import Server, Sight
-from pgrole_controller.postgres.culprits import look_for_culprits
 from pgrole_controller.postgres.session import Session
 
 #: How often one visit looks: a role that was just created can be granted to others of the batch in the next round.
 ROUNDS = 4
-
-#: What was repaired lately, of the objects of one store: lanes and sessions come and go.
-_CONTESTS: WeakKeyDictionary[Objects, Contests] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class Finding:
     errand: Errand | None = None  # to be run before the next visit, which follows at once
     disown: Disown | None = None  # to be done before the next visit, which follows at once
     next_rotation: datetime | None = None
-    rotates_in: float = 0.0  # seconds until then by the server's clock, or until what is contested is due, if sooner
+    again_in: float = 0.0  # seconds until the next rotation, or until what is contested is due, if sooner; 0.0: neither
     done_with: bool = False  # the object may go: its finalizer is removed
 
     @property
@@ -62,8 +57,7 @@ async def reconcile(keys: Sequence[Key], declared: DeclaredServer, objects: Obje
     findings = [Finding(request) for request in requests if request.finalizer is not None]
     findings += [refuse(request, request.error) for request in requests if request.error and request.finalizer is None]
     asked = [request for request in requests if request.error is None and request.finalizer is None]
-    contests = _CONTESTS.setdefault(objects, Contests())
-    findings += await _bring_in(asked, session, _server(session, declared), contests)
+    findings += await _bring_in(asked, session, _server(session, declared), objects.contests)
     return findings
 
 
@@ -120,7 +114,7 @@ async def _ask_who(visited: Sequence["_Visited"], session: Session) -> None:
     now = _now()
     contested = [one for one in visited if one.asks_who(now)]
     if contested:
-        culprits = await look_for_culprits(session, [one.request.role_name for one in contested])
+        culprits = await session.look_for_culprits([one.request.role_name for one in contested])
         for one in contested:
             one.blame(culprits.get(one.request.role_name, ()), now)
 
@@ -208,7 +202,7 @@ class _Visited:
             errand=self.decision.errand,
             disown=self.decision.disown,
             next_rotation=due,
-            rotates_in=_soonest(
+            again_in=_soonest(
                 (due - self._sight.at).total_seconds() if due else 0.0,
                 0.0 if ending else self._contests.next_look(self._uid, _now()),
             ),

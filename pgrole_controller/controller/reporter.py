@@ -126,7 +126,7 @@ class Reporter:
         if finding.outcome.retried:
             return Retry()
         # What is due and was not done now waits for something else.
-        return After(finding.rotates_in) if finding.rotates_in > 0 else Success()
+        return After(finding.again_in) if finding.again_in > 0 else Success()
 
     async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
         written = await apply_finalizer(self._client, PGROLES, stored, present)

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from pgrole_controller.core.contest import Culprit
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import speaking
-from pgrole_controller.postgres.session import Session
+from pgrole_controller.postgres.connection import Connection, speaking
 
 log = logging.getLogger(__name__)
 
 _SECONDS = 2.0
 
 
-async def look_for_culprits(session: Session, role_names: Sequence[str]) -> dict[str, tuple[Culprit, ...]]:
+async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Culprit, ...]]:
     """By role name; a role with nobody to be seen is not in the result. Only what ends the session is raised."""
-    connection = session._connection  # noqa: SLF001 -- a question of the session itself, in a room of its own
     try:
         with speaking():
             rows = await connection.fetch(queries.inspect("culprits"), list(role_names), timeout=_SECONDS)

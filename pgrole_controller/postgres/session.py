@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import anyio
 
+from pgrole_controller.core.contest import Culprit
 from pgrole_controller.core.detection import Claims, Detection, Mode
 from pgrole_controller.core.disown import Heir
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -26,6 +27,7 @@ from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import inspect, queries, watch
 from pgrole_controller.postgres.access import RECONSIDER_SECONDS, Access, await_change, read_access
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
+from pgrole_controller.postgres.culprits import look_for_culprits
 from pgrole_controller.postgres.inspect import Identity
 from pgrole_controller.postgres.install import Installation, Missing, install, others_may_create
 from pgrole_controller.postgres.ledger import Ledger
@@ -107,6 +109,9 @@ class Session:
             return self._ledger.held()
         async with self._trusting():
             return await inspect.look_for_claims(self._connection, self.cluster)
+
+    async def look_for_culprits(self, role_names: Sequence[str]) -> dict[str, tuple[Culprit, ...]]:
+        return await look_for_culprits(self._connection, role_names)
 
     async def carry_out(self, plans: Sequence[Plan]) -> list[PgRoleError | None]:
         version = self.identity.version_number
