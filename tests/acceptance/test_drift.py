@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from pgrole_controller.core.contest import LIMIT
 from pgrole_controller.core.role import POWERS
-from tests.acceptance.world import Controller, Database, Json, Kube, condition
+from tests.acceptance.world import Controller, Database, Json, Kube, condition, is_ready
 
 Row = Mapping[str, Any]
 
@@ -157,12 +158,26 @@ async def test_a_change_that_is_rolled_back_or_undone_is_no_drift(
 async def test_the_same_drift_again_and_again_without_a_pause_is_always_set_back(
     kube: Kube, database: Database, role_name: str
 ) -> None:
-    """Each comes as soon as the last was set back: before the watch has seen that it was."""
-    await declare(kube, role_name)
-    for _ in range(200):
-        await database.execute(f"ALTER ROLE {role_name} CREATEDB")
-        await database.wait_role(role_name, lambda row: not row["rolcreatedb"], "set back")
-    await kube.wait_for("app", drifts(200), "driftCount 200")
+    """Each comes as soon as the last was set back: before the watch has seen that it was. None of it is a fight yet."""
+    repeats = LIMIT - 1
+    statements = {column: statement for statement, column, _ in DRIFTS}
+    names = [f"{role_name}_{number}" for number in range(5)]
+    await kube.apply_all({f"app-{number}": {"name": name, **DECLARED} for number, name in enumerate(names)})
+    await kube.wait_all_ready()
+    before = {name: await database.role(name) or {} for name in names}
+    for column, statement in statements.items():
+        for name in names:
+            for _ in range(repeats):
+                await database.execute(statement.format(name))
+                await database.wait_role(name, stands(column, before[name][column]), f"{column} set back")
+    count = repeats * len(statements)
+    for obj in await kube.wait_all(drifts(count), f"driftCount {count}"):
+        assert is_ready(obj)
+        assert obj["status"]["driftCount"] == count
+
+
+def stands(column: str, value: object) -> Callable[[Row], bool]:
+    return lambda row: bool(row[column] == value)
 
 
 class TestReport:

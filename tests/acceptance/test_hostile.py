@@ -11,13 +11,25 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller import resources
+from pgrole_controller.core.contest import WINDOW
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, read_folder
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.conftest import make_kube, remove
-from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, is_ready, open_database, running
+from tests.acceptance.world import (
+    PATIENCE,
+    Controller,
+    Database,
+    Json,
+    Kube,
+    Stage,
+    condition,
+    is_ready,
+    open_database,
+    running,
+)
 from tests.servers import Servers
 
 STEWARD, STEWARD_PASSWORD = "steward", "steward's own"
@@ -197,7 +209,8 @@ async def test_after_a_storm_of_drift_every_role_is_right(
     for name in names:
         await inside.wait_role(name, lambda row: _is_calm(row), "as declared")
     for name in names:
-        obj = await tenants.wait_ready(name)
+        # What drifted so often is a fight, and said to be one until it has been over for a while.
+        obj = await tenants.wait_ready(name, WINDOW + PATIENCE)
         role = await inside.role(name)
         claim = await inside.claim(name)
         assert role is not None
