@@ -8,21 +8,24 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
 
+from bench.drifts import DRIFTS, Spread
 from bench.idle import Memory, measure_idle, read_memory
 from bench.objects import load
+from bench.password import measure_passwords
+from bench.poll import measure_poll
 from bench.repair import measure_floor, measure_repairs
 from bench.restart import drift_meanwhile, measure_restart
-from bench.stand import Stand, stand
+from bench.stand import Stand, role_name, stand
 from bench.table import Figures, render
 from pgrole_controller.local.display import Display
 
-PARTS = ("quiet", "busy", "idle")
+PARTS = ("quiet", "busy", "password", "poll", "idle")
 
 #: Between two rounds of the floor, in seconds, as between two drifts: all processes have slept.
 _FLOOR_PAUSE = 0.1
@@ -61,11 +64,20 @@ async def _measure_size(made: Stand, options: Options, present: int, size: int) 
     await made.controller.stop()
     floor, hot_floor = await measure_floor(made, _FLOOR_PAUSE), await measure_floor(made, 0)
     restart = await measure_restart(made, await drift_meanwhile(made, size))
-    idle = await measure_idle(made, options.idle_seconds) if "idle" in options.parts else None
-    memory_restarted = read_memory(made)
-    quiet = await measure_repairs(made, size, options.drifts, busy=False) if "quiet" in options.parts else None
-    busy = await measure_repairs(made, size, options.drifts, busy=True) if "busy" in options.parts else None
-    return Figures(size, loading, memory_loaded, restart, memory_restarted, floor, hot_floor, idle, quiet, busy)
+    figures = Figures(size, loading, memory_loaded, restart, read_memory(made), floor, hot_floor)
+    spread, drifts = Spread(role_name, DRIFTS), options.drifts
+    if "idle" in options.parts:
+        idle = await measure_idle(made, options.idle_seconds)
+        figures = replace(figures, idle=idle, memory_restarted=read_memory(made))
+    if "quiet" in options.parts:
+        figures = replace(figures, quiet=await measure_repairs(made, spread, size, drifts, busy=False))
+    if "busy" in options.parts:
+        figures = replace(figures, busy=await measure_repairs(made, spread, size, drifts, busy=True))
+    if "password" in options.parts:
+        figures = replace(figures, password=await measure_passwords(made, size, drifts))
+    if "poll" in options.parts:
+        figures = replace(figures, poll=await measure_poll(made))
+    return figures
 
 
 async def _head(made: Stand, empty: Memory, seconds: float) -> str:

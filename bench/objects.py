@@ -3,19 +3,24 @@
 import json
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
 import anyio
 
 from bench.stand import NAMESPACE, Stand, role_name
+from pgrole_controller.local.deadline import reached
 
 _PATH = f"/apis/pgrole.dev/v1alpha1/namespaces/{NAMESPACE}/pgroles"
 _WRITERS = 16
 _READY_SECONDS = 600.0
+_GONE_SECONDS = 60.0
+
+Spec = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +33,56 @@ class Loading:
 
 async def load(stand: Stand, first: int, last: int) -> Loading:
     """Creates the objects of the roles `first` to `last - 1` and waits until all of them are Ready."""
-    numbers = iter(range(first, last))
-    waiting = {_object_name(number) for number in range(first, last)}
+    return await make(stand, {f"bench-{number}": _spec(number) for number in range(first, last)})
+
+
+def _spec(number: int) -> Spec:
+    return {"name": role_name(number), "login": True, "connectionLimit": 20, "comment": "made to measure"}
+
+
+async def make(stand: Stand, specs: Mapping[str, Spec]) -> Loading:
+    """Creates the objects, by name, and waits until all of them are Ready."""
+    left = iter(specs.items())
+    waiting = set(specs)
     start = time.monotonic()
     async with _session(stand) as session:
         version = (await _get(session, {"limit": "1"}))["metadata"]["resourceVersion"]
         async with anyio.create_task_group() as tasks:
             for _ in range(_WRITERS):
-                tasks.start_soon(_create, session, numbers)
+                tasks.start_soon(_create, session, left)
             with anyio.fail_after(_READY_SECONDS):
                 async with aclosing(_watch_ready(session, version)) as names:
                     async for name in names:
                         waiting.discard(name)
-                        stand.display.advance(f"{len(waiting):,} of {last - first:,} objects are not Ready yet")
+                        stand.display.advance(f"{len(waiting):,} of {len(specs):,} objects are not Ready yet")
                         if not waiting:
                             break
-    return Loading(last - first, time.monotonic() - start)
+    return Loading(len(specs), time.monotonic() - start)
 
 
-def _object_name(number: int) -> str:
-    return f"bench-{number}"
+async def remove(stand: Stand, names: Collection[str]) -> None:
+    """Deletes the objects, and waits until they are gone."""
+    async with _session(stand) as session:
+        for name in names:
+            async with session.delete(f"{_PATH}/{name}") as response:
+                response.raise_for_status()
+        for name in names:
+            if not await reached(partial(_is_gone, session, name), _GONE_SECONDS):
+                raise AssertionError(f"object {name} is still there after {_GONE_SECONDS:.0f} s")
 
 
-async def _create(session: aiohttp.ClientSession, numbers: Iterator[int]) -> None:
-    for number in numbers:
+async def _is_gone(session: aiohttp.ClientSession, name: str) -> bool:
+    async with session.get(f"{_PATH}/{name}") as response:
+        return response.status == 404
+
+
+async def _create(session: aiohttp.ClientSession, left: Iterator[tuple[str, Spec]]) -> None:
+    for name, spec in left:
         body = {
             "apiVersion": "pgrole.dev/v1alpha1",
             "kind": "PgRole",
-            "metadata": {"name": _object_name(number), "namespace": NAMESPACE},
-            "spec": {"name": role_name(number), "login": True, "connectionLimit": 20, "comment": "made to measure"},
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": spec,
         }
         async with session.post(_PATH, json=body) as response:
             response.raise_for_status()

@@ -2,7 +2,8 @@
 
 All moments are of one clock, CLOCK_REALTIME of this machine, in seconds. A drift begins when its COMMIT has returned
 to the client; it is noticed when a second client hears the NOTIFY; it is repaired when PostgreSQL says that the
-transaction committed which wrote the role's row (track_commit_timestamp). So nobody polls while the controller works.
+transaction committed which repaired it (track_commit_timestamp): the one that counted the drift in the claim. So nobody
+polls while the controller works.
 """
 
 import math
@@ -15,8 +16,9 @@ from itertools import pairwise
 
 import anyio
 
+from bench.drifts import Spread
 from bench.observe import Quantiles
-from bench.stand import Connection, Stand, role_name
+from bench.stand import Connection, Stand
 from pgrole_controller.postgres.notification import CHANNEL, EVERYTHING, read_names
 
 #: Unrelated commits a second when the server is busy.
@@ -27,9 +29,21 @@ _FLOOR_ROUNDS = 100
 _FLOOR_CHANNEL = "bench_floor"
 _FLOOR_ROLE = "bench_floor"
 
-_REPAIRED_AT = """
-SELECT extract(epoch FROM pg_xact_commit_timestamp(a.xmin))::float8
-FROM pg_authid AS a WHERE a.rolname = $1 AND NOT a.rolcreatedb
+#: How often the role has drifted, and the moment of the last repair.
+_CLAIM = """
+SELECT c.drift_count, extract(epoch FROM pg_xact_commit_timestamp(c.xmin))::float8 AS written
+FROM pgrole.claim AS c WHERE c.role_name = $1
+"""
+
+#: All that can drift but the password; a role without a date may have had one.
+_CONTENT = """
+SELECT (to_jsonb(r) || jsonb_build_object(
+    'rolvaliduntil', coalesce(r.rolvaliduntil, 'infinity'),
+    'comment', shobj_description(r.oid, 'pg_authid'),
+    'groups', (SELECT jsonb_agg(m.roleid ORDER BY m.roleid) FROM pg_auth_members AS m WHERE m.member = r.oid),
+    'settings', (SELECT jsonb_agg(s ORDER BY s.setdatabase) FROM pg_db_role_setting AS s WHERE s.setrole = r.oid)
+))::text
+FROM pg_roles AS r WHERE r.rolname = $1
 """
 _READ = "SELECT r.*, shobj_description(r.oid, 'pg_authid') FROM pg_roles AS r WHERE r.rolname = $1"
 
@@ -108,19 +122,26 @@ async def measure_floor(stand: Stand, pause: float) -> Floor:
 PHASES = 0.25
 
 
-async def measure_repairs(stand: Stand, roles: int, drifts: int, *, busy: bool) -> Repairs:
-    """`drifts` drifts of roles at random, one at a time, at any phase of the watch."""
+async def measure_repairs(
+    stand: Stand, spread: Spread, roles: int, drifts: int, *, busy: bool, among: int | None = None
+) -> Repairs:
+    """`drifts` drifts of roles at random, one at a time, at any phase of the watch.
+
+    `roles` are those that may drift, `among` all that there are (None: as many). Raises AssertionError when a repair
+    was held back, or a role is not as it was.
+    """
     whole, detection, reaction = [], [], []
     ear = _Ear()
     async with stand.connect() as hand, stand.connect() as listening, _commits(stand, BUSY_RATE if busy else 0.0):
         await listening.add_listener(CHANNEL, ear.receive)
         for turn in range(drifts):
-            began, heard, repaired = await _drift(hand, ear, role_name(random.randrange(roles)))
+            began, heard, repaired = await _drift(hand, ear, *await spread.draw(roles))
             whole.append(repaired - began)
             detection.append(heard - began)
             reaction.append(repaired - heard)
             stand.display.advance(f"{turn + 1} of {drifts} drifts")
-            await anyio.sleep(_rest(roles) + random.uniform(0, PHASES))
+            await anyio.sleep(_rest(among or roles) + random.uniform(0, PHASES))
+    _check_no_contest(stand)
     return Repairs(Quantiles.of(whole), Quantiles.of(detection), Quantiles.of(reaction))
 
 
@@ -129,20 +150,38 @@ def _rest(roles: int) -> float:
     return 0.08 + 1e-5 * roles
 
 
-async def _drift(hand: Connection, ear: _Ear, name: str) -> tuple[float, float, float]:
+def _check_no_contest(stand: Stand) -> None:
+    """A repair that was held back says nothing about how fast one is."""
+    contested = [said["object"] for said in stand.said("object is not ready") if said["reason"] == "Contested"]
+    if contested:
+        raise AssertionError(f"repairs were held back as contested: {', '.join(sorted(set(contested)))}")
+
+
+async def _drift(hand: Connection, ear: _Ear, name: str, statement: str) -> tuple[float, float, float]:
     """When it was committed, heard of and repaired. Returns when the repair has been heard of, too."""
+    count, content = (await _claim(hand, name))[0], await hand.fetchval(_CONTENT, name)
     ear.expect(name)
-    await hand.execute(f"ALTER ROLE {name} CREATEDB")
+    await hand.execute(statement)
     began = time.time()
     with anyio.fail_after(_REPAIR_SECONDS):
         heard = await ear.wait()
         ear.expect(name)
         await ear.wait()
         while True:
-            repaired = await hand.fetchval(_REPAIRED_AT, name)
-            if repaired is not None:
-                return began, heard, repaired
+            counted, repaired = await _claim(hand, name)
+            if counted > count:
+                break
             await anyio.sleep(0.005)
+    if counted != count + 1 or await hand.fetchval(_CONTENT, name) != content:
+        raise AssertionError(f"after {statement!r} the role is not as it was")
+    return began, heard, repaired
+
+
+async def _claim(hand: Connection, name: str) -> tuple[int, float]:
+    row = await hand.fetchrow(_CLAIM, name)
+    if row is None:
+        raise AssertionError(f"role {name} has no claim")
+    return row["drift_count"], row["written"]
 
 
 @asynccontextmanager

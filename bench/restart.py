@@ -13,7 +13,7 @@ _SECONDS = 300.0
 
 _REPAIRED_AT = """
 SELECT extract(epoch FROM max(pg_xact_commit_timestamp(a.xmin)))::float8
-FROM pg_authid AS a WHERE a.rolname = ANY ($1) HAVING NOT bool_or(a.rolcreatedb)
+FROM pg_authid AS a WHERE a.rolname = ANY ($1) HAVING NOT bool_or(a.rolbypassrls)
 """
 
 
@@ -29,7 +29,7 @@ async def drift_meanwhile(stand: Stand, roles: int) -> list[str]:
     """Changes roles at random, spread over all of them, while there is no controller. Their names."""
     names = [role_name(number) for number in random.sample(range(roles), min(roles, _MOST_DRIFTS))]
     async with stand.connect() as connection:
-        await connection.execute("; ".join(f"ALTER ROLE {name} CREATEDB" for name in names))
+        await connection.execute("; ".join(f"ALTER ROLE {name} BYPASSRLS" for name in names))
     return names
 
 

@@ -1,5 +1,6 @@
 """What is measured: a real API server, a real PostgreSQL, and the controller as its own process."""
 
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -53,6 +54,12 @@ class Stand:
         finally:
             with anyio.CancelScope(shield=True):
                 await connection.close(timeout=5)
+
+    def said(self, message: str) -> list[dict[str, Any]]:
+        """What the controller has logged with this message, as written."""
+        lines = self.controller.log.read_text(encoding="utf-8").splitlines()
+        logged = [json.loads(line) for line in lines if message in line and line.startswith("{")]
+        return [line for line in logged if line["message"] == message]
 
     async def start_controller(self) -> None:
         """Start it, and wait until it works. Raises LocalError with the end of its log."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bench.idle import Idle, Memory
 from bench.objects import Loading
 from bench.observe import Quantiles
+from bench.poll import Poll
 from bench.repair import Floor, Repairs
 from bench.restart import Restart
 
@@ -24,6 +25,8 @@ class Figures:
     idle: Idle | None = None
     quiet: Repairs | None = None
     busy: Repairs | None = None
+    password: Repairs | None = None
+    poll: Poll | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def _quantiles(of: Quantiles, goal: float | None = None) -> Cell:
     return Cell(f"{of.p50:.1f} / {of.p90:.1f} / {of.p99:.1f}", None if goal is None else of.p50 <= goal)
 
 
-def _whole(repairs: Repairs | None, goal: float) -> Cell | None:
+def _whole(repairs: Repairs | None, goal: float | None = None) -> Cell | None:
     return None if repairs is None else _quantiles(repairs.whole, goal)
 
 
@@ -91,6 +94,10 @@ def _multiple(repairs: Repairs | None, floor: Floor) -> Cell | None:
 
 def _floor(floor: Floor) -> Cell:
     return Cell(f"{floor.total:.2f} = {floor.notify:.2f} + {floor.read:.2f} + {floor.alter:.2f}")
+
+
+def _poll(poll: Poll | None) -> Cell | None:
+    return None if poll is None else Cell(f"{poll.nothing:.2f} / {poll.commit:.2f} / {poll.change:.2f}")
 
 
 def _percent(idle: Idle | None, value: Callable[[Idle], float], goal: float | None = None) -> Cell | None:
@@ -118,6 +125,18 @@ _ROWS = (
     Row("of it → NOTIFY heard", "", lambda f: _detection(f.busy)),
     Row("of it NOTIFY heard → repaired", "", lambda f: _reaction(f.busy)),
     Row("NOTIFY heard → repaired, in floors, p50", "≤ 4 ×", lambda f: _multiple(f.busy, f.floor)),
+    Row(
+        "**quiet: password changed, committed → set back**, ms, p50 / p90 / p99",
+        "",
+        lambda f: _whole(f.password),
+    ),
+    Row("of it → NOTIFY heard", "", lambda f: _detection(f.password)),
+    Row("of it NOTIFY heard → set back: Secret read, hashed", "", lambda f: _reaction(f.password)),
+    Row(
+        "one round of Poll, ms, p50: nothing was committed / something else was / one role was changed",
+        "",
+        lambda f: _poll(f.poll),
+    ),
     Row("idle: PostgreSQL, of a core", "≤ 1.5 %", lambda f: _percent(f.idle, lambda idle: idle.database, 1.5)),
     Row("of it the backend that runs `watch`", "", lambda f: _percent(f.idle, lambda idle: idle.watch)),
     Row("idle: controller, of a core", "≤ 1 %", lambda f: _percent(f.idle, lambda idle: idle.controller, 1.0)),

@@ -1,0 +1,61 @@
+"""What one round of Poll costs, where `watch` cannot be: the question to the server and the comparison in memory."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import anyio
+
+from bench.stand import Stand
+from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.inspect import identify
+from pgrole_controller.postgres.poll import Poller
+
+_ROUNDS = 30
+
+#: Between two rounds, in seconds: all processes have slept.
+_PAUSE = 0.1
+
+_ROLE = "bench_poll"
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """Medians in milliseconds, after: nothing, a commit of no concern, a change of one role."""
+
+    nothing: float
+    commit: float
+    change: float
+
+
+async def measure_poll(stand: Stand) -> Poll:
+    """The rounds are made here, as the controller would make one in each interval."""
+    async with stand.connect() as hand, connect(Endpoint(stand.server.dsn()), "poll") as connection:
+        await hand.execute(f"DROP ROLE IF EXISTS {_ROLE}; CREATE ROLE {_ROLE}")
+        poller = Poller(connection, anyio.Lock(), await identify(connection))
+        await poller.compare()
+        took: dict[str, list[float]] = {"SELECT 1": [], "SELECT pg_current_xact_id()": [], f"ALTER ROLE {_ROLE} LOGIN": []}
+        for _ in range(_ROUNDS):
+            for statement, seconds in took.items():
+                await _settle(poller)
+                await anyio.sleep(_PAUSE)
+                await hand.execute(statement)
+                start = time.perf_counter()
+                names = await poller.compare()
+                seconds.append(time.perf_counter() - start)
+                if (_ROLE in names) != ("ALTER" in statement):
+                    raise AssertionError(f"after {statement!r} Poll has seen {names}")
+            await hand.execute(f"ALTER ROLE {_ROLE} NOLOGIN")
+        await hand.execute(f"DROP ROLE {_ROLE}")
+    return Poll(*_medians(list(took.values())))
+
+
+async def _settle(poller: Poller) -> None:
+    """Until all that happened has been told, and told again."""
+    while await poller.compare():
+        pass
+
+
+def _medians(took: Sequence[Sequence[float]]) -> list[float]:
+    return [1000 * median(seconds) for seconds in took]
