@@ -35,7 +35,8 @@ async def measure_poll(stand: Stand) -> Poll:
         await hand.execute(f"DROP ROLE IF EXISTS {_ROLE}; CREATE ROLE {_ROLE}")
         poller = Poller(connection, anyio.Lock(), await identify(connection))
         await poller.compare()
-        took: dict[str, list[float]] = {"SELECT 1": [], "SELECT pg_current_xact_id()": [], f"ALTER ROLE {_ROLE} LOGIN": []}
+        statements = ("SELECT 1", "SELECT pg_current_xact_id()", f"ALTER ROLE {_ROLE} LOGIN")
+        took: dict[str, list[float]] = {statement: [] for statement in statements}
         for _ in range(_ROUNDS):
             for statement, seconds in took.items():
                 await _settle(poller)
