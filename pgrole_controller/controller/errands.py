@@ -28,7 +28,7 @@ from pgrole_controller.core.connection import (
     recover_password,
     render,
 )
-from pgrole_controller.core.credential import Credential, Errand, Origin, SecretVersion, is_due
+from pgrole_controller.core.credential import Credential, Errand, Origin, SecretVersion, is_due, request_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
@@ -132,7 +132,7 @@ class Errands:
             stamp = delivery.stamp
             source = name_source(_version(secret))
             # A request that the claim knows as handled stays so, whatever backup the Secret came from.
-            rotate = errand.password.rotate or stamp.rotate
+            rotate = errand.password.rotate or request_of(stamp.rotate)
             found = replace(found, source=source, rotated_at=stamp.rotated_at, rotate=rotate)
             password = delivery.clear
         inputs = inputs_digest(wanted, errand.role_name, errand.address)

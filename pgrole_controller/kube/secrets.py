@@ -14,7 +14,7 @@ from pgrole_controller.kube.client import JSON, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
 from pgrole_controller.kube.resource import SECRETS
 from pgrole_controller.kube.status import MANAGER
-from pgrole_controller.kube.store import LAST_APPLIED, Stored, pack_metadata
+from pgrole_controller.kube.store import LAST_APPLIED, OWN_PREFIX, Stored, pack_metadata
 
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
@@ -22,6 +22,8 @@ _MESSAGE_LIMIT = 500  # characters, of what the API server says about a write
 _SEARCHED = 4_096  # characters of it
 _WINDOW = 8  # so many characters in a row of a value are hidden
 _LEAST = 3  # shorter values are found in any text
+_MOST = 32_768  # bytes of all values: searching for more would hold up everything else
+_NOT_SEARCHED = "what the API server says of it is left out, since the Secret holds too much to look for in that"
 
 
 class NotWritable(KubeError):
@@ -83,7 +85,8 @@ async def write_secret(
     """Makes the Secret so, in one request; returns it as it is then. Nothing is written when it is so already.
 
     It has exactly `data` and is controlled by `owner`; another `owner` of that kind and name is replaced, other
-    references are left. Labels and annotations of others are left, own ones that are no longer wanted go.
+    references are left. Labels and annotations of others are left, own ones that are no longer wanted go, and with them
+    whatever anybody wrote under pgrole.dev/.
 
     `seen` None: there is none, and one that appeared meanwhile is not touched. Else only that object in that version.
     Raises ApiError (409 when it is not as it was seen any more, 404 when it is gone; nothing of `data` is in its
@@ -193,12 +196,13 @@ def _patch(
     Not server-side apply: that cannot remove a key of `data` that somebody else added.
     """
     stale = [one.uid for one in seen.owners if one.uid != reference.uid and _is_same_name(one, reference)]
+    former = seen.own_annotations | {name for name in seen.annotations if name.startswith(OWN_PREFIX)}
     return {
         "metadata": {
             "uid": seen.uid,
             "resourceVersion": seen.version,
             "labels": dict.fromkeys(seen.own_labels) | dict(labels),
-            "annotations": dict.fromkeys(seen.own_annotations) | dict(annotations),
+            "annotations": dict.fromkeys(former) | dict(annotations),
             "ownerReferences": [*({"$patch": "delete", "uid": uid} for uid in stale), _dump(reference)],
         },
         "data": dict.fromkeys(seen.data) | _encode(data),
@@ -228,8 +232,8 @@ async def _send(
     try:
         return await client.request(method, path, query={"fieldManager": MANAGER}, body=body, content_type=content_type)
     except ApiError as error:
-        reason, message = _hide(error.reason, hidden), _hide(error.message, hidden)
-        failed = ApiError(error.status, reason, message, error.retry_after)
+        reason = _hide(error.reason, hidden) if _is_searchable(hidden) else "Refused"
+        failed = ApiError(error.status, reason, _hide(error.message, hidden), error.retry_after)
     except Unreachable as error:
         failed = Unreachable(_hide(str(error), hidden))
     # Outside of `except`: the error that is hidden would be its context.
@@ -238,6 +242,8 @@ async def _send(
 
 def _hide(text: str, values: Collection[bytes]) -> str:
     """`text`, cut, with `…` for whatever is also in one of the values, as text or base64."""
+    if not _is_searchable(values):
+        return _NOT_SEARCHED
     shown = text[:_SEARCHED]
     hidden = [False] * len(shown)
     for form in _forms(values):
@@ -250,6 +256,10 @@ def _hide(text: str, values: Collection[bytes]) -> str:
     if len(text) > _SEARCHED:
         hidden[-_WINDOW:] = [True] * _WINDOW  # perhaps the beginning of a value
     return "".join(_leave_out(shown, hidden))[:_MESSAGE_LIMIT]
+
+
+def _is_searchable(values: Collection[bytes]) -> bool:
+    return sum(map(len, values)) <= _MOST
 
 
 def _forms(values: Collection[bytes]) -> Iterator[str]:
