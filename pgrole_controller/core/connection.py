@@ -15,6 +15,7 @@ from datetime import datetime
 
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.role import to_microseconds, to_moment
+from pgrole_controller.core.scram import PASSWORD_BYTES
 from pgrole_controller.core.template import (
     PASSWORD,
     PASSWORD_FIELDS,
@@ -42,6 +43,12 @@ _LONGEST_SALT = 64
 
 #: What the API server takes, https://kubernetes.io/docs/concepts/configuration/secret/#restriction-data-size
 MAX_BYTES = 1 << 20
+#: Bytes of a password and its variants at most: percent-encoding takes three for one, an escape two.
+_LONGEST_PASSWORD = {
+    PASSWORD: PASSWORD_BYTES,
+    f"{PASSWORD}_url": 3 * PASSWORD_BYTES,
+    f"{PASSWORD}_pgpass": 2 * PASSWORD_BYTES,
+}
 
 _SERVER = "{host_url}:{port}/{database_url}"
 _PLAIN = (
@@ -78,7 +85,9 @@ _DOMAIN = r"(?=[^/]{1,253}/)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z
 _QUALIFIED_NAME = re.compile(rf"(?:{_DOMAIN}/)?{_NAME}")
 _LABEL_VALUE = re.compile(rf"(?:{_NAME})?")
 
-_GENERATED = re.compile(r"[A-Za-z0-9]+")
+#: As api.password has it.
+_LONGEST_GENERATED = 256
+_GENERATED = re.compile(rf"[A-Za-z0-9]{{1,{_LONGEST_GENERATED}}}")
 _PLACE = re.compile(rf"(?P<key>{_DATA_KEY.pattern})/(?P<offset>[0-9]{{1,7}})\+(?P<length>[0-9]{{1,7}})")
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}(?:\.[0-9]{6})?Z")
 
@@ -246,12 +255,13 @@ def _compose(
         values[PASSWORD] = password
     templates = _templates(wanted, values)
     values = vary(values)
-    sizes = {name: len(value.encode()) for name, value in values.items()}
+    # Whoever may read no Secret must not measure a password by how much of it fits.
+    sizes = {name: len(value.encode()) for name, value in values.items()} | _LONGEST_PASSWORD
     if sum(measure(template, sizes) for template in templates.values()) > MAX_BYTES:
         raise Refused(
             Reason.INVALID_SPEC,
-            "spec.connectionSecret: the Secret would have more than 1 MiB, the most that Kubernetes takes: "
-            "shorten its template",
+            "spec.connectionSecret: with the longest password, the Secret would have more than 1 MiB, the most that "
+            "Kubernetes takes: shorten its template",
         )
     data = {key: fill(template, values).encode() for key, template in templates.items()}
     annotations = dict(wanted.annotations)

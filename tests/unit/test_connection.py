@@ -274,8 +274,21 @@ class TestWhatIsRefused:
         assert told.reason is Reason.INVALID_SPEC
         assert "1 MiB" in told.message
 
+    @pytest.mark.parametrize("field", ["password", "password_url", "password_pgpass"])
+    def test_how_long_a_password_is_cannot_be_told_from_what_is_refused(self, field: str) -> None:
+        wanted = Connection("c", data=tuple((f"KEY{number}", f"{{{field}}}" * 200) for number in range(32)))
+        short = refusal(lambda: rendered(wanted, password="x", stamp=Stamp()))
+        long = refusal(lambda: rendered(wanted, password="%" * 1024, stamp=Stamp()))
+        assert short.message == long.message
+
 
 class TestRecognition:
+    def test_a_password_that_is_longer_than_any_generated_one_is_none(self) -> None:
+        content = rendered(WANTED, password="x" * 256)
+        assert recover_password(content.data, content.annotations) == "x" * 256
+        with pytest.raises(ValueError, match="generated password"):
+            rendered(WANTED, password="x" * 257)
+
     @few
     @given(connections(), generated_passwords(), one_line(names()), st.booleans())
     def test_a_generated_password_is_recovered_from_any_template_that_is_accepted(
