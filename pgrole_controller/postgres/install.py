@@ -63,13 +63,13 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
     if await _is_whole(connection, row):
         await record_home(connection)
         return Installation.PRESENT
+    check_only(await look_for_home(connection))  # also where it may not be installed: the claims are there
     if not allowed or not (row["present"] or row["may_create"]):
         raise (Refused if row["present"] else Missing)(
             Reason.SERVER_NOT_READY,
             "schema pgrole is missing or old and may not be installed by the controller; "
             f"an administrator can install it with the output of `pgrole-controller sql`{_what_allows(allowed, row)}",
         )
-    check_only(await look_for_home(connection))
     async with connection.transaction():
         if not row["present"]:
             await connection.execute(_SCHEMA)

@@ -24,8 +24,12 @@ part AS (
 SELECT
     EXISTS (SELECT FROM schema) AS present,
     (SELECT count(*)::int FROM part WHERE what NOT LIKE 'type %' AND what NOT LIKE 'right %') AS parts,
-    pg_catalog.to_regclass('pgrole.installation') IS NOT NULL
-        AND pg_catalog.to_regclass('pgrole.turn_to_look') IS NOT NULL AS versioned,
+    -- not to_regclass: it fails where the schema may not be used, and before it is known whose it is
+    (
+        SELECT count(*) = 2
+        FROM schema AS s JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
+        WHERE c.relname IN ('installation', 'turn_to_look')
+    ) AS versioned,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
     format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), current_user) AS grant_to_create,
     -- anybody else: the database's owner too, who can grant it to himself

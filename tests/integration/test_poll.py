@@ -1,0 +1,436 @@
+"""postgres.poll: what differs between two rounds is announced by name, whatever it is; what does not is not."""
+
+import secrets
+import sys
+from collections.abc import AsyncIterator
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.credential import Record
+from pgrole_controller.core.detection import Mode
+from pgrole_controller.core.diff import Create, SetAttribute
+from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.role import UNSEEN, Role
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.inspect import identify, look, look_without_schema
+from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.poll import MANY, Poller
+from pgrole_controller.postgres.session import Session, attend
+from pgrole_controller.postgres.transaction import Dialect, carry_out
+from tests.servers import Servers
+
+CLUSTER = "cluster-a"
+KEY = Key("shop", "orders-app")
+OWNER = Owner(CLUSTER, KEY.namespace, "ns-uid", KEY.name, "uid-1")
+OTHER = Owner(CLUSTER, KEY.namespace, "ns-uid", "other", "uid-2")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def hand(server: PostgresServer) -> AsyncIterator[Connection]:
+    """A superuser; its roles (subject, steward, …) are gone afterwards."""
+    connection = await asyncpg.connect(server.dsn())
+    await connection.execute("CREATE ROLE subject; CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
+    yield connection
+    await connection.execute("RESET ROLE; DROP SCHEMA IF EXISTS pgrole CASCADE; ALTER DATABASE postgres RESET ALL")
+    await connection.execute("""
+        DO $$ DECLARE name text; BEGIN
+            FOR name IN SELECT rolname FROM pg_roles WHERE oid >= 16384 LOOP
+                EXECUTE format('DROP OWNED BY %I CASCADE', name);
+                EXECUTE format('DROP ROLE %I', name);
+            END LOOP;
+        END $$
+    """)
+    await connection.close()
+
+
+async def start(connection: Connection) -> Poller:
+    poller = Poller(connection, anyio.Lock(), await identify(connection))
+    assert await poller.compare() == set()
+    return poller
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=["as superuser", "without pg_authid"])
+async def poller(request: pytest.FixtureRequest, server: PostgresServer, hand: Connection) -> AsyncIterator[Poller]:
+    dsn = server.dsn() if request.param == "as superuser" else server.dsn("steward", password="p")
+    async with connect(Endpoint(dsn), "poll") as connection:
+        yield await start(connection)
+
+
+async def settled(poller: Poller) -> None:
+    """Until all that happened was told, and told again."""
+    while await poller.compare():
+        pass
+
+
+CHANGES = [
+    "ALTER ROLE subject LOGIN",
+    "ALTER ROLE subject SUPERUSER",
+    "ALTER ROLE subject CREATEDB",
+    "ALTER ROLE subject CREATEROLE",
+    "ALTER ROLE subject NOINHERIT",
+    "ALTER ROLE subject REPLICATION",
+    "ALTER ROLE subject BYPASSRLS",
+    "ALTER ROLE subject CONNECTION LIMIT 3",
+    "ALTER ROLE subject VALID UNTIL '2031-01-01'",
+    "COMMENT ON ROLE subject IS 'told'",
+    "ALTER ROLE subject SET work_mem = '1MB'",
+    "ALTER ROLE subject IN DATABASE template1 SET work_mem = '1MB'",
+    "GRANT pg_monitor TO subject",
+    "DROP ROLE subject",
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_whatever_changes_of_a_role_is_told_in_the_next_round_and_once_more(
+    poller: Poller, hand: Connection, change: str
+) -> None:
+    await hand.execute(change)
+    assert await poller.compare() == {"subject"}
+    assert await poller.compare() == {"subject"}
+    assert await poller.compare() == set()
+
+
+async def test_what_is_undone_is_told_too(poller: Poller, hand: Connection) -> None:
+    await hand.execute(
+        "GRANT pg_monitor TO subject; COMMENT ON ROLE subject IS 'a'; ALTER ROLE subject SET jit = 'off'"
+    )
+    for undo in ("REVOKE pg_monitor FROM subject", "COMMENT ON ROLE subject IS NULL", "ALTER ROLE subject RESET jit"):
+        await settled(poller)
+        await hand.execute(undo)
+        assert await poller.compare() == {"subject"}
+
+
+async def test_a_renamed_role_is_told_by_both_names(poller: Poller, hand: Connection) -> None:
+    await hand.execute("ALTER ROLE subject RENAME TO renamed")
+    assert await poller.compare() == {"subject", "renamed"}
+
+
+async def test_a_role_made_again_under_its_name_is_told(poller: Poller, hand: Connection) -> None:
+    await hand.execute("DROP ROLE subject; CREATE ROLE subject")
+    assert await poller.compare() == {"subject"}
+
+
+@pytest.mark.since(16, "options of a membership")
+async def test_an_option_of_a_membership_is_told(poller: Poller, hand: Connection) -> None:
+    await hand.execute("GRANT pg_monitor TO subject")
+    await settled(poller)
+    await hand.execute("GRANT pg_monitor TO subject WITH INHERIT FALSE")
+    assert await poller.compare() == {"subject"}
+
+
+async def test_a_password_is_told_where_verifiers_may_be_read(poller: Poller, hand: Connection) -> None:
+    sees = (await identify(poller._connection)).sees_passwords
+    await hand.execute("ALTER ROLE subject PASSWORD 'x'")
+    assert await poller.compare() == ({"subject"} if sees else set())
+
+
+async def test_unrelated_commits_and_what_is_rolled_back_are_not_told(poller: Poller, hand: Connection) -> None:
+    await hand.execute("SELECT pg_current_xact_id()")
+    assert await poller.compare() == set()
+    await hand.execute("BEGIN; ALTER ROLE subject SUPERUSER; ROLLBACK")
+    assert await poller.compare() == set()
+
+
+async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
+    poller: Poller, hand: Connection, server: PostgresServer
+) -> None:
+    late = await asyncpg.connect(server.dsn())
+    await late.execute("BEGIN; ALTER ROLE subject LOGIN")
+    await hand.execute("CREATE ROLE other")
+    assert await poller.compare() == {"other"}
+    await settled(poller)
+    await late.execute("COMMIT")
+    assert await poller.compare() == {"subject"}
+    await late.close()
+
+
+async def test_what_we_changed_is_looked_at_in_a_round_that_began_after_it(poller: Poller, hand: Connection) -> None:
+    """It may be changed again to what the last round saw: its digest is the same, and it is drift."""
+    await hand.execute("ALTER ROLE subject SUPERUSER")
+    await settled(poller)
+    await hand.execute("ALTER ROLE subject NOSUPERUSER; ALTER ROLE subject SUPERUSER")
+    poller.doubt({"subject"})
+    assert await poller.compare() == {"subject"}
+    assert await poller.compare() == set()
+
+
+async def test_of_two_sessions_none_can_tell_the_others_digests(server: PostgresServer, hand: Connection) -> None:
+    async with connect(Endpoint(server.dsn()), "poll") as connection:
+        one, other = await start(connection), await start(connection)
+        assert len(one._digests) == len(other._digests)
+        assert one._digests != other._digests
+        assert one._names == other._names
+
+
+async def test_names_and_texts_in_another_encoding_are_no_error_and_hold_nothing_up(
+    poller: Poller, hand: Connection, server: PostgresServer
+) -> None:
+    name = f"latin_{secrets.token_hex(3)}"
+    await hand.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    latin = await asyncpg.connect(server.dsn(database=name))
+    await latin.execute("""CREATE ROLE "ä"; COMMENT ON ROLE "ä" IS 'ö'; COMMENT ON ROLE subject IS 'ü'""")
+    await latin.execute("""ALTER ROLE subject SET application_name = 'ß'; ALTER ROLE subject SET "x.y" = 'ß'""")
+    assert await poller.compare() == {"subject"}
+    await latin.execute('ALTER ROLE subject RENAME TO "ö"')
+    assert await poller.compare() == {"subject"}
+    await latin.execute('ALTER ROLE "ö" RENAME TO subject; DROP ROLE "ä"')
+    assert await poller.compare() == {"subject"}
+    await latin.close()
+    await hand.execute(f"DROP DATABASE {name}")
+
+
+async def test_more_than_a_thousand_are_told_as_all(server: PostgresServer, hand: Connection) -> None:
+    heard: list[tuple[str, ...] | None] = []
+    done = anyio.Event()
+
+    def hear(names: tuple[str, ...] | None) -> None:
+        heard.append(names)
+        done.set()
+
+    async with connect(Endpoint(server.dsn()), "poll") as connection:
+        poller = await start(connection)
+        await hand.execute(f"DO $$ BEGIN FOR i IN 0..{MANY} LOOP EXECUTE 'CREATE ROLE many_' || i; END LOOP; END $$")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(poller.run, 0.1, hear)
+            with anyio.fail_after(30):
+                await done.wait()
+            tasks.cancel_scope.cancel()
+    assert heard[0] is None
+
+
+async def test_twelve_bytes_and_the_name_are_kept_of_a_role(server: PostgresServer, hand: Connection) -> None:
+    async with connect(Endpoint(server.dsn()), "poll") as connection:
+        poller = await start(connection)
+        count = await hand.fetchval("SELECT count(*) FROM pg_roles")
+        assert len(poller._digests) == 12 * count
+        assert sys.getsizeof(poller._names) < 100 * count
+
+
+async def test_an_answer_of_another_server_ends_the_session(poller: Poller, hand: Connection) -> None:
+    poller._started_at = poller._started_at.replace(year=2001)
+    with pytest.raises(Transient, match="another server"):
+        await poller.compare()
+
+
+class TestWithoutSchema:
+    """What is asked and changed where there is no schema pgrole, by an ordinary role with CREATEROLE."""
+
+    @pytest_asyncio.fixture(loop_scope="session")
+    async def connection(self, server: PostgresServer, hand: Connection) -> AsyncIterator[Connection]:
+        assert await hand.fetchval("SELECT to_regnamespace('pgrole') IS NULL")
+        async with connect(Endpoint(server.dsn("steward", password="p")), "test") as made:
+            yield made
+
+    @staticmethod
+    async def bring_in(connection: Connection, ledger: Ledger, *plans: Plan) -> list[str]:
+        dialect = Dialect(ledger=ledger, options=(await identify(connection)).version_number >= 160000)
+        failures = await carry_out(connection, plans, dialect)
+        return ["" if failure is None else failure.message for failure in failures]
+
+    @staticmethod
+    def create(name: str, owner: Owner = OWNER) -> Plan:
+        return Plan(name, (Create(Role(name)),), None, name, None, owner, "sha256:x")
+
+    def test_no_question_names_the_schema(self) -> None:
+        for verifiers in (True, False):
+            for name in ("roles", "heirs", "verifiers"):
+                assert "pgrole." not in _statement(queries.inspect_schemaless(name, verifiers=verifiers))
+            assert "pgrole." not in _statement(queries.poll(verifiers=verifiers))
+
+    async def test_a_look_sees_the_same_as_with_the_schema(self, server: PostgresServer, hand: Connection) -> None:
+        await hand.execute(
+            """
+            ALTER ROLE subject LOGIN PASSWORD 'x' SET work_mem = '1MB'; COMMENT ON ROLE subject IS 'c';
+            CREATE ROLE big SUPERUSER; CREATE ROLE mid; GRANT big TO mid; GRANT mid TO subject
+        """.replace("PASSWORD 'x' SET", "PASSWORD 'x'; ALTER ROLE subject SET")
+        )
+        await install(hand)
+        async with connect(Endpoint(server.dsn()), "test") as connection:
+            identity = await identify(connection)
+            (seen,) = await look(connection, CLUSTER, identity.system_identifier, [(KEY, "subject")])
+            (same,) = await look_without_schema(connection, identity, CLUSTER, Ledger(), [(KEY, "subject")])
+        assert seen.named is not None
+        assert seen.named.reaches == ("big",)
+        assert same.named == seen.named
+        assert (same.claim, same.former, same.claimed) == (None, (), None)
+
+    async def test_what_was_created_is_claimed_by_its_oid_and_seen_so(self, connection: Connection) -> None:
+        ledger, identity = Ledger(), await identify(connection)
+        assert await self.bring_in(connection, ledger, self.create("app"), self.create("two", OTHER)) == ["", ""]
+        sights = await look_without_schema(connection, identity, CLUSTER, ledger, [(KEY, "app"), (KEY, "nothing")])
+        claim = sights[0].claim
+        assert claim is not None
+        assert sights[0].named is not None
+        assert (claim.role_oid, claim.owner, claim.applied) == (sights[0].named.oid, OWNER, "sha256:x")
+        assert sights[0].named.role.password == UNSEEN
+        assert sights[1].former == (("app", "uid-1"),)
+
+    async def test_a_renamed_role_is_found_by_the_claim_and_held_against_its_new_name(
+        self, connection: Connection, hand: Connection
+    ) -> None:
+        ledger, identity = Ledger(), await identify(connection)
+        await self.bring_in(connection, ledger, self.create("app"))
+        await hand.execute("ALTER ROLE app RENAME TO away")
+        ours, theirs = await look_without_schema(
+            connection, identity, CLUSTER, ledger, [(KEY, "app"), (Key("shop", "other"), "away")]
+        )
+        assert ours.named is None
+        assert ours.claimed is not None
+        assert ours.claimed.role.name == "away"
+        assert theirs.named is not None
+        assert theirs.named.held_by == "shop/orders-app"
+
+    async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(
+        self, connection: Connection, hand: Connection
+    ) -> None:
+        ledger = Ledger()
+        await self.bring_in(connection, ledger, self.create("app"), self.create("two", OTHER))
+        claim, two = ledger.get("app"), ledger.get("two")
+        assert claim is not None
+        assert two is not None
+        await hand.execute("DROP ROLE app; CREATE ROLE app")
+        changes = {name: (SetAttribute(name, "login", True),) for name in ("app", "two")}
+        failures = await self.bring_in(
+            connection,
+            ledger,
+            Plan("app", changes["app"], claim.role_oid, "app", claim, OWNER, "y"),
+            Plan("two", changes["two"], two.role_oid, "two", two, OTHER, "y"),
+        )
+        assert "not the one that was seen" in failures[0]
+        assert failures[1] == ""
+        assert not await hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
+        assert await hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'two'")
+        assert ledger.get("app") == claim
+
+    async def test_of_two_plans_for_one_role_one_is_carried_out(self, connection: Connection) -> None:
+        failures = await self.bring_in(connection, Ledger(), self.create("app"), self.create("app", OTHER))
+        assert failures[0] == ""
+        assert failures[1] != ""
+
+    async def test_names_are_quoted_wherever_they_stand(self, connection: Connection, hand: Connection) -> None:
+        name = """a'b"c$expect$;\\ ä"""
+        assert await self.bring_in(connection, Ledger(), self.create(name)) == [""]
+        assert await hand.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", name) == 1
+
+    async def test_who_holds_the_advisory_lock_holds_nobody_up(self, connection: Connection, hand: Connection) -> None:
+        await hand.execute("SELECT pg_advisory_lock(hashtextextended('pgrole-controller: turn to change', 0))")
+        with anyio.fail_after(3):
+            assert await self.bring_in(connection, Ledger(), self.create("app")) == [""]
+        await hand.execute("SELECT pg_advisory_unlock_all()")
+
+    async def test_claims_are_released_forgotten_and_counted_in_memory(self, connection: Connection) -> None:
+        ledger = Ledger()
+        await self.bring_in(connection, ledger, self.create("app"))
+        claim = ledger.get("app")
+        assert claim is not None
+        drift = Plan("app", (), claim.role_oid, "app", claim, OWNER, "y", Record("s"), drift=("login",))
+        await self.bring_in(connection, ledger, drift)
+        claim = ledger.get("app")
+        assert claim is not None
+        assert (claim.drift_count, claim.last_drift_fields, claim.record) == (1, ("login",), Record("s"))
+        assert ledger.held() == [(KEY, "app", "uid-1")]
+        await self.bring_in(connection, ledger, Plan("", releases=(("app", "uid-1"),)))
+        assert ledger.held() == []
+        assert ledger.holder(claim.role_oid) is None
+        released = ledger.get("app")
+        assert released is not None
+        assert released.released
+        await self.bring_in(connection, ledger, Plan("app", (), claim.role_oid, "app", released, forget=True))
+        assert ledger.get("app") is None
+
+    def test_another_server_is_another_ledger(self) -> None:
+        ledger = Ledger().open(1)
+        ledger.note([Plan("app", (), 5, "app", None, OWNER, "x")], {}, 1)
+        assert isinstance(ledger.open(1).get("app"), Claim)
+        assert ledger.open(2).get("app") is None
+
+    def test_a_role_of_which_it_is_not_known_whether_we_made_it_is_ours_when_it_is_there(self) -> None:
+        ledger = Ledger().open(1)
+        ledger.attempted([self.create("app"), self.create("two")], 1)
+        ledger.seen("app", 7)
+        ledger.seen("two", None)
+        ledger.seen("two", 8)
+        claim = ledger.get("app")
+        assert claim is not None
+        assert (claim.role_oid, claim.owner) == (7, OWNER)
+        assert ledger.get("two") is None
+
+
+def _statement(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
+
+
+async def attended(endpoint: Endpoint, detection: Mode, *, may_install: bool = True) -> Session:
+    """The session as it begins."""
+    sessions: list[Session] = []
+
+    async def work(session: Session) -> None:
+        sessions.append(session)
+
+    await attend(endpoint, CLUSTER, detection=detection, may_install=may_install, heard=lambda _names: None, work=work)
+    return sessions[0]
+
+
+class TestChoice:
+    @pytest.mark.usefixtures("hand")
+    async def test_a_superuser_watches(self, server: PostgresServer) -> None:
+        session = await attended(Endpoint(server.dsn()), Mode.AUTO)
+        assert (session.detection.mode, session.detection.claims) == (Mode.WATCH, "Database")
+        assert session.detection.passwords
+        assert session.why == ""
+
+    @pytest.mark.parametrize(("asked", "mode"), [(Mode.AUTO, Mode.POLL), (Mode.RESYNC, Mode.RESYNC)])
+    async def test_where_nothing_may_be_installed_claims_are_in_status(
+        self, server: PostgresServer, hand: Connection, asked: Mode, mode: Mode
+    ) -> None:
+        session = await attended(Endpoint(server.dsn("steward", password="p")), asked)
+        assert (session.detection.mode, session.detection.claims) == (mode, "Status")
+        assert not session.detection.passwords
+        assert not await hand.fetchval("SELECT to_regnamespace('pgrole') IS NOT NULL")
+
+    async def test_where_nothing_shall_be_installed_nothing_is(self, server: PostgresServer, hand: Connection) -> None:
+        session = await attended(Endpoint(server.dsn()), Mode.AUTO, may_install=False)
+        assert (session.detection.mode, session.detection.claims) == (Mode.POLL, "Status")
+        assert "pgrole-controller sql" in session.why
+        assert not await hand.fetchval("SELECT to_regnamespace('pgrole') IS NOT NULL")
+
+    async def test_where_pg_authid_may_not_be_read_claims_stay_in_the_database(
+        self, server: PostgresServer, hand: Connection
+    ) -> None:
+        await hand.execute("GRANT CREATE ON DATABASE postgres TO steward")
+        session = await attended(Endpoint(server.dsn("steward", password="p")), Mode.AUTO)
+        assert (session.detection.mode, session.detection.claims) == (Mode.POLL, "Database")
+        assert "GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid" in session.why
+
+    @pytest.mark.parametrize("asked", [Mode.AUTO, Mode.POLL, Mode.RESYNC])
+    async def test_a_schema_of_somebody_else_is_refused_in_every_mode(
+        self, server: PostgresServer, hand: Connection, asked: Mode
+    ) -> None:
+        await hand.execute("CREATE ROLE tenant; CREATE SCHEMA pgrole AUTHORIZATION tenant")
+        with pytest.raises(Refused, match="not trusted") as refused:
+            await attended(Endpoint(server.dsn("steward", password="p")), asked)
+        assert refused.value.reason is Reason.SERVER_NOT_READY
+
+    async def test_a_home_in_another_database_is_not_ignored(self, server: PostgresServer, hand: Connection) -> None:
+        """Its claims would not be seen."""
+        await hand.execute("ALTER DATABASE template1 SET pgrole.home = 'on'")
+        try:
+            with pytest.raises(Refused, match="template1"):
+                await attended(Endpoint(server.dsn("steward", password="p")), Mode.AUTO)
+        finally:
+            await hand.execute("ALTER DATABASE template1 RESET ALL")
