@@ -421,8 +421,8 @@ async def admin(stage: Stage) -> AsyncIterator[Database]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def attempt(stage: Stage, admin: Database) -> AsyncIterator[Controller]:
-    """A controller that has a role that can log in, and nothing else."""
-    made = stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD))
+    """A controller that shall watch, and has a role that can log in, and nothing else."""
+    made = stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD), "--detection", "watch")
     await made.start()
     yield made
     assert await made.stop() == 0
