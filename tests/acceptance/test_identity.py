@@ -10,10 +10,13 @@ from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer, Stop, postgres
 from tests.acceptance import copies
 from tests.acceptance.servers import PgServers, pgservers
-from tests.acceptance.world import Controller, Database, Json, Stage, condition, open_database, running, says
+from tests.acceptance.world import Controller, Database, Json, Stage, condition, is_ready, open_database, running, says
 from tests.servers import Servers
 
 BEGINS = "session with PostgreSQL begins"
+
+#: The Secret with a password that was made once, and stays as it is.
+DELIVERED = "keyed-connection"
 
 pytestmark = pytest.mark.usefixtures("programs")
 
@@ -38,13 +41,21 @@ def declared() -> dict[str, Json]:
         "app": {"name": "app", "login": True, "memberOf": [{"role": "readers"}], "comment": "the app"},
         "batch": {"name": "batch", "connectionLimit": 3, "validUntil": "2099-01-01T00:00:00Z"},
         "last": {"name": "last", "deletionPolicy": "Drop"},
+        "keyed": {
+            "name": "keyed",
+            "login": True,
+            "password": {"generate": {"length": 32}},
+            "connectionSecret": {"name": DELIVERED},
+        },
     }
 
 
-async def declare(stage: Stage, **spec: object) -> None:
+async def declare(stage: Stage, **spec: object) -> str:
+    """The password that was made."""
     for name, one in declared().items():
         await stage.kube.apply(name, **one, **spec)
         await stage.kube.wait_ready(name)
+    return str((await stage.kube.wait_secret(DELIVERED))["text"]["password"])
 
 
 async def versions_of_roles(database: Database) -> Mapping[str, str]:
@@ -75,21 +86,33 @@ async def wait_claimed(database: Database, names: set[str]) -> None:
 
 async def drift(database: Database, role: str = "app") -> None:
     """Somebody changes a role, and it is set back."""
-    await database.execute(f"ALTER ROLE {role} CREATEROLE")
-    await database.wait_role(role, lambda row: not row["rolcreaterole"], "set back")
+    await database.execute(f"ALTER ROLE {role} NOINHERIT")
+    await database.wait_role(role, lambda row: row["rolinherit"], "set back")
 
 
-async def assert_nothing_lost(stage: Stage, controller: Controller, names: set[str]) -> None:
-    """Everything is Ready, by what the controller read of the server that is there now."""
-    objects = await stage.kube.wait_all_ready()
+async def assert_nothing_lost(stage: Stage, database: Database, password: str, names: set[str]) -> None:
+    """Everything is Ready, says which role it is on the server that is there now, and was never refused."""
+    identifier = await database.fetchval("SELECT system_identifier::text FROM pg_control_system()")
+    oids = await holders(database)
+
+    def is_told(obj: Json) -> bool:
+        status = obj["status"]
+        where = (status["server"]["systemIdentifier"], status["role"]["oid"])
+        return is_ready(obj) and where == (identifier, oids[status["role"]["name"]])
+
+    objects = await stage.kube.wait_all(is_told, "Ready with the identity of the server")
     assert {obj["metadata"]["name"] for obj in objects} == names
-    for word in ("DROP", "RENAME", "RoleExists", "NameTaken"):
-        assert word not in controller.log
+    for reason in ("RoleExists", "NameTaken", "Conflict", "Protected", "NotAllowed", "RoleAdopted", "PasswordRotated"):
+        said = [(event["regarding"]["name"], event["note"]) for event in await stage.kube.events(reason)]
+        assert said == [], reason
+    delivered = await stage.kube.wait_secret(DELIVERED)
+    assert delivered["text"]["password"] == password
+    await database.wait_password("keyed", password)
 
 
 async def test_a_physical_copy_behind_the_address_is_the_server_that_it_was(stage: Stage, stranger: str) -> None:
     async with running(stage.controller()) as controller:
-        await declare(stage)
+        password = await declare(stage)
         async with stage.database() as database:
             await database.execute(f"CREATE ROLE {stranger} IN ROLE readers")
             before = await versions_of_roles(database)
@@ -98,7 +121,7 @@ async def test_a_physical_copy_behind_the_address_is_the_server_that_it_was(stag
         async with copies.serving(stage.postgres, folder, stage.postgres.port), stage.database() as database:
             await controller.wait_count(BEGINS, 2)
             await wait_claimed(database, set(declared()))
-            await assert_nothing_lost(stage, controller, set(declared()))
+            await assert_nothing_lost(stage, database, password, set(declared()))
             assert await versions_of_roles(database) == before
             await drift(database)
             after = await versions_of_roles(database)
@@ -108,22 +131,22 @@ async def test_a_physical_copy_behind_the_address_is_the_server_that_it_was(stag
 
 
 async def test_a_standby_behind_the_address_is_waited_for_until_it_is_promoted(stage: Stage, stranger: str) -> None:
-    async with running(stage.controller()) as controller:
-        await declare(stage)
+    async with running(stage.controller()):
+        password = await declare(stage)
         folder = await copies.back_up(stage.postgres, stage.folder / "standby", "-R")
         await stage.postgres.stop()
         async with copies.serving(stage.postgres, folder, stage.postgres.port), stage.database() as database:
             before = await versions_of_roles(database)
             await stage.kube.wait_all(lambda obj: says(obj, "ServerNotReady", "standby"), "ServerNotReady")
             assert await database.fetchval("SELECT pg_promote()")
-            await assert_nothing_lost(stage, controller, set(declared()))
+            await assert_nothing_lost(stage, database, password, set(declared()))
             assert await versions_of_roles(database) == before
             await drift(database)
 
 
 async def test_after_a_logical_restore_with_foreign_oids_the_names_decide(stage: Stage, servers: Servers) -> None:
     async with running(stage.controller(None, "--protected", "rds_*")) as controller:
-        await declare(stage)
+        password = await declare(stage)
         async with stage.database() as database:
             oids = {name: (await database.claim(name) or {})["role_oid"] for name in declared()}
         path = stage.folder / "dump" / "all.sql"
@@ -132,7 +155,7 @@ async def test_after_a_logical_restore_with_foreign_oids_the_names_decide(stage:
         async with postgres(version=servers.version, port=free_port()) as fresh:
             async with open_database(fresh.dsn()) as database:
                 await use_oids(database, min(oids.values()))
-                await database.execute("CREATE ROLE rds_keeper; CREATE ROLE stranger")
+                await database.execute("CREATE ROLE rds_keeper")
                 await database.execute(f"ALTER ROLE postgres PASSWORD '{stage.postgres.password}'")
             fresh.password = stage.postgres.password  # as the dump sets it
             await copies.restore(fresh, path)
@@ -141,18 +164,16 @@ async def test_after_a_logical_restore_with_foreign_oids_the_names_decide(stage:
                 before = await versions_of_roles(database)
                 names = await holders(database)
                 assert set(names) >= set(oids)
-                foreign = {names[name] for name in oids} & set(oids.values()) - {
-                    oid for name, oid in oids.items() if names[name] == oid
-                }
-                assert foreign, (names, oids)
+                foreign = {name for name in oids for other in set(oids) - {name} if names[name] == oids[other]}
+                assert foreign, (names, oids)  # the old oids are of other roles now
                 assert names["rds_keeper"] in oids.values()
                 await controller.wait_count(BEGINS, 2)
                 await wait_claimed(database, set(oids))
-                await assert_nothing_lost(stage, controller, set(oids))
+                await assert_nothing_lost(stage, database, password, set(oids))
                 assert await versions_of_roles(database) == before
                 for name in oids:
                     await drift(database, name)
-                await assert_nothing_lost(stage, controller, set(oids))
+                await assert_nothing_lost(stage, database, password, set(oids))
                 assert await holders(database) == names
 
 
@@ -197,7 +218,7 @@ async def old_stage(stage: Stage) -> AsyncIterator[Stage]:
 async def test_after_pg_upgrade_every_role_is_still_its_objects(old_stage: Stage) -> None:
     stage = old_stage
     async with running(stage.controller()) as controller:
-        await declare(stage)
+        password = await declare(stage)
         async with stage.database() as database:
             before = await holders(database)
             identifier = await database.fetchval("SELECT system_identifier FROM pg_control_system()")
@@ -209,7 +230,7 @@ async def test_after_pg_upgrade_every_role_is_still_its_objects(old_stage: Stage
             versions = await versions_of_roles(database)
             await controller.wait_count(BEGINS, 2)
             await wait_claimed(database, set(declared()))
-            await assert_nothing_lost(stage, controller, set(declared()))
+            await assert_nothing_lost(stage, database, password, set(declared()))
             assert await holders(database) == before
             assert await versions_of_roles(database) == versions
             await drift(database)
@@ -217,7 +238,7 @@ async def test_after_pg_upgrade_every_role_is_still_its_objects(old_stage: Stage
 
 async def test_an_older_backup_is_brought_to_what_is_declared_now(stage: Stage) -> None:
     async with running(stage.controller()) as controller:
-        await declare(stage)
+        password = await declare(stage)
         folder = await copies.back_up(stage.postgres, stage.folder / "older")
         await stage.kube.delete("last")
         await stage.kube.wait_gone("last")
@@ -234,7 +255,7 @@ async def test_an_older_backup_is_brought_to_what_is_declared_now(stage: Stage) 
             await database.wait_role("app", lambda row: row["rolconnlimit"] == 7, "as declared now")
             names = set(declared()) - {"last"} | {"since"}
             await wait_claimed(database, names)
-            await assert_nothing_lost(stage, controller, names)
+            await assert_nothing_lost(stage, database, password, names)
             after = await versions_of_roles(database)
             assert {name for name in before if after.get(name) != before[name]} == {"app"}
             claim = await database.claim("last")
@@ -253,9 +274,9 @@ async def test_a_copy_that_is_declared_beside_its_origin_is_a_server_of_its_own_
     stage: Stage, servers_declared: PgServers
 ) -> None:
     alone = Controller(stage.kube.server.kubeconfig, "", stage.folder)
-    async with running(alone, connected=False) as controller:
+    async with running(alone, connected=False):
         await servers_declared.apply("main", stage.postgres)
-        await declare(stage, serverRef={"name": "main"})
+        password = await declare(stage, serverRef={"name": "main"})
         folder = await copies.back_up(stage.postgres, stage.folder / "beside")
         async with copies.serving(stage.postgres, folder, free_port()) as copy, open_database(copy.dsn()) as beside:
             before = await versions_of_roles(beside)
@@ -277,6 +298,6 @@ async def test_a_copy_that_is_declared_beside_its_origin_is_a_server_of_its_own_
             await servers_declared.apply("main", copy)
             await beside.wait_role("zebra", lambda row: row["rolconnlimit"] == -1, "set back")
             await wait_claimed(beside, set(declared()))
-            await assert_nothing_lost(stage, controller, set(declared()))
+            await assert_nothing_lost(stage, beside, password, set(declared()))
             await servers_declared.wait_for("copy", lambda obj: says(obj, "Conflict", '"main"'), "Conflict")
             assert condition(await servers_declared.get("main") or {}, "Ready")["status"] == "True"
