@@ -34,7 +34,6 @@ class Membership:
     grants: tuple[Grant, ...] = field(default=(), compare=False)
     passed_on: tuple[str, ...] = field(default=(), compare=False)
 
-
     @property
     def by_creation(self) -> bool:
         """It is there because the role created the other: no object need declare it."""
