@@ -249,7 +249,7 @@ class Lane:
                 return
             with self._objects.interrupted(stored):
                 async with self._emptying:
-                    self._objects.hand_over(stored.uid, await self._disown(endpoint, task))
+                    self._objects.hand_over(stored, await self._disown(endpoint, task))
         finally:
             self._queue.done(finding.key, After(0.0))
 

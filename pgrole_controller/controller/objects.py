@@ -1,5 +1,6 @@
 """The PgRoles as last seen, and what each of them asks for."""
 
+import heapq
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ from pgrole_controller.core.wanted import ask_of, proof_of
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored
 
+#: How many of the objects that name one role are read when one of them is: the oldest, beside those whose status says
+#: that they had it. Anybody may make thousands; among those beyond, who comes first has the claim.
+RIVALS = 8
+
 
 def server_of(obj: dict[str, Any]) -> str:
     """The name of the PgServer that an object is for."""
@@ -37,12 +42,14 @@ def role_of(obj: dict[str, Any]) -> str:
 
 
 def index_pgrole(obj: dict[str, Any]) -> Iterator[str]:
-    """An object is found by its server, its role, the roles that it wants to be a member of, and its Secrets."""
+    """An object is found by its server, its role, also the one that it had, the roles to join, and its Secrets."""
     server = server_of(obj)
     yield _server_entry(server)
     if _is_ready(obj):
         yield _ready_entry(server)
     yield _role_entry(server, role_of(obj))
+    if (obj.get("status") or {}).get("role"):
+        yield _had_entry(server, role_of(obj))
     for membership in obj.get("spec", {}).get("memberOf") or ():
         yield _group_entry(server, str(membership.get("role")))
     for name in set(_secrets_of(obj)) - {None}:
@@ -83,6 +90,10 @@ def _ready_entry(server: str) -> str:
 def _role_entry(server: str, role_name: str) -> str:
     # A server's name holds no slash, a role's may hold anything.
     return f"role/{server}/{role_name}"
+
+
+def _had_entry(server: str, role_name: str) -> str:
+    return f"had/{server}/{role_name}"
 
 
 def _group_entry(server: str, role_name: str) -> str:
@@ -142,6 +153,7 @@ class Objects:
         stored = self.store.get(key)
         if stored is None:
             return Request(key, None)
+        brought = self._brought.pop(stored.uid, None)
         obj = stored.object()
         if server_name not in (None, server_of(obj)):
             return Request(key, None)
@@ -154,10 +166,10 @@ class Objects:
             ask = ask_of(
                 pgrole,
                 owner,
-                [one async for one in self._rivals(key, obj, allowance)],
+                [one async for one in self._rivals(stored, obj, allowance)],
                 proof,
                 secrets=self._see_secrets(stored, obj),
-                brought=self._brought.pop(stored.uid, None),
+                brought=brought,
             )
         except PgRoleError as error:
             return Request(key, stored, finalizer=False if _may_go(obj) else None, error=error)
@@ -169,9 +181,16 @@ class Objects:
         """Set once it is known which Secrets there are, or why that is not known."""
         return self._secrets.answered
 
-    def hand_over(self, uid: str, brought: Credential | Emptied) -> None:
-        """What was fetched or done for the next visit to this object."""
-        self._brought[uid] = brought
+    def asks_still(self, stored: Stored) -> bool:
+        """Whether the object is there and asks for what it did then."""
+        current = self.store.get(stored.key)
+        return current is not None and asked_of(current) == asked_of(stored)
+
+    def hand_over(self, stored: Stored, brought: Credential | Emptied) -> None:
+        """What was fetched or done for the next visit to this object, if it is still there."""
+        current = self.store.get(stored.key)
+        if current is not None and current.uid == stored.uid:
+            self._brought[stored.uid] = brought
 
     def forget_brought(self, uid: str) -> None:
         self._brought.pop(uid, None)
@@ -181,8 +200,7 @@ class Objects:
         """What is done in here for an object is given up when it asks for something else, or has done so already."""
         with anyio.CancelScope() as scope:
             self._interruptible[stored.key] = scope
-            current = self.store.get(stored.key)
-            if current is None or asked_of(current) != asked_of(stored):
+            if not self.asks_still(stored):
                 scope.cancel()
             try:
                 yield
@@ -250,17 +268,27 @@ class Objects:
         return None if stored is None else SecretVersion(stored.uid, stored.resource_version)
 
     async def _rivals(
-        self, key: Key, obj: dict[str, Any], allowance: Allowance
+        self, stored: Stored, obj: dict[str, Any], allowance: Allowance
     ) -> AsyncIterator[tuple[PgRole, Policy]]:
-        for other in self.sharing(server_of(obj), role_of(obj)) - {key}:
-            stored = self.store.get(other)
-            if stored is not None:
-                try:
-                    rival = _parse(stored.object())
-                    namespace = await self.namespaces.get(other.namespace)
-                except PgRoleError:
-                    continue  # it can claim nothing, and says so itself
-                yield rival, allowance.policy(namespace.name, namespace.labels)
+        for other in self._find_rivals(stored, server_of(obj), role_of(obj)):
+            try:
+                rival = _parse(other.object())
+                namespace = await self.namespaces.get(other.key.namespace)
+            except PgRoleError:
+                continue  # it can claim nothing, and says so itself
+            yield rival, allowance.policy(namespace.name, namespace.labels)
+
+    def _find_rivals(self, stored: Stored, server: str, role_name: str) -> list[Stored]:
+        """Of the objects that name the same role the oldest that are older, and those that had it."""
+        sharing = [self.store.get(key) for key in self.sharing(server, role_name) - {stored.key}]
+        older = (one for one in sharing if one is not None and _age(one) < _age(stored))
+        had = [self.store.get(key) for key in self.store.by_index(_had_entry(server, role_name)) - {stored.key}]
+        found = [*heapq.nsmallest(RIVALS, older, key=_age), *(one for one in had if one is not None)]
+        return list({one.key: one for one in found}.values())
+
+
+def _age(stored: Stored) -> tuple[str, str]:
+    return stored.created, stored.uid
 
 
 def _may_go(obj: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from pgrole_controller.controller.objects import Objects, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome
 from pgrole_controller.core.plan import Deed
 from pgrole_controller.core.report import Standing, build_status
@@ -62,10 +63,12 @@ class Reporter:
         self._store = objects.store
         self._queue = queue
         self._recorder = recorder
+        self._unconfirmed: dict[Key, float] = {}  # when what we changed is to be looked at once more
         self._send, self._receive = anyio.create_memory_object_stream[Finding](float("inf"))
 
     def report(self, finding: Finding) -> None:
         """Takes the finding of a visit; the visit ends when it is written."""
+        self._doubt(finding)
         self._send.send_nowait(finding)
 
     def close(self) -> None:
@@ -80,7 +83,23 @@ class Reporter:
     async def _write_each(self) -> None:
         async with self._receive.clone() as findings:
             async for finding in findings:
-                self._queue.done(finding.key, await self._write(finding))
+                self._queue.done(finding.key, self._confirm(finding.key, await self._write(finding)))
+
+    def _doubt(self, finding: Finding) -> None:
+        """After a look: whether there is one to come. A hint that is answered before that does not take its place."""
+        now = anyio.current_time()
+        if finding.request.stored is None or finding.done_with:
+            self._unconfirmed.pop(finding.key, None)
+        elif _is_unconfirmed(finding):
+            self._unconfirmed[finding.key] = now + CONFIRM_AGAIN
+        elif self._unconfirmed.get(finding.key, now) <= now:
+            self._unconfirmed.pop(finding.key, None)
+
+    def _confirm(self, key: Key, result: Result) -> Result:
+        if key not in self._unconfirmed or isinstance(result, Retry):
+            return result
+        seconds = max(self._unconfirmed[key] - anyio.current_time(), 0.0)
+        return After(min(result.seconds, seconds) if isinstance(result, After) else seconds)
 
     async def _write(self, finding: Finding) -> Result:
         """Writes it, and says when the key is to be looked at again."""
@@ -115,13 +134,14 @@ class Reporter:
                 await self._set_finalizer(stored, present=False)
             return Success()
         if finding.errand is not None:
-            self._objects.hand_over(stored.uid, await self._errands.run(finding.errand, stored))
+            # It may have waited: nothing is written for what is being deleted, or asks for something else by now.
+            if self._objects.asks_still(stored):
+                self._objects.hand_over(stored, await self._errands.run(finding.errand, stored))
             return After(0.0)
         if finding.outcome is None:
             return Retry()
         await self._set_status(finding, finding.outcome, stored)
-        ask = finding.request.ask
-        if finding.deed is not Deed.NOTHING or (ask and ask.credential and finding.outcome.ready):
+        if _is_unconfirmed(finding):
             return After(CONFIRM_AGAIN)
         if finding.outcome.retried:
             return Retry()
@@ -176,3 +196,9 @@ class Reporter:
         self._recorder.record(
             stored, reason=outcome.reason.value, note=outcome.message, action="Reconcile", event_type="Warning"
         )
+
+
+def _is_unconfirmed(finding: Finding) -> bool:
+    """Whether something was changed, or compared with what was there a while ago."""
+    ask, outcome = finding.request.ask, finding.outcome
+    return finding.deed is not Deed.NOTHING or bool(ask and ask.credential and outcome and outcome.ready)

@@ -25,6 +25,7 @@ class Stored:
     uid: str
     resource_version: str
     body: bytes  # compressed JSON: of `pack` or of `pack_metadata`
+    created: str = ""  # creationTimestamp; of `pack` alone
 
     def object(self) -> dict[str, Any]:
         """The object, parsed anew at each call: keep it no longer than needed."""
@@ -57,7 +58,7 @@ def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Store
         annotations.pop(LAST_APPLIED, None)
     if "kind" not in obj and kind:
         obj = {"apiVersion": api_version, "kind": kind, **obj}
-    return Stored(*_identify(metadata), _compress(obj))
+    return Stored(*_identify(metadata), _compress(obj), str(metadata.get("creationTimestamp") or ""))
 
 
 def pack_metadata(obj: dict[str, Any]) -> Stored:

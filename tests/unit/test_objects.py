@@ -1,0 +1,111 @@
+"""controller/objects: what of other objects, and of what was brought for one, comes into a look at it."""
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.objects import RIVALS, Objects, Request, index_by_owner, index_pgrole
+from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.credential import Credential
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.sight import Ask
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.store import Store, Stored, pack
+
+HAD: dict[str, Any] = {
+    "observedGeneration": 1,
+    "role": {"name": "app", "oid": 20_000, "applied": "sha256:1"},
+    "server": {"name": "default", "systemIdentifier": "7421"},
+}
+
+
+class OneNamespace:
+    async def request(self, *_: object, **__: object) -> bytes:
+        return json.dumps({"metadata": {"name": "shop", "uid": "n1"}}).encode()
+
+
+@pytest.fixture
+def objects() -> Objects:
+    client = cast("Client", OneNamespace())
+    return Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
+
+
+def put(objects: Objects, name: str, *, second: int = 0, uid: str = "", version: int = 1, **rest: Any) -> Stored:
+    metadata = {
+        "namespace": "shop",
+        "name": name,
+        "uid": uid or f"uid-{name}",
+        "resourceVersion": str(version),
+        "generation": version,
+        "creationTimestamp": f"2027-01-01T00:{second // 60:02}:{second % 60:02}Z",
+    }
+    stored = pack(
+        {
+            "apiVersion": "pgrole.dev/v1alpha1",
+            "kind": "PgRole",
+            "metadata": metadata,
+            "spec": {"name": "app", "serverRef": {"name": "default"}},
+            **rest,
+        }
+    )
+    objects.store.put(stored)
+    return stored
+
+
+async def read(objects: Objects, name: str) -> Request:
+    return await objects.read(Key("shop", name), "default", Allowance())
+
+
+async def ask(objects: Objects, name: str) -> Ask:
+    request = await read(objects, name)
+    assert request.ask is not None, request.error
+    return request.ask
+
+
+async def test_of_many_older_objects_for_one_role_the_oldest_few_are_read(objects: Objects) -> None:
+    for number in range(300):
+        put(objects, f"o{number}", second=number)
+    rivals = (await ask(objects, "o200")).older_rivals
+    assert [rival.name for rival in rivals] == [f"shop/o{number}" for number in range(RIVALS)]
+    assert [rival.name for rival in (await ask(objects, "o2")).older_rivals] == ["shop/o0", "shop/o1"]
+    assert (await ask(objects, "o0")).older_rivals == ()
+
+
+async def test_an_object_whose_status_says_that_it_had_the_role_is_read_however_young_it_is(objects: Objects) -> None:
+    for number in range(50):
+        put(objects, f"o{number}", second=number)
+    put(objects, "o299", second=299, status=HAD)
+    assert [name for name, _ in (await ask(objects, "o20")).proven_rivals] == ["shop/o299"]
+
+
+async def test_what_is_brought_for_an_object_that_went_is_not_kept(objects: Objects) -> None:
+    stored = put(objects, "app")
+    objects.store.remove(stored.key, stored.uid)
+    objects.hand_over(stored, Credential(source="s"))
+    again = put(objects, "app", uid="another", version=2)
+    objects.hand_over(stored, Credential(source="s"))
+    assert (await ask(objects, "app")).credential is None
+    assert not objects._brought
+    objects.hand_over(again, Credential(source="s"))
+    assert (await ask(objects, "app")).credential == Credential(source="s")
+    assert not objects._brought
+
+
+async def test_what_was_brought_does_not_outlast_a_look_at_an_object_that_is_not_understood(objects: Objects) -> None:
+    stored = put(objects, "app")
+    objects.hand_over(stored, Credential(source="s"))
+    put(objects, "app", version=2, spec={"name": "app", "connectionLimit": "none"})
+    assert (await read(objects, "app")).error is not None
+    put(objects, "app", version=3)
+    assert (await ask(objects, "app")).credential is None
+
+
+def test_an_object_asks_still_for_the_same_until_it_is_changed_replaced_or_gone(objects: Objects) -> None:
+    stored = put(objects, "app")
+    assert objects.asks_still(stored)
+    put(objects, "app", version=2)
+    assert not objects.asks_still(stored)
+    objects.store.remove(stored.key, stored.uid)
+    assert not objects.asks_still(stored)
