@@ -49,9 +49,15 @@ async def dump(server: PostgresServer, path: Path) -> None:
     await _run(server, client(server, "pg_dumpall"), "-f", _owned(path.parent) / path.name)
 
 
-async def restore(server: PostgresServer, path: Path) -> None:
+async def dump_schema(server: PostgresServer, schema: str, path: Path) -> None:
+    """One schema of database postgres as SQL."""
+    folder = _owned(path.parent)
+    await _run(server, client(server, "pg_dump"), "--schema", schema, "-f", folder / path.name, "postgres")
+
+
+async def restore(server: PostgresServer, path: Path, database: str = "postgres") -> None:
     """Every statement of a dump, with psql, which goes on where something is there already, as the superuser is."""
-    await _run(server, server.psql, "-q", "-d", "postgres", "-f", path)
+    await _run(server, server.psql, "-q", "-d", database, "-f", path)
 
 
 async def upgrade(old: PostgresServer, folder: Path, version: int) -> Path:

@@ -1,9 +1,13 @@
 """Schema pgrole has one home on a server: a controller that is shown another database is refused, with the way out."""
 
+from pathlib import Path
+
 import asyncpg
 import pytest
 
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
+from tests.acceptance import copies
 from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
 from tests.acceptance.world import Database, Stage, condition, open_database, running, says
 from tests.servers import Servers
@@ -42,6 +46,32 @@ async def test_a_second_home_on_the_server_is_refused_until_the_first_is_given_u
             await stage.kube.wait_ready("app")
             assert await database.fetchval(RECORDED) == ["Other"]
             assert await versions_of_roles(database) == roles
+
+
+async def test_a_home_that_is_moved_as_documented_takes_its_claims_along(stage: Stage, tmp_path: Path) -> None:
+    if type(stage.postgres) is not PostgresServer:
+        pytest.skip("this test dumps a schema with the programs of this machine: run it without --postgres docker:…")
+    async with stage.database() as database:
+        async with running(stage.controller()):
+            await stage.kube.apply("app", name="app", login=True)
+            await stage.kube.wait_ready("app")
+        roles, claim = await versions_of_roles(database), await database.claim("app")
+        await database.execute("CREATE DATABASE other")
+        await copies.dump_schema(stage.postgres, "pgrole", tmp_path / "dump" / "pgrole.sql")
+        await copies.restore(stage.postgres, tmp_path / "dump" / "pgrole.sql", "other")
+        await database.execute("DROP SCHEMA pgrole CASCADE")
+        await database.execute("ALTER DATABASE postgres RESET pgrole.home")
+        moved = stage.controller(stage.postgres.dsn(database="other"))
+        async with running(moved), open_database(stage.postgres.dsn(database="other")) as other:
+            assert await database.fetchval(RECORDED) == ["other"]
+            await database.execute("ALTER ROLE app NOINHERIT")
+            await database.wait_role("app", lambda row: row["rolinherit"], "set back")
+            kept = await other.claim("app")
+            assert claim is not None
+            assert kept is not None
+            assert kept == {**claim, **{name: kept[name] for name in kept if "drift" in name}}
+            assert kept["drift_count"] == 1
+        assert len(await versions_of_roles(database)) == len(roles)
 
 
 async def test_a_home_that_was_dropped_or_renamed_is_in_nobodys_way(stage: Stage) -> None:

@@ -280,6 +280,23 @@ async def test_an_older_backup_is_brought_to_what_is_declared_now(stage: Stage) 
             assert await stage.kube.events("DriftCorrected") == []
 
 
+async def test_an_older_password_of_a_backup_is_set_again_from_the_connection_secret(stage: Stage) -> None:
+    async with running(stage.controller()):
+        before = await declare(stage)
+        folder = await copies.back_up(stage.postgres, stage.folder / "older")
+        await stage.kube.patch("keyed", {"metadata": {"annotations": {"pgrole.dev/rotate": "now"}}})
+        rotated = await stage.kube.wait_secret(DELIVERED, lambda one: one["text"]["password"] != before, "rotated")
+        async with stage.database() as database:
+            await database.wait_password("keyed", rotated["text"]["password"])
+        await stage.kube.wait_all_ready()
+        await stage.postgres.stop()
+        async with copies.serving(stage.postgres, folder, stage.postgres.port), stage.database() as database:
+            await database.wait_password("keyed", rotated["text"]["password"])
+            await stage.kube.wait_all_ready()
+            delivered = await stage.kube.wait_secret(DELIVERED)
+            assert delivered["text"] == rotated["text"]
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def servers_declared(stage: Stage) -> AsyncIterator[PgServers]:
     async with pgservers(stage.kube.server) as made:
