@@ -260,7 +260,8 @@ def speaking() -> Iterator[None]:
 
 def translate(error: asyncpg.PostgresError) -> PgRoleError:
     """The error to say on an object. Only the primary message: detail and context may quote a statement."""
-    return classify(getattr(error, "sqlstate", None), str(getattr(error, "message", None) or type(error).__name__))
+    message = getattr(error, "message", None) or (str(error) or type(error).__name__)  # asyncpg's own have no parts
+    return classify(getattr(error, "sqlstate", None), str(message))
 
 
 def _words(error: Exception) -> str:
