@@ -77,8 +77,8 @@ class Hand:
             while True:
                 await self._wait()  # both of the drift and of its repair it is told, perhaps at once
                 repaired = await self.connection.fetchval(_REPAIRED_AT, role)
-                if isinstance(repaired, float):
-                    return repaired - began
+                if repaired is not None:
+                    return float(repaired) - began
 
     async def _wait(self) -> None:
         with anyio.move_on_after(0.02):
@@ -103,7 +103,8 @@ class Hand:
             await self.connection.execute(f"ALTER ROLE bench_floor {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
             moments.append(time.perf_counter())
             took.append(tuple(end - start for start, end in pairwise(moments)))
-        return sum(statistics.median(each) for each in zip(*took, strict=True))
+        medians: list[float] = [statistics.median(each) for each in zip(*took, strict=True)]
+        return sum(medians)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ def _report(alone: Quantiles, beside: Quantiles, floor: float, healthy: int, oth
 
 
 def _spell(quantiles: Quantiles) -> str:
-    return f"p50 {quantiles.p50 * 1000:.2f}  p99 {quantiles.p99 * 1000:.2f}"
+    return f"p50 {quantiles.p50:.2f}  p99 {quantiles.p99:.2f}"
 
 
 async def measure(rounds: int, drifts: int) -> str:

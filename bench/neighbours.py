@@ -125,7 +125,7 @@ class _Late:
 
                 async def answer() -> None:
                     async for due, data in receive:
-                        await anyio.sleep(due - anyio.current_time())
+                        await anyio.sleep_until(due)
                         writer.write(data)
                         await writer.drain()
                     tasks.cancel_scope.cancel()

@@ -197,9 +197,9 @@ class Allow(Model):
     member_of: list[Pattern] = Field(
         default_factory=list,
         description=(
-            "Patterns of the roles that may be joined, as in roleNames. What a role reaches is checked as well: one "
-            "that reaches a superuser, the controller's own role, or the server's files and programs must be named "
-            "itself."
+            "Patterns of the roles that may be joined, as in roleNames. What is reached through them is checked as "
+            "well: a superuser, the controller's own role, what reaches the server's files and programs, a protected "
+            "role, and one with an attribute that may not be asked for, must each be named here by its very name."
         ),
         json_schema_extra=_list(256),
     )
