@@ -10,12 +10,16 @@ from typing import Any
 
 import anyio
 
+from pgrole_controller.core.connection import HASH
 from pgrole_controller.core.hint import Key
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_PREFIX = "pgrole.dev/"
 
 _REMOVED_KEPT = 4_096
+#: Of what anybody may write onto a Secret, up to 256 KiB of annotations, so much is kept.
+_HASH_KEPT = 128
+_OWNERS_KEPT = 8
 _FEW = 8
 
 
@@ -64,16 +68,15 @@ def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Store
 def pack_metadata(obj: dict[str, Any]) -> Stored:
     """What says whose an object is, and nothing of its content, whatever the API server answered.
 
-    The body is `{"metadata": {…}}` with annotations under pgrole.dev/, ownerReferences and deletionTimestamp, each
-    only when it is there. Raises ValueError when it is no object.
+    The body is `{"metadata": {…}}` with deletionTimestamp and, where there is an annotation pgrole.dev/hash, that and
+    the first ownerReferences, each only when it is there. Raises ValueError when it is no object.
     """
     metadata = _metadata_of(obj)
     annotations = metadata.get("annotations") or {}
-    kept: dict[str, Any] = {
-        "annotations": {name: text for name, text in annotations.items() if name.startswith(OWN_PREFIX)},
-        "ownerReferences": metadata.get("ownerReferences"),
-        "deletionTimestamp": metadata.get("deletionTimestamp"),
-    }
+    kept: dict[str, Any] = {"deletionTimestamp": metadata.get("deletionTimestamp")}
+    if HASH in annotations:
+        kept["annotations"] = {HASH: annotations[HASH][:_HASH_KEPT]}
+        kept["ownerReferences"] = (metadata.get("ownerReferences") or [])[:_OWNERS_KEPT]
     kept = {name: value for name, value in kept.items() if value}
     return Stored(*_identify(metadata), _compress({"metadata": kept}) if kept else _NOTHING_KEPT)
 

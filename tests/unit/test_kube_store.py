@@ -1,4 +1,5 @@
 import json
+import random
 import tracemalloc
 from typing import Any
 
@@ -178,6 +179,16 @@ def test_of_metadata_only_what_says_whose_an_object_is_is_kept() -> None:
 def test_metadata_of_what_is_no_object_are_refused(obj: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="without metadata"):
         pack_metadata(obj)
+
+
+def test_of_what_anybody_may_write_onto_a_secret_little_is_kept() -> None:
+    noise = random.Random(1).randbytes(128_000).hex()
+    owners = [{"apiVersion": "v1", "kind": "ConfigMap", "name": noise[at : at + 60], "uid": "u"} for at in range(5_000)]
+    notes = {"pgrole.dev/hash": noise, "pgrole.dev/more": noise, "team": noise}
+    given = metadata(annotations=notes, ownerReferences=owners)
+    assert len(pack_metadata({"metadata": given}).body) < 2_048
+    del notes["pgrole.dev/hash"]
+    assert pack_metadata({"metadata": given}).object() == {"metadata": {}}
 
 
 def test_ten_thousand_secrets_of_others_take_less_than_six_mebibytes() -> None:
