@@ -76,7 +76,7 @@ class Reporter:
         self._send.close()
 
     async def run(self) -> None:
-        async with anyio.create_task_group() as tasks:
+        async with self._receive, anyio.create_task_group() as tasks:
             for _ in range(WRITERS):
                 tasks.start_soon(self._write_each)
 

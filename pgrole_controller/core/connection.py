@@ -255,8 +255,10 @@ def _compose(
         values[PASSWORD] = password
     templates = _templates(wanted, values)
     values = vary(values)
-    # Whoever may read no Secret must not measure a password by how much of it fits.
-    sizes = {name: len(value.encode()) for name, value in values.items()} | _LONGEST_PASSWORD
+    sizes = {name: len(value.encode()) for name, value in values.items()}
+    if stamp == Stamp():
+        # Whoever may read no Secret must not measure the password in it by how much of it fits.
+        sizes |= _LONGEST_PASSWORD
     if sum(measure(template, sizes) for template in templates.values()) > MAX_BYTES:
         raise Refused(
             Reason.INVALID_SPEC,
