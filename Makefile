@@ -3,6 +3,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo $(CURDIR)/.tools/bin/uv)
 RUN := $(UV) run --locked --extra local
+# Most tests wait for something: so many processes at once also where there are fewer cores.
+PROCESSES ?= 4
+PARALLEL := -n $(PROCESSES) --dist loadscope
 
 .DEFAULT_GOAL := help
 
@@ -25,15 +28,15 @@ dev: env ## Run everything on this machine: API server, PostgreSQL, controller, 
 
 .PHONY: test
 test: env ## All tests, against a real API server and a real PostgreSQL
-	@$(RUN) pytest $(ARGS)
+	@$(RUN) pytest $(PARALLEL) $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: env ## The tests for each supported PostgreSQL, fetched when needed (VERSIONS="14 17" for some)
-	@$(RUN) python -m tests.matrix $(VERSIONS) -- $(ARGS)
+	@$(RUN) python -m tests.matrix $(VERSIONS) -- $(PARALLEL) $(ARGS)
 
 .PHONY: test-docker
 test-docker: env ## The tests with a PostgreSQL against containers postgres:NN (VERSIONS="14 17" for some)
-	@$(RUN) python -m tests.matrix $(addprefix docker:,$(or $(VERSIONS),14 15 16 17 18)) -- $(ARGS)
+	@$(RUN) python -m tests.matrix $(addprefix docker:,$(or $(VERSIONS),14 15 16 17 18)) -- $(PARALLEL) $(ARGS)
 
 .PHONY: lint
 lint: env ## ruff, strict types, imports between rooms, CRDs up to date, SQL parses
