@@ -27,12 +27,14 @@ class Namespaces:
         self.store = store
         self._client = client
         self._asked: dict[str, Namespace] = {}
+        self._doubted: dict[str, str] = {}  # the uid by which it was known when an object of it went
         self._forgotten = 0  # how often one was forgotten
 
     async def get(self, name: str) -> Namespace:
         """Raises Transient."""
         stored = self.store.get(Key("", name))
-        if stored is not None:
+        if stored is not None and stored.uid != self._doubted.get(name):
+            self._doubted.pop(name, None)
             return _read(stored.object())
         known = self._asked.get(name)
         if known is not None:
@@ -43,14 +45,19 @@ class Namespaces:
         except (ApiError, Unreachable) as error:
             raise Transient(Reason.PROGRESSING, f"namespace {name} cannot be read: {error}") from error
         found = _read(json.loads(answer))
+        if stored is not None and found.uid == stored.uid:
+            self._doubted.pop(name, None)
         if forgotten == self._forgotten:  # else it may be the namespace before
             self._asked[name] = found
         return found
 
     def forget(self, name: str) -> None:
-        """An object of it went: it may be another namespace of that name next time."""
+        """An object of it went: it may be another namespace of that name next time, before the watch says so."""
         self._forgotten += 1
         self._asked.pop(name, None)
+        stored = self.store.get(Key("", name))
+        if stored is not None:
+            self._doubted[name] = stored.uid
 
 
 def _read(obj: dict[str, Any]) -> Namespace:

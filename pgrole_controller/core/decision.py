@@ -5,6 +5,7 @@ or Waiting. It is called anew at every look and holds no memory; calling it agai
 a plan without changes.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from pgrole_controller.core.claim import Claim
@@ -28,6 +29,9 @@ from pgrole_controller.core.restraint import find_held, is_beyond, restraints
 from pgrole_controller.core.role import Found, Role, digest
 from pgrole_controller.core.settlement import Settlement, settle
 from pgrole_controller.core.sight import Ask, Rival, Server, Sight
+
+#: In a condition, which is read by people: of more, the rest is counted.
+_NAMED = 5
 
 
 def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
@@ -100,11 +104,11 @@ def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[PgRol
     nowhere = [database for database, _ in wanted.database_parameters if database not in around.databases]
     pending: list[PgRoleError] = []
     if missing:
-        names = ", ".join(f'"{name}"' for name in missing)
+        names = _name_some(missing)
         text = f"membership waits for roles that are not there yet: {names}; all else is as declared"
         pending.append(Waiting(Reason.MEMBERSHIP_PENDING, text))
     if nowhere:
-        names = ", ".join(f'"{name}"' for name in nowhere)
+        names = _name_some(nowhere)
         text = f"spec.databaseParameters: there is no such database yet: {names}; all else is as declared"
         pending.append(Waiting(Reason.DATABASE_ERROR, text))
     return replace(
@@ -112,6 +116,11 @@ def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[PgRol
         member_of=tuple(held for held in wanted.member_of if held.role not in missing),
         database_parameters=tuple(item for item in wanted.database_parameters if item[0] not in nowhere),
     ), tuple(pending)
+
+
+def _name_some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(f'"{name}"' for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _leave(ignore: frozenset[str], wanted: Role, there: Role) -> Role:
