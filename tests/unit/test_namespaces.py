@@ -15,7 +15,7 @@ class Answering(Client):
         self.uid = uid
         self.asked = 0
 
-    async def request(self, method: str, path: str, **_: Any) -> bytes:
+    async def request(self, *_: Any, **__: Any) -> bytes:
         self.asked += 1
         return json.dumps(made(self.uid)).encode()
 
