@@ -8,7 +8,7 @@ connects looks at everything.
 import logging
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,9 +17,10 @@ from pgrole_controller.controller.declaration import Site, names_secrets, read_d
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.resync import resync
 from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
+from pgrole_controller.core.errors import Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.store import Change, Store, Stored
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Servers:
         self._make_lane = make_lane
         self._moved = moved
         self._running: dict[str, _Running] = {}
+        self._ending: dict[str, anyio.Event] = {}  # lanes that are to end, by the names of their servers
         self._read: dict[str, tuple[object, DeclaredServer]] = {}
         self._changed = anyio.Event()
         self.settled = anyio.Event()  # every server that is declared has its lane
@@ -101,11 +103,12 @@ class Servers:
 
     async def _update(self, tasks: TaskGroup) -> bool:
         """Brings the lanes in line with what is declared. True when something could not be read."""
-        declared = [await self._declare(name) for name in self._declared_names()]
+        read = [await self._declare(name) for name in self._declared_names()]
+        declared = [one for one in read if one is not None]
         if self._implied is not None and DEFAULT_SERVER not in {one.name for one in declared}:
             declared.append(self._implied)
         for name in self._running.keys() - {one.name for one in declared}:
-            await self._stop(name)
+            self._stop(name)
         for one in declared:
             running = self._running.get(one.name)
             if running is None:
@@ -117,27 +120,26 @@ class Servers:
     def _declared_names(self) -> list[str]:
         return sorted(key.name for key, _ in self._observed.pgservers.items())
 
-    async def _declare(self, name: str) -> DeclaredServer:
-        """As it was read, unless what it is made from has another version by now, or could not be used."""
-        version = self._version(name)
-        known = self._read.get(name)
-        if known is not None and known[0] == version and known[1].problem is None:
-            return known[1]
-        return await self._read_anew(name, version)
+    async def _declare(self, name: str) -> DeclaredServer | None:
+        """As it was read, unless what it is made from has another version by now, or could not be used.
 
-    async def _read_anew(self, name: str, version: object) -> DeclaredServer:
-        stored = self._observed.pgservers.get(Key("", name))
-        if stored is None:
-            raise AssertionError(f"PgServer {name} went without a pause")
-        declared = await read_declaration(self._client, stored, self._site)
-        self._read[name] = (version, declared)
-        return declared
-
-    def _version(self, name: str) -> object:
-        """Changes with whatever the declaration is made from."""
+        None when it went while others were read.
+        """
         stored = self._observed.pgservers.get(Key("", name))
         if stored is None:
             return None
+        version = self._version(stored)
+        known = self._read.get(name)
+        if known is not None and known[0] == version and known[1].problem is None:
+            return known[1]
+        declared = await read_declaration(self._client, stored, self._site)
+        if known is not None and _is_passing(declared, known[1]):
+            declared = replace(declared, endpoint=known[1].endpoint)
+        self._read[name] = (version, declared)
+        return declared
+
+    def _version(self, stored: Stored) -> object:
+        """Changes with whatever the declaration is made from."""
         obj = stored.object()
         secrets, config_maps = names_secrets(obj)
         own = self._site.namespace
@@ -155,20 +157,23 @@ class Servers:
         log.info("server is declared", extra={"server": declared.name})
         running = _Running(self._make_lane(declared), anyio.CancelScope(), anyio.Event())
         self._running[declared.name] = running
-        tasks.start_soon(self._run, running)
+        tasks.start_soon(self._run, declared.name, running, self._ending.get(declared.name))
         self._moved(declared.name)
 
-    async def _stop(self, name: str) -> None:
-        """Its objects are told that the server is gone."""
+    def _stop(self, name: str) -> None:
+        """Its objects are told that the server is gone. A transaction under way may take a while to end."""
         log.info("server is not declared any more", extra={"server": name})
         running = self._running.pop(name)
         self._read.pop(name, None)
+        self._ending[name] = running.ended
         running.scope.cancel()
-        await running.ended.wait()
         self._moved(name)
 
-    async def _run(self, running: _Running) -> None:
+    async def _run(self, name: str, running: _Running, before: anyio.Event | None) -> None:
+        """One lane, once the last one of this name has ended."""
         try:
+            if before is not None:
+                await before.wait()
             with running.scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(resync, running.lane, random.random)
@@ -176,3 +181,13 @@ class Servers:
                     tasks.cancel_scope.cancel()
         finally:
             running.ended.set()
+            if self._ending.get(name) is running.ended:
+                del self._ending[name]
+                if name not in self._running:
+                    self._moved(name)  # what the lane was hinted in its last moments
+
+
+def _is_passing(declared: DeclaredServer, known: DeclaredServer) -> bool:
+    """Whether the API server did not say how to connect to what is where it was: no reason to end a session."""
+    same = (declared.age, declared.address) == (known.age, known.address)
+    return same and isinstance(declared.problem, Transient)

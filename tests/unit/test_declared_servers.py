@@ -1,0 +1,210 @@
+"""controller/servers: PgServers that come, change and go while something else is under way."""
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from pgrole_controller.controller.declaration import Site
+from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.servers import Observed, Servers
+from pgrole_controller.core.hint import Key
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.store import Store, pack
+from pgrole_controller.local.deadline import reached
+
+Answer = Callable[[], dict[str, Any]]
+
+
+def secret(password: str = "p") -> dict[str, Any]:
+    data = {"username": "postgres", "password": password}
+    return {
+        "metadata": {"name": "any", "namespace": "default", "uid": "s", "resourceVersion": "1"},
+        "type": "Opaque",
+        "data": {key: b64encode(value.encode()).decode() for key, value in data.items()},
+    }
+
+
+class FakeApi:
+    """Answers with one Secret for all; `closed` lets requests wait."""
+
+    def __init__(self) -> None:
+        self.opened = anyio.Event()
+        self.asked = anyio.Event()
+        self.failure: Exception | None = None
+        self.opened.set()
+
+    async def request(self, *_: object, **__: object) -> bytes:
+        self.asked.set()
+        await self.opened.wait()
+        if self.failure is not None:
+            raise self.failure
+        return json.dumps(secret()).encode()
+
+
+class FakeLane:
+    """Ends, once it is cancelled, when `may_end` is set: as one whose transaction is shielded."""
+
+    def __init__(self, server: DeclaredServer) -> None:
+        self.server = server
+        self.began, self.may_end, self.ended = anyio.Event(), anyio.Event(), anyio.Event()
+        self.retimed = anyio.Event()
+        self.may_end.set()
+
+    def declare(self, server: DeclaredServer) -> None:
+        self.server = server
+
+    async def synced(self) -> None:
+        await anyio.sleep_forever()
+
+    async def run(self) -> None:
+        self.began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.may_end.wait()
+            self.ended.set()
+
+
+class World:
+    def __init__(self) -> None:
+        self.api, self.observed = FakeApi(), Observed(Store(), Store(), Store())
+        self.lanes: list[FakeLane] = []
+        self.moved: list[str] = []
+        client = cast("Client", self.api)
+        self.servers = Servers(client, self.observed, None, Site(), self._make, self.moved.append)
+        self._version = 0
+
+    def _make(self, server: DeclaredServer) -> Lane:
+        self.lanes.append(FakeLane(server))
+        return cast("Lane", self.lanes[-1])
+
+    def put(self, name: str, *, uid: str = "", database: str = "postgres", adopt: bool = False) -> None:
+        self._version += 1
+        connection = {
+            "hosts": ["127.0.0.1"],
+            "database": database,
+            "sslMode": "disable",
+            "credentialsSecretRef": {"name": f"of-{name}"},
+        }
+        metadata = {
+            "name": name,
+            "uid": uid or f"uid-{name}",
+            "resourceVersion": str(self._version),
+            "generation": self._version,
+            "creationTimestamp": "2027-01-01T00:00:00Z",
+        }
+        spec = {"connection": connection, "allow": {"adopt": adopt}}
+        obj = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgServer", "metadata": metadata, "spec": spec}
+        self._announce(self.observed.pgservers.put(pack(obj)))
+
+    def remove(self, name: str) -> None:
+        stored = self.observed.pgservers.get(Key("", name))
+        assert stored is not None
+        self._announce(self.observed.pgservers.remove(stored.key, stored.uid))
+
+    def _announce(self, change: Any) -> None:
+        assert change is not None
+        self.servers.changed(change)
+
+    def lane(self, name: str) -> FakeLane:
+        return next(lane for lane in reversed(self.lanes) if lane.server.name == name)
+
+    async def until(self, true: Callable[[], bool], what: str) -> None:
+        async def is_true() -> bool:
+            return true()
+
+        assert await reached(is_true, 5), f"{what} did not come true"
+
+
+@asynccontextmanager
+async def running(world: World) -> AsyncIterator[None]:
+    world.observed.pgservers.answered.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.servers.run)
+        try:
+            yield
+        finally:
+            for lane in world.lanes:
+                lane.may_end.set()
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_pgserver_that_goes_while_another_is_read_is_gone() -> None:
+    world = World()
+    async with running(world):
+        world.api.opened = anyio.Event()
+        world.put("a")
+        world.put("b")
+        await world.api.asked.wait()
+        world.remove("b")
+        world.api.opened.set()
+        await world.until(lambda: "a" in world.servers, "the lane of the other one")
+        assert "b" not in world.servers
+
+
+async def test_a_server_that_cannot_be_left_yet_holds_up_no_other() -> None:
+    world = World()
+    async with running(world):
+        world.put("stuck")
+        await world.until(lambda: "stuck" in world.servers, "the lane")
+        stuck = world.lane("stuck")
+        await stuck.began.wait()
+        stuck.may_end = anyio.Event()
+        world.remove("stuck")
+        world.put("other")
+        await world.until(lambda: "other" in world.servers, "the lane of the other one")
+        assert not stuck.ended.is_set()
+
+
+async def test_a_server_that_is_declared_again_waits_for_its_last_lane_to_end() -> None:
+    world = World()
+    async with running(world):
+        world.put("a")
+        await world.until(lambda: "a" in world.servers, "the lane")
+        first = world.lane("a")
+        await first.began.wait()
+        first.may_end = anyio.Event()
+        world.remove("a")
+        await world.until(lambda: "a" not in world.servers, "the removal")
+        world.put("a", uid="second")
+        await world.until(lambda: len(world.lanes) == 2, "the second lane")
+        second = world.lanes[1]
+        await anyio.lowlevel.checkpoint()
+        assert not second.began.is_set()
+        first.may_end.set()
+        with anyio.fail_after(5):
+            await second.began.wait()
+        assert first.ended.is_set()
+        assert world.moved[-1] == "a"
+
+
+@pytest.mark.parametrize("failure", [Unreachable("no route"), ApiError(503, "Unavailable", "later")])
+async def test_an_api_server_that_does_not_answer_ends_no_session(failure: Exception) -> None:
+    world = World()
+    async with running(world):
+        world.put("a")
+        await world.until(lambda: "a" in world.servers, "the lane")
+        world.api.failure = failure
+        before = world.lane("a").server
+        world.put("a", adopt=True)
+        await world.until(lambda: world.lane("a").server.allowance.adopt, "the other policy")
+        assert world.lane("a").server.access == before.access
+
+
+async def test_what_connects_elsewhere_is_not_used_for_what_cannot_be_read() -> None:
+    world = World()
+    async with running(world):
+        world.put("a")
+        await world.until(lambda: "a" in world.servers, "the lane")
+        world.api.failure = Unreachable("no route")
+        world.put("a", database="another")
+        await world.until(lambda: world.lane("a").server.problem is not None, "the problem")
+        assert world.lane("a").server.endpoint is None
