@@ -69,6 +69,7 @@ class Lane:
         self._identities = identities
         self._ledger = Ledger()
         self._why = ""  # a lesser mode of detection was chosen last
+        self.retimed = anyio.Event()  # set when the period of the resync changes, and replaced
         self._delay = 0.0
         self._since = -math.inf  # of the session, on the loop's clock
         self._failures = 0  # in a row
@@ -90,6 +91,9 @@ class Lane:
     def declare(self, server: DeclaredServer) -> None:
         """The server as it is declared now: connects anew where that changed, and looks anew where the policy did."""
         before, self.server = self.server, server
+        if before.resync_seconds != server.resync_seconds:
+            self.retimed.set()
+            self.retimed = anyio.Event()
         if before.access != server.access:
             self.reconnect("server is declared anew")
         elif (before.allowance, before.address) != (server.allowance, server.address):

@@ -18,7 +18,7 @@ ROUNDS = 360
 async def resync(lane: Lane, draw: Callable[[], float]) -> None:
     """Hints every object within the period of its server, for ever. `draw` gives numbers in [0, 1): when it begins."""
     await lane.synced()
-    await anyio.sleep(draw() * lane.server.resync_seconds / ROUNDS)
+    await _wait(lane, draw() * lane.server.resync_seconds / ROUNDS)
     while True:
         period, keys = lane.server.resync_seconds, sorted(lane.keys())
         rounds = min(max(len(keys), 1), ROUNDS)
@@ -26,4 +26,13 @@ async def resync(lane: Lane, draw: Callable[[], float]) -> None:
         for start in range(rounds):
             for key in keys[start * size : (start + 1) * size]:
                 lane.hint(key, "resync", Rank.RESYNC)
-            await anyio.sleep(period / rounds)
+            if await _wait(lane, period / rounds):
+                break
+
+
+async def _wait(lane: Lane, seconds: float) -> bool:
+    """True, and sooner, when the server has another period from now on."""
+    with anyio.move_on_after(seconds):
+        await lane.retimed.wait()
+        return True
+    return False

@@ -1,0 +1,47 @@
+"""controller/resync: every object is looked at once in a period, whatever the period was before."""
+
+from dataclasses import replace
+from typing import cast
+
+import anyio
+
+from pgrole_controller.controller.identities import Identities
+from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.resync import resync
+from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.connection import Address
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.schedule import Success
+from pgrole_controller.kube.store import Store
+
+
+class FakeObjects:
+    def __init__(self) -> None:
+        self.store, self.secrets_answered = Store(), anyio.Event()
+        self.store.synced.set()
+        self.secrets_answered.set()
+
+    def of_server(self, _: str) -> set[Key]:
+        return {Key("shop", "app")}
+
+
+async def test_a_shorter_period_holds_at_once() -> None:
+    server = DeclaredServer("main", None, Allowance(), Address("", 5432, "", ""), resync_seconds=1e6)
+    queue = Queue()
+    lane = Lane(server, cast("Objects", FakeObjects()), queue, cast("Reporter", None), Identities())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(resync, lane, lambda: 0.0)
+        with anyio.fail_after(5):
+            (first,) = await queue.take("main", 10)
+        queue.done(first.key, Success())
+        lane.declare(replace(server, resync_seconds=0.05))
+        for _ in range(3):
+            with anyio.fail_after(5):
+                (visit,) = await queue.take("main", 10)
+            assert visit.reason == "resync"
+            queue.done(visit.key, Success())
+        tasks.cancel_scope.cancel()
