@@ -39,15 +39,14 @@ class Site:
 
 async def read_declaration(client: Client, stored: Stored, site: Site) -> DeclaredServer:
     """Never raises: what is wrong with it is in the result."""
-    obj = stored.object()
     try:
-        server = PgServer.model_validate(obj)
+        server = PgServer.model_validate(stored.object())
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()[:5]
         )
         return _unusable(stored, Refused(Reason.INVALID_SPEC, problems))
-    declared = _declare(stored, obj, server, site.forbidden_metadata)
+    declared = _declare(stored, server, site.forbidden_metadata)
     try:
         endpoint = await _read_endpoint(client, server.spec.connection, site)
     except PgRoleError as error:
@@ -69,12 +68,26 @@ def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
 
 
 def _unusable(stored: Stored, problem: PgRoleError) -> DeclaredServer:
-    return DeclaredServer(stored.key.name, None, Allowance(), Address("", 5432, "", ""), problem=problem)
+    return DeclaredServer(
+        stored.key.name,
+        None,
+        Allowance(),
+        Address("", 5432, "", ""),
+        age=_age(stored),
+        generation=_generation(stored),
+        problem=problem,
+    )
 
 
-def _declare(
-    stored: Stored, obj: dict[str, Any], server: PgServer, forbidden_metadata: tuple[str, ...]
-) -> DeclaredServer:
+def _age(stored: Stored) -> tuple[str, str]:
+    return stored.created, stored.uid
+
+
+def _generation(stored: Stored) -> int:
+    return int(stored.object()["metadata"].get("generation") or 0)
+
+
+def _declare(stored: Stored, server: PgServer, forbidden_metadata: tuple[str, ...]) -> DeclaredServer:
     spec = server.spec
     connection, allow = spec.connection, spec.allow
     return DeclaredServer(
@@ -98,7 +111,8 @@ def _declare(
         mode=Mode(spec.drift.mode),
         interval=read_duration(spec.drift.interval).total_seconds(),
         resync_seconds=read_duration(spec.resync_interval).total_seconds(),
-        age=(str(obj["metadata"].get("creationTimestamp") or ""), stored.uid),
+        age=_age(stored),
+        generation=_generation(stored),
     )
 
 

@@ -103,6 +103,7 @@ class Lane:
         """Ends the session, or the wait for the next one, and begins another at once."""
         log.info(why, extra={"server": self.server.name})
         self._failures = 0
+        self.connected = False  # to what is declared now
         if self._turn is not None:
             self._turn.cancel()
 
@@ -151,7 +152,8 @@ class Lane:
         self._failures += 1
         self._delay = min(FIRST_DELAY * 2.0 ** min(self._failures - 1, 16), LONGEST_DELAY)
         # Said on every object, but only when it stays so: a connection that was dropped is mostly there again at once.
-        if self._failures > 1 and (self.trouble is None or self.trouble.message != error.message):
+        stays = self._failures > 1 or self.trouble is not None
+        if stays and (self.trouble is None or self.trouble.message != error.message):
             self.trouble = error
             self.hint_all("server not ready", Rank.DEPENDENCY)
 

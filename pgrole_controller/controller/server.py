@@ -17,7 +17,7 @@ class DeclaredServer:
     """`address` is where applications find it. `endpoint` None: `problem` says why it cannot be connected to.
 
     `mode` is how changes are to be noticed; by Poll, every `interval` seconds.
-    `age` decides between two that are one server: creationTimestamp, then uid.
+    `age` decides between two that are one server: creationTimestamp, then uid. `generation` is that of the PgServer.
     """
 
     name: str
@@ -29,7 +29,13 @@ class DeclaredServer:
     interval: float = 1.0
     resync_seconds: float = 3600.0
     age: tuple[str, str] = ("", "")
+    generation: int = 0
     problem: PgRoleError | None = field(default=None, compare=False)
+
+    @property
+    def uid(self) -> str:
+        """Of the PgServer; empty for the server of PGROLE_DSN."""
+        return self.age[1]
 
     @property
     def access(self) -> tuple[object, ...]:

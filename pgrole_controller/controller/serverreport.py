@@ -27,6 +27,10 @@ FINALIZER = "pgrole.dev/in-use"
 COUNT_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 
+#: After a write that was refused, in seconds: doubled from LOOK_SECONDS on.
+LONGEST_REST = 60.0
+_AWAKE = (0.0, 0.0)
+
 
 class ServerReporter:
     def __init__(self, client: Client, store: Store, lanes: Iterable[Lane], objects: Objects) -> None:
@@ -35,6 +39,7 @@ class ServerReporter:
         self._lanes = lanes
         self._objects = objects
         self._counted_at: dict[str, float] = {}
+        self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -43,7 +48,8 @@ class ServerReporter:
         while True:
             for lane in list(self._lanes):
                 stored = self._store.get(Key("", lane.server.name))
-                if stored is not None:
+                until, _ = self._resting.get(lane.server.name, _AWAKE)
+                if stored is not None and until <= anyio.current_time():
                     await self._report(lane, stored)
             await anyio.sleep(LOOK_SECONDS)
 
@@ -51,10 +57,20 @@ class ServerReporter:
         try:
             if not await self._hold(stored):
                 return
-            await self._write(lane, self._store.get(stored.key) or stored)
+            # One that was made again, or in the place of PGROLE_DSN, is not yet what the lane is about.
+            if lane.server.uid == stored.uid:
+                await self._write(lane, self._store.get(stored.key) or stored)
         except (ApiError, Unreachable) as error:
             if not isinstance(error, ApiError) or error.status not in (404, 409):
-                log.warning("PgServer not written", extra={"server": lane.server.name, "error": str(error)})
+                self._rest(lane.server.name, error)
+        else:
+            self._resting.pop(lane.server.name, None)
+
+    def _rest(self, name: str, error: Exception) -> None:
+        _, last = self._resting.get(name, _AWAKE)
+        delay = min(max(2 * last, LOOK_SECONDS), LONGEST_REST)
+        self._resting[name] = (anyio.current_time() + delay, delay)
+        log.warning("PgServer not written", extra={"server": name, "error": str(error), "delay": delay})
 
     async def _hold(self, stored: Stored) -> bool:
         """Sets the finalizer, or takes it off one that is to go and that nobody names. False: it is on its way out."""
@@ -71,15 +87,14 @@ class ServerReporter:
         return wanted
 
     async def _write(self, lane: Lane, stored: Stored) -> None:
-        obj = stored.object()
-        previous = obj.get("status") or {}
-        status = self._status(lane, obj, previous)
+        previous = stored.object().get("status") or {}
+        status = self._status(lane, previous)
         if unchanged(previous, status):
             return
         self._store.put(await apply_status(self._client, PGSERVERS, stored, status))
 
-    def _status(self, lane: Lane, obj: dict[str, Any], previous: dict[str, Any]) -> dict[str, Any]:
-        generation, now = obj["metadata"]["generation"], datetime.now(UTC)
+    def _status(self, lane: Lane, previous: dict[str, Any]) -> dict[str, Any]:
+        generation, now = lane.server.generation, datetime.now(UTC)
         conditions = build_conditions(previous.get("conditions", ()), _outcome(lane), generation, now)
         status: dict[str, Any] = {"observedGeneration": generation, "conditions": conditions}
         for name in ("version", "systemIdentifier", "detection"):

@@ -1,0 +1,130 @@
+"""controller/serverreport: what is said of a PgServer is said of what was declared and tried, and not in a loop."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from pgrole_controller.controller import serverreport
+from pgrole_controller.controller.identities import Identities
+from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.serverreport import FINALIZER, ServerReporter
+from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.connection import Address
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.store import Store, Stored, pack
+
+
+class FakeApi:
+    """Takes every status; `requests` counts them."""
+
+    def __init__(self) -> None:
+        self.statuses: list[dict[str, Any]] = []
+        self.requests = 0
+        self.refuses = False
+        self.asked = anyio.Event()
+
+    async def request(self, method: str, path: str, *, body: dict[str, Any], **_: object) -> bytes:
+        self.requests += 1
+        self.asked.set()
+        if self.refuses:
+            raise ApiError(403, "Forbidden", f"{method} {path}")
+        self.statuses.append(body["status"])
+        return json.dumps({"metadata": metadata(2, "second"), "status": body["status"], "kind": "PgServer"}).encode()
+
+
+def metadata(generation: int, uid: str) -> dict[str, Any]:
+    return {
+        "name": "main",
+        "uid": uid,
+        "generation": generation,
+        "resourceVersion": str(generation),
+        "finalizers": [FINALIZER],
+    }
+
+
+def declared(generation: int, uid: str) -> DeclaredServer:
+    return DeclaredServer(
+        "main", None, Allowance(), Address("", 5432, "", ""), age=("2027-01-01T00:00:00Z", uid), generation=generation
+    )
+
+
+def stored(generation: int, uid: str) -> Stored:
+    return pack({"kind": "PgServer", "metadata": metadata(generation, uid), "spec": {}})
+
+
+class World:
+    def __init__(self) -> None:
+        self.api, self.store = FakeApi(), Store()
+        client = cast("Client", self.api)
+        objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
+        objects.store.synced.set()
+        self.store.answered.set()
+        self.lane = Lane(declared(1, "first"), objects, Queue(), cast("Reporter", None), Identities())
+        self.reporter = ServerReporter(client, self.store, [self.lane], objects)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serverreport, "LOOK_SECONDS", 0.01)
+
+
+@asynccontextmanager
+async def running(world: World) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.reporter.run)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_pgserver_that_was_made_again_is_not_told_what_was_found_out_of_the_one_before() -> None:
+    world = World()
+    world.lane.connected = True
+    world.store.put(stored(2, "second"))
+    async with running(world):
+        with anyio.move_on_after(0.2):
+            await world.api.asked.wait()
+        assert world.api.statuses == []
+        world.lane.server = declared(2, "second")
+        with anyio.fail_after(5):
+            await world.api.asked.wait()
+    assert world.api.statuses[0]["observedGeneration"] == 2
+
+
+async def test_what_is_said_is_said_of_the_generation_that_was_looked_at() -> None:
+    world = World()
+    world.lane.connected, world.lane.server = True, declared(1, "second")
+    world.store.put(stored(2, "second"))
+    async with running(world):
+        with anyio.fail_after(5):
+            await world.api.asked.wait()
+    (status,) = world.api.statuses
+    assert status["observedGeneration"] == 1
+    assert {one["observedGeneration"] for one in status["conditions"]} == {1}
+
+
+async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> None:
+    world = World()
+    world.lane.connected = True
+    world.lane.reconnect("another host")
+    assert not world.lane.connected
+
+
+async def test_a_write_that_is_refused_is_not_repeated_at_each_look() -> None:
+    world = World()
+    world.api.refuses = True
+    world.lane.server = declared(2, "second")
+    world.store.put(stored(2, "second"))
+    async with running(world):
+        with anyio.move_on_after(0.5):
+            await anyio.sleep_forever()
+    assert 2 <= world.api.requests <= 7
