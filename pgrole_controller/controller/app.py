@@ -1,5 +1,6 @@
 """The controller as a whole: wires the rooms together, runs until it is asked to stop, and stops in order."""
 
+import asyncio
 import json
 import logging
 import signal
@@ -23,6 +24,7 @@ from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.serverreport import ServerReporter
 from pgrole_controller.controller.servers import Observed, Servers
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
+from pgrole_controller.controller.threads import Threads
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
 from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
@@ -62,6 +64,7 @@ class Plan:
 async def run(plan: Plan) -> None:
     """Runs until SIGTERM or SIGINT. Raises a group of CannotStart, or of whatever ended a task that should not end."""
     asked, health = anyio.Event(), Health()
+    asyncio.get_running_loop().set_default_executor(Threads())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_signal, asked)
         if plan.health_port is not None:

@@ -1,0 +1,82 @@
+"""controller/threads: a name that nobody answers for holds up no other, and not the end."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from threading import Event
+
+import anyio
+import pytest
+
+from pgrole_controller.controller.threads import Threads
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.postgres.connection import Endpoint, connect
+
+HANGING = 64
+
+
+@pytest.fixture
+def hanging() -> set[str]:
+    """The hosts that are being looked up in vain."""
+    return set()
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch, hanging: set[str]) -> Iterator[Event]:
+    """Until this is set, the resolver does not answer for hosts that end in .hangs."""
+    answered, resolve = Event(), socket.getaddrinfo
+
+    def hang(host: object, *arguments: object, **named: object) -> object:
+        if str(host).endswith(".hangs"):
+            hanging.add(str(host))
+            answered.wait(30)
+            hanging.discard(str(host))
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return resolve(host, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    yield answered
+    answered.set()
+
+
+async def connect_in_vain(*hosts: str) -> str:
+    with pytest.raises(PgRoleError) as failure:
+        async with connect(Endpoint.of(hosts, 1, "postgres", "u", "p", "disable"), "test"):
+            pass
+    return failure.value.message
+
+
+async def test_hosts_that_cannot_be_looked_up_do_not_keep_others_from_it(answered: Event, hanging: set[str]) -> None:
+    asyncio.get_running_loop().set_default_executor(Threads())
+
+    async def all_hang() -> bool:
+        return len(hanging) == HANGING
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(HANGING):
+            tasks.start_soon(connect_in_vain, f"h{number}.hangs")
+        assert await reached(all_hang, 20)
+        assert "no answer" not in await connect_in_vain("localhost")
+        tasks.cancel_scope.cancel()
+    assert not answered.is_set()
+
+
+def test_the_end_does_not_wait_for_a_resolver(answered: Event, hanging: set[str]) -> None:
+    async def look_up() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(Threads())
+        with anyio.move_on_after(0.1):
+            await loop.getaddrinfo("name.hangs", 5432)
+
+    asyncio.run(look_up())
+    assert hanging == {"name.hangs"}
+    assert not answered.is_set()
+
+
+async def test_what_a_call_raises_is_raised_where_it_is_waited_for() -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(Threads())
+    with pytest.raises(ZeroDivisionError):
+        await loop.run_in_executor(None, divmod, 1, 0)
+    assert await loop.run_in_executor(None, divmod, 7, 2) == (3, 1)
