@@ -25,7 +25,7 @@ from pgrole_controller.core.policy import (
     check_wanted,
     restrain,
 )
-from pgrole_controller.core.restraint import find_held, is_beyond, restraints
+from pgrole_controller.core.restraint import find_held, restraints
 from pgrole_controller.core.role import Found, Role, digest
 from pgrole_controller.core.settlement import Settlement, settle
 from pgrole_controller.core.sight import Ask, Rival, Server, Sight
@@ -77,10 +77,10 @@ def _restrain(ask: Ask, sight: Sight, server: Server, policy: Policy, refusal: R
     except Refused:
         claim = None  # another's: nothing of it is touched
     target = find_held(claim, sight, server)
-    if claim is None or target is None:
+    if claim is None or target is None or ask.report_only:
         raise refusal
     wanted, _ = _within_reach(ask.wanted, sight.around)
-    drifted = claim.applied == _digest(replace(ask, wanted=wanted)) and not ask.report_only
+    drifted = claim.applied == _digest(replace(ask, wanted=wanted))
     left = _leave(ask.ignore, wanted, restrain(policy, target.role, sight.around))
     changes = restraints(policy, replace(left, name=target.role.name), target.role, sight.around, drifted=drifted)
     return Plan(
@@ -224,11 +224,8 @@ def _keep(
         drift = ()
     reported = drift if ask.report_only else ()
     if reported:
-        beyond = tuple(change for change in changes if is_beyond(policy, change, sight.around))
-        left = tuple(change for change in changes if change.field in reported and change not in beyond)
-        changes = tuple(change for change in changes if change not in left)
-        drift = field_names(beyond)
-        reported = tuple(name for name in reported if name in field_names(left) or name not in drift)
+        changes = tuple(change for change in changes if change.field not in reported)
+        drift = ()
     kept = sight.claim.record if sight.claim else Record()
     record = settled.record if settled.record != kept and "password" not in reported else None
     current = sight.claim == claim and claim.owner == ask.owner and not claim.released and same_server and not replaced

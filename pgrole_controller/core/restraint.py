@@ -28,11 +28,11 @@ def restraints(policy: Policy, wanted: Role, there: Role, around: Surroundings, 
     return tuple(
         change
         for change in diff(wanted, there)
-        if is_beyond(policy, change, around) or (drifted and _takes_away(change))
+        if _is_beyond(policy, change, around) or (drifted and _takes_away(change))
     )
 
 
-def is_beyond(policy: Policy, change: Change, around: Surroundings) -> bool:
+def _is_beyond(policy: Policy, change: Change, around: Surroundings) -> bool:
     """Whether it takes away what no object could ask for."""
     match change:
         case SetAttribute(attribute=attribute, value=False):

@@ -1,4 +1,4 @@
-"""Everything on this machine: PostgreSQL, the API server, the CRDs, two samples, and the controller as its own process.
+"""Everything on this machine: PostgreSQL, the API server, the CRDs, samples, and the controller as its own process.
 
 Stays until SIGINT, SIGTERM or SIGHUP, then stops all in the reverse order and leaves no process and, without a state
 folder, no file.
@@ -163,7 +163,7 @@ async def _tell_when_ready(
 
     started = time.monotonic()
     if await reached(are_ready, _READY_SECONDS, every=0.1):
-        names = " and ".join(role["metadata"]["name"] for role in roles)
+        names = ", ".join(role["metadata"]["name"] for role in roles)
         display.done(f"PgRoles {names} are Ready: the controller runs", since=started)
     else:
         display.say(f"The samples are not Ready after {_READY_SECONDS:.0f} s; the log above says why")

@@ -127,7 +127,11 @@ async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator
         start_new_session=True,
     )
     async with process:
-        yield Session(process)
+        try:
+            yield Session(process)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def name_of(pid: int) -> str:
@@ -284,7 +288,7 @@ async def test_ctrl_c_ends_dev_and_leaves_no_process_and_no_file(
     controller.write_text(CONTROLLER)
     async with session(DEV, "", sys.executable, str(controller), scratch=scratch) as dev:
         await dev.says("Ctrl-C stops all")
-        assert any("PgRoles orders-app and readers are Ready" in line for line in dev.said)
+        assert any("PgRoles orders-app, readers, billing-app are Ready" in line for line in dev.said)
         assert any("ALTER ROLE orders_app CREATEDB" in line for line in dev.said)
         pids = descendants(dev.process.pid)
         os.killpg(dev.process.pid, signal.SIGINT)
