@@ -73,6 +73,7 @@ class Lane:
         self._delay = 0.0
         self._since = -math.inf  # of the session, on the loop's clock
         self._failures = 0  # in a row
+        self._orphans_due = math.inf  # on the loop's clock
         self._everything = anyio.Event()  # set: every object is to be looked at
         self._turn: anyio.CancelScope | None = None
         self._emptying = anyio.CapacityLimiter(EMPTYING)
@@ -212,10 +213,17 @@ class Lane:
             tasks.start_soon(self._answer_many)
             while visits := await self._queue.take(self.server.name, BATCH):
                 await self._visit(session, visits, tasks)
+                if anyio.current_time() >= self._orphans_due:
+                    await self._release_orphans(session)
             tasks.cancel_scope.cancel()
 
     async def _release_orphans(self, session: Session) -> None:
-        """Objects that went while nobody looked still hold claims. One that was made again is left to its visit."""
+        """Objects that went while nobody looked still hold claims. One that was made again is left to its visit.
+
+        Done in every session, and once in a period of the resync: an object that is made again at once for another
+        server is visited in that lane only.
+        """
+        self._orphans_due = anyio.current_time() + self.server.resync_seconds
         claims = await session.look_for_claims()
         orphans = [(name, uid) for key, name, uid in claims if self._is_orphan(key)]
         if not orphans:

@@ -140,6 +140,32 @@ async def test_a_server_that_is_still_named_is_kept_until_it_is_not(
         await declared.wait_gone("main")
 
 
+async def test_an_object_that_is_made_again_for_another_server_leaves_no_claim_behind(
+    stage: Stage, declared: PgServers, servers: Servers, role: str
+) -> None:
+    async with (
+        servers.run() as another,
+        running(alone(stage), connected=False) as controller,
+        stage.database() as database,
+    ):
+        await declared.apply("one", stage.postgres, resyncInterval="2s")
+        await declared.apply("two", another)
+        await stage.kube.apply("busy", name=f"{role}_busy", serverRef={"name": "one"})
+        await stage.kube.apply("app", name=role, serverRef={"name": "one"})
+        await stage.kube.wait_all_ready()
+        visits = controller.log.count("visit")
+        stage.postgres.pause()
+        try:
+            await stage.kube.apply("busy", name=f"{role}_busy", comment="looked at", serverRef={"name": "one"})
+            await controller.wait_count("visit", visits + 1)
+            await stage.kube.delete("app")
+            await stage.kube.apply("app", name=role, serverRef={"name": "two"})
+        finally:
+            stage.postgres.resume()
+        await stage.kube.wait_ready("app")
+        await database.wait_value(f"SELECT released_at IS NULL FROM pgrole.claim WHERE role_name = '{role}'", False)
+
+
 async def test_two_that_name_one_live_server_are_noticed_and_the_younger_is_refused(
     stage: Stage, declared: PgServers, role: str
 ) -> None:
