@@ -14,7 +14,10 @@ import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.sqlstate import classify
+from pgrole_controller.postgres.framing import NotPostgres, check_messages
 from pgrole_controller.postgres.tls import Mode, make_context
+
+check_messages()
 
 # asyncpg's class is generic in its stubs alone.
 if TYPE_CHECKING:
@@ -203,9 +206,14 @@ class _Search:
 async def _open(seconds: float, settings: dict[str, str], **arguments: Any) -> Connection:  # noqa: ANN401 -- asyncpg's
     """A connection that has answered a question within `seconds`: poolers let in before they know of a server."""
     with speaking(), anyio.fail_after(seconds):
-        connection: Connection = await asyncpg.connect(
-            **arguments, timeout=seconds, command_timeout=COMMAND_SECONDS, server_settings=settings
-        )
+        try:
+            connection: Connection = await asyncpg.connect(
+                **arguments, timeout=seconds, command_timeout=COMMAND_SECONDS, server_settings=settings
+            )
+        except (AttributeError, LookupError) as error:  # asyncpg's, where the server says nothing that it knows
+            raise NotPostgres from error
+        except asyncpg.ConnectionDoesNotExistError as error:
+            raise (error.__cause__ if isinstance(error.__cause__, NotPostgres) else error) from None
         try:
             is_standby = await connection.fetchval("SELECT pg_catalog.pg_is_in_recovery()")
         except BaseException:
