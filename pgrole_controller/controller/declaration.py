@@ -3,7 +3,6 @@
 A PgServer names no other namespace: else whoever may write one could send any Secret to any host.
 """
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import CONFIGMAPS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.secrets import read_secret
-from pgrole_controller.kube.store import Stored
+from pgrole_controller.kube.store import Stored, parse
 from pgrole_controller.postgres.connection import Endpoint, Minting
 
 
@@ -162,7 +161,7 @@ async def _read_ca(client: Client, reference: CaRef, own_namespace: str) -> str:
         if error.status == 404:
             raise Waiting(Reason.SERVER_NOT_READY, f"{which} is not there") from error
         raise
-    text = (json.loads(answer).get("data") or {}).get(reference.key)
+    text = (parse(answer).get("data") or {}).get(reference.key)
     if not isinstance(text, str) or not text.strip():
         raise Waiting(Reason.SERVER_NOT_READY, f'{which} has no key "{reference.key}"')
     return text

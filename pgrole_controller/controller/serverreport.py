@@ -14,7 +14,7 @@ from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Ending, Outcome, of_error
 from pgrole_controller.core.report import build_conditions
 from pgrole_controller.kube.client import PGSERVERS, Client
-from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.finalizers import apply_finalizer
 from pgrole_controller.kube.status import apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored
@@ -60,7 +60,7 @@ class ServerReporter:
             # One that was made again, or in the place of PGROLE_DSN, is not yet what the lane is about.
             if lane.server.uid == stored.uid:
                 await self._write(lane, self._store.get(stored.key) or stored)
-        except (ApiError, Unreachable) as error:
+        except (ApiError, Unreachable, BadStream) as error:
             if not isinstance(error, ApiError) or error.status not in (404, 409):
                 self._rest(lane.server.name, error)
         else:

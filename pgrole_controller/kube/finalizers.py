@@ -1,12 +1,11 @@
 """The finalizer that lets a role be dropped before its object goes."""
 
-import json
 from typing import Any
 
 from pgrole_controller.kube.client import APPLY, JSON_PATCH, Client
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.resource import Resource
-from pgrole_controller.kube.store import Stored, pack
+from pgrole_controller.kube.store import Stored, pack, parse
 
 FINALIZER = "pgrole.dev/drop"
 MANAGER = "pgrole-controller-finalizer"
@@ -18,7 +17,8 @@ async def apply_finalizer(
     """Sets or removes the finalizer; returns the object as it is then, None when that object (by uid) is gone.
 
     An apply to an object that is gone would create it anew, without a spec; the uid forbids that.
-    Raises ApiError, among others when a terminating object should get a finalizer (Kubernetes refuses that).
+    Raises BadStream, and ApiError, among others when a terminating object should get a finalizer (Kubernetes refuses
+    that).
     """
     metadata: dict[str, Any] = {"name": stored.key.name, "uid": stored.uid}
     if stored.key.namespace:
@@ -44,7 +44,7 @@ async def apply_finalizer(
         if error.status == 404 or (error.status in {409, 422} and await _is_gone(client, path, stored.uid)):
             return None
         raise
-    applied = json.loads(answer)
+    applied = parse(answer)
     left = applied["metadata"].get("finalizers", [])
     if present or finalizer not in left:
         return pack(applied)
@@ -53,7 +53,7 @@ async def apply_finalizer(
 
 async def _is_gone(client: Client, path: str, uid: str) -> bool:
     try:
-        found = json.loads(await client.request("GET", path))
+        found = parse(await client.request("GET", path))
     except ApiError as error:
         if error.status == 404:
             return True
@@ -79,4 +79,4 @@ async def _take_out(client: Client, path: str, applied: dict[str, Any], left: li
         if error.status == 404:
             return None
         raise
-    return pack(json.loads(answer))
+    return pack(parse(answer))

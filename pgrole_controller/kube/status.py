@@ -1,12 +1,11 @@
 """Status by server-side apply: one field manager, forced, and only onto the very object that was read."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from pgrole_controller.kube.client import APPLY, Client
 from pgrole_controller.kube.resource import Resource
-from pgrole_controller.kube.store import Stored, pack
+from pgrole_controller.kube.store import Stored, pack, parse
 
 MANAGER = "pgrole-controller"
 
@@ -21,7 +20,8 @@ async def apply_status(
 ) -> Stored:
     """Makes `status` the whole of what this manager says; returns the object as it is then.
 
-    Raises ApiError: 409 when the object is not as it was read (by uid and version) any more, 404 when it is gone.
+    Raises BadStream, and ApiError: 409 when the object is not as it was read (by uid and version) any more, 404 when it
+    is gone.
     """
     read = stored.object()
     metadata = {
@@ -43,7 +43,7 @@ async def apply_status(
         },
         content_type=APPLY,
     )
-    return pack(json.loads(answer))
+    return pack(parse(answer))
 
 
 def unchanged(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> bool:

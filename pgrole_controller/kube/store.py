@@ -12,6 +12,7 @@ import anyio
 
 from pgrole_controller.core.connection import HASH
 from pgrole_controller.core.hint import Key
+from pgrole_controller.kube.errors import BadStream
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_PREFIX = "pgrole.dev/"
@@ -47,6 +48,17 @@ class Change:
     key: Key
     old: Stored | None
     new: Stored | None
+
+
+def parse(answer: bytes) -> dict[str, Any]:
+    """An object as the API server answers with it. Raises BadStream: a proxy may say 200 and send a page."""
+    try:
+        parsed: dict[str, Any] = json.loads(answer)
+        _metadata_of(parsed)
+    except (ValueError, AttributeError) as error:
+        message = f"no object was answered with: {len(answer)} bytes"
+        raise BadStream(message) from error
+    return parsed
 
 
 def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Stored:

@@ -22,6 +22,7 @@ from pgrole_controller.core.connection import Address
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.local.deadline import reached
 
 
 class FakeApi:
@@ -30,7 +31,7 @@ class FakeApi:
     def __init__(self) -> None:
         self.statuses: list[dict[str, Any]] = []
         self.requests = 0
-        self.refuses = False
+        self.refuses = self.babbles = False
         self.asked = anyio.Event()
 
     async def request(self, method: str, path: str, *, body: dict[str, Any], **_: object) -> bytes:
@@ -38,6 +39,8 @@ class FakeApi:
         self.asked.set()
         if self.refuses:
             raise ApiError(403, "Forbidden", f"{method} {path}")
+        if self.babbles:
+            return b"<html>bad gateway</html>"
         self.statuses.append(body["status"])
         return json.dumps({"metadata": metadata(2, "second"), "status": body["status"], "kind": "PgServer"}).encode()
 
@@ -128,3 +131,19 @@ async def test_a_write_that_is_refused_is_not_repeated_at_each_look() -> None:
         with anyio.move_on_after(0.5):
             await anyio.sleep_forever()
     assert 2 <= world.api.requests <= 7
+
+
+async def test_an_answer_that_is_no_object_ends_nothing() -> None:
+    world = World()
+    world.api.babbles = True
+    world.lane.server = declared(2, "second")
+    world.store.put(stored(2, "second"))
+    async with running(world):
+        with anyio.fail_after(5):
+            await world.api.asked.wait()
+        world.api.babbles = False
+
+        async def is_written() -> bool:
+            return bool(world.api.statuses)
+
+        assert await reached(is_written, 5)
