@@ -301,9 +301,10 @@ async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place
     await kube.apply("heir", name=f"{role}_heir")
     await kube.wait_ready("heir")
     await declare(kube, role, deletionPolicy="Drop", reassignOwnedTo=f"{role}_heir")
-    if place.kind.grants and place.version >= 16:
+    if place.kind.grants:
+        options = "WITH INHERIT TRUE, SET TRUE" if place.version >= 16 else ""
         for name in (role, f"{role}_heir"):
-            await database.execute(f"GRANT {name} TO {STEWARD} WITH INHERIT TRUE, SET TRUE")
+            await database.execute(f"GRANT {name} TO {STEWARD} {options}")
     await database.execute(f"CREATE SCHEMA of_{role} AUTHORIZATION {role}")
     if place.kind.grants:
         await database.execute(f"GRANT CREATE ON DATABASE postgres TO {role}_heir")

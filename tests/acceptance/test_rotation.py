@@ -164,7 +164,7 @@ async def test_killed_before_the_secret_is_written_it_goes_on_as_if_nothing_had_
             obj = await kube.wait_reason("app", "NotAllowed")
             assert "denied for a moment" in json.dumps(obj["status"]["conditions"])
             await controller.kill()
-            await database.wait_password("app", text(before), 1.0)
+            await database.wait_password("app", text(before))
         async with running(stage.controller()):
             after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
             await assert_agreement(kube, database, text(after), after)
@@ -185,7 +185,7 @@ async def test_killed_after_the_secret_and_before_the_database_it_sets_what_the_
             await disturb(kube, deed)
             after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
             await controller.kill()
-        await database.wait_password("app", text(before), 1.0)
+        await database.wait_password("app", text(before))
         async with running(stage.controller()):
             await assert_agreement(kube, database, text(after), after)
 
