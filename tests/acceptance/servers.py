@@ -12,7 +12,7 @@ import anyio
 from pgrole_controller.local.apiserver import ApiError, ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.world import GROUP, PATIENCE, Json, condition
+from tests.acceptance.world import GROUP, PATIENCE, Json, Kube, condition
 
 #: Where the controllers of the tests look for credentials: outside of a cluster, their own namespace is this one.
 OWN_NAMESPACE = "default"
@@ -111,8 +111,13 @@ class PgServers:
 
 @asynccontextmanager
 async def pgservers(server: ApiServer) -> AsyncIterator[PgServers]:
-    """At the end all of them are gone, whatever holds them."""
+    """Nobody names a server yet, whatever tests before left behind; at the end all of them are gone."""
     made = PgServers(server)
+    for obj in (await server.request("GET", f"{GROUP}/pgroles"))["items"]:
+        left = Kube(server, obj["metadata"]["namespace"])
+        await left.patch(obj["metadata"]["name"], {"metadata": {"finalizers": None}})
+        if await left.get(obj["metadata"]["name"]) is not None:
+            await left.delete(obj["metadata"]["name"])
     try:
         yield made
     finally:
