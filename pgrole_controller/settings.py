@@ -3,7 +3,6 @@
 `PGROLE_DSN` alone is no flag: a command line can be read by every user of a machine.
 """
 
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from pgrole_controller.api.duration import read_duration
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.detection import Mode
@@ -84,14 +84,11 @@ def _mode(value: str) -> Mode:
     return modes[value.lower()]
 
 
-_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-
-
 def _read_seconds(value: str) -> float:
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|h|m|s)", value)
-    if not parts or "".join(number + unit for number, unit in parts) != value:
-        raise ValueError("it takes a duration such as 30s, 10m or 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    try:
+        return read_duration(value).total_seconds()
+    except ValueError:
+        raise ValueError("it takes a duration such as 30s, 10m or 1h30m") from None
 
 
 def _duration(value: str) -> float:

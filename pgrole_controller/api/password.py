@@ -1,13 +1,12 @@
 """Where the password of a role comes from: `spec.password`."""
 
-import re
-from datetime import timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.cel import rule, rules
+from pgrole_controller.api.duration import between, duration_schema
 from pgrole_controller.api.meta import Model
 
 #: Of names of objects, as Kubernetes has them: DNS subdomains.
@@ -15,29 +14,11 @@ OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*
 SECRET_KEY = r"^[-._a-zA-Z0-9]+$"  # noqa: S105 -- a pattern
 
 _ONE_SOURCE = "spec.password must have exactly one of secretRef, generate and disabled: true"
-_DURATION = "spec.password.generate.rotateEvery must be a duration of 1s to 87600h, such as 720h or 1h30m"
-_SHORTEST = timedelta(seconds=1)
-_LONGEST = timedelta(hours=87_600)
-_PART = r"[0-9]+(?:\.[0-9]+)?(?:ms|h|m|s)"
-_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-
-
-def read_duration(text: str) -> timedelta:
-    """A duration as Go writes it. Raises ValueError."""
-    if not re.fullmatch(f"(?:{_PART})+", text):
-        raise ValueError("not a duration")
-    parts = re.findall(r"([0-9.]+)(ms|h|m|s)", text)
-    return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
-
-
-def _check_duration(text: str) -> str:
-    try:
-        fits = _SHORTEST <= read_duration(text) <= _LONGEST
-    except (ValueError, OverflowError):
-        fits = False
-    if not fits:
-        raise PydanticCustomError("duration", _DURATION)
-    return text
+_ROTATION = (
+    "1s",
+    "87600h",
+    "spec.password.generate.rotateEvery must be a duration of 1s to 87600h, such as 720h or 1h30m",
+)
 
 
 class SecretRef(Model):
@@ -66,17 +47,13 @@ class Generate(Model):
         description="Of how many letters and digits it is made.",
         json_schema_extra={"format": "int32"},
     )
-    rotate_every: Annotated[str, AfterValidator(_check_duration)] | None = Field(
+    rotate_every: Annotated[str, between(*_ROTATION)] | None = Field(
         default=None,
         description=(
             "After what time another one is made, such as 720h; never when absent. The annotation pgrole.dev/rotate "
             "asks for another one at once, each time that its value changes."
         ),
-        json_schema_extra={
-            "maxLength": 64,
-            "pattern": f"^(?:{_PART})+$".replace("(?:", "("),
-            **rules(rule("duration(self) >= duration('1s') && duration(self) <= duration('87600h')", _DURATION)),
-        },
+        json_schema_extra=duration_schema(*_ROTATION),
     )
 
 

@@ -3,42 +3,22 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.cel import rule, rules
+from pgrole_controller.api.duration import between, duration_schema
 from pgrole_controller.api.meta import Condition, Model, ObjectMeta
-from pgrole_controller.api.password import OBJECT_NAME, SECRET_KEY, read_duration
+from pgrole_controller.api.password import OBJECT_NAME, SECRET_KEY
 
-_DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|h|m|s))+$"
-_INTERVAL = "spec.drift.interval must be a duration of 100ms to 1h, such as 1s"
-_RESYNC = "spec.resyncInterval must be a duration of 1s to 720h, such as 1h"
+_INTERVAL = ("100ms", "1h", "spec.drift.interval must be a duration of 100ms to 1h, such as 1s")
+_RESYNC = ("1s", "720h", "spec.resyncInterval must be a duration of 1s to 720h, such as 1h")
 _NO_CA = "spec.connection.sslMode verify-ca needs spec.connection.caRef: without one any certificate would do"
 _CA = "spec.connection.caRef is only for sslMode verify-ca and verify-full: remove it, or set one of these"
 _SELECTOR = "spec.allow.namespaces: choose by matchNames, or by matchLabels and matchExpressions, not by both"
 _REQUIREMENT = "spec.allow.namespaces.matchExpressions: values are given with In and NotIn, and only with these"
 _HOST = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
 _PATTERN_SIZE = 63 + len("{namespace}")
-
-
-def _between(least: str, most: str, message: str) -> Any:  # noqa: ANN401 -- pydantic's marker
-    lowest, highest = read_duration(least), read_duration(most)
-
-    def check(text: str) -> str:
-        try:
-            fits = lowest <= read_duration(text) <= highest
-        except (ValueError, OverflowError):
-            fits = False
-        if not fits:
-            raise PydanticCustomError("duration", message)
-        return text
-
-    return AfterValidator(check)
-
-
-def _duration_schema(least: str, most: str, message: str) -> dict[str, Any]:
-    expression = f"duration(self) >= duration('{least}') && duration(self) <= duration('{most}')"
-    return {"maxLength": 64, "pattern": _DURATION_PATTERN, **rules(rule(expression, message))}
 
 
 def _list(most: int, kind: str = "set") -> dict[str, Any]:
@@ -227,10 +207,10 @@ class Detection(Model):
             "look at every object. Auto: Watch where that can be, else Poll."
         ),
     )
-    interval: Annotated[str, _between("100ms", "1h", _INTERVAL)] = Field(
+    interval: Annotated[str, between(*_INTERVAL)] = Field(
         default="1s",
         description="How often Poll asks.",
-        json_schema_extra=_duration_schema("100ms", "1h", _INTERVAL),
+        json_schema_extra=duration_schema(*_INTERVAL),
     )
 
 
@@ -250,10 +230,10 @@ class PgServerSpec(Model):
     drift: Detection = Field(
         default=Detection(), description="How changes are noticed.", json_schema_extra={"default": {}}
     )
-    resync_interval: Annotated[str, _between("1s", "720h", _RESYNC)] = Field(
+    resync_interval: Annotated[str, between(*_RESYNC)] = Field(
         default="1h",
         description="Every object is looked at at least this often.",
-        json_schema_extra=_duration_schema("1s", "720h", _RESYNC),
+        json_schema_extra=duration_schema(*_RESYNC),
     )
     install: StrictBool = Field(default=True, description="May the controller install schema pgrole itself?")
 

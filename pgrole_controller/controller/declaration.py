@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pgrole_controller.api.password import read_duration
+from pgrole_controller.api.duration import read_duration
 from pgrole_controller.api.pgserver import CaRef, Namespaces, PgServer, ServerConnection
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.allowance import Allowance, Requirement

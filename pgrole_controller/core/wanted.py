@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pgrole_controller.api.password import read_duration
+from pgrole_controller.api.duration import read_duration
 from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.core.claim import Owner, Proof
 from pgrole_controller.core.connection import Connection

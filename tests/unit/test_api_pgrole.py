@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pgrole_controller.api.duration import read_duration
 from pgrole_controller.api.meta import ObjectMeta
-from pgrole_controller.api.password import read_duration
 from pgrole_controller.api.pgrole import Drift, PgRole, PgRoleSpec, ServerRef
 from tests.roles import names
 
