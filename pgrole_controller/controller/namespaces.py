@@ -1,6 +1,5 @@
 """Namespaces: which one an object is in, by uid, and the labels that a server's policy may choose by."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import NAMESPACES, Client
-from pgrole_controller.kube.errors import ApiError, Unreachable
-from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.store import Store, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,9 @@ class Namespaces:
             return known
         forgotten = self._forgotten
         try:
-            answer = await self._client.request("GET", NAMESPACES.path(name=name), timeout=10.0)
-        except (ApiError, Unreachable) as error:
+            found = _read(parse(await self._client.request("GET", NAMESPACES.path(name=name), timeout=10.0)))
+        except (ApiError, Unreachable, BadStream) as error:
             raise Transient(Reason.PROGRESSING, f"namespace {name} cannot be read: {error}") from error
-        found = _read(json.loads(answer))
         if stored is not None and found.uid == stored.uid:
             self._doubted.pop(name, None)
         if forgotten == self._forgotten:  # else it may be the namespace before
