@@ -1,6 +1,5 @@
 """One controller process for the tests that do not disturb it; those that do start their own."""
 
-import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.manifests import apply_crds, create_namespace
+from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.world import Controller, Database, Kube, Stage, open_database, running
+from tests.acceptance.court import Court, open_court
+from tests.acceptance.world import Controller, Database, Kube, Stage, make_kube, open_database, remove, running
 from tests.servers import Servers
 
 
@@ -64,17 +64,15 @@ async def stage(api_server: ApiServer, own_postgres: PostgresServer, tmp_path: P
     await remove(kube)
 
 
-async def remove(kube: Kube) -> None:
-    """Every object, when no controller looks any more: finalizers are taken off."""
-    for obj in await kube.objects():
-        name = obj["metadata"]["name"]
-        if obj["metadata"].get("finalizers"):
-            await kube.patch(name, {"metadata": {"finalizers": None}})
-        if await kube.get(name) is not None:
-            await kube.delete(name)
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def court_in_session(
+    api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Court]:
+    async with open_court(api_server, servers, tmp_path_factory.mktemp("court")) as opened:
+        yield opened
 
 
-async def make_kube(api_server: ApiServer) -> Kube:
-    name = f"test-{secrets.token_hex(4)}"
-    await create_namespace(api_server, name)
-    return Kube(api_server, name)
+@pytest_asyncio.fixture(loop_scope="session")
+async def court(court_in_session: Court) -> AsyncIterator[Court]:
+    yield court_in_session
+    await court_in_session.tidy()

@@ -14,9 +14,8 @@ from typing import Any
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.conftest import remove
 from tests.acceptance.servers import OWN_NAMESPACE, PgServers, pgservers
-from tests.acceptance.world import Controller, Database, Json, Kube, open_database, running, says
+from tests.acceptance.world import Controller, Database, Json, Kube, open_database, remove, running, says
 from tests.servers import Servers
 
 STEWARD, STEWARD_PASSWORD = "steward", "steward's own"

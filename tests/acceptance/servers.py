@@ -1,7 +1,6 @@
 """PgServers as an administrator handles them, for the tests of many servers."""
 
 import json
-from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import anyio
 from pgrole_controller.local.apiserver import ApiError, ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.world import GROUP, PATIENCE, Json, Kube, condition
+from tests.acceptance.world import GROUP, PATIENCE, Json, Kube, apply, condition
 
 #: Where the controllers of the tests look for credentials: outside of a cluster, their own namespace is this one.
 OWN_NAMESPACE = "default"
@@ -47,31 +46,13 @@ class PgServers:
 
     async def apply_spec(self, name: str, spec: Json) -> Json:
         body = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgServer", "metadata": {"name": name}, "spec": spec}
-        return await self.server.request(
-            "PATCH",
-            self.path(name),
-            body,
-            content_type="application/apply-patch+yaml",
-            query={"fieldManager": "test", "force": "true"},
-        )
+        return await apply(self.server, self.path(name), body)
 
     async def patch(self, name: str, body: Json) -> Json:
         return await self.server.request("PATCH", self.path(name), body, content_type="application/merge-patch+json")
 
     async def apply_credentials(self, name: str, username: str, password: str) -> None:
-        data = {"username": username, "password": password}
-        await self.server.request(
-            "PATCH",
-            f"/api/v1/namespaces/{OWN_NAMESPACE}/secrets/{name}",
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": name, "namespace": OWN_NAMESPACE},
-                "data": {key: b64encode(value.encode()).decode() for key, value in data.items()},
-            },
-            content_type="application/apply-patch+yaml",
-            query={"fieldManager": "test", "force": "true"},
-        )
+        await Kube(self.server, OWN_NAMESPACE).apply_secret(name, username=username, password=password)
 
     async def get(self, name: str) -> Json | None:
         try:

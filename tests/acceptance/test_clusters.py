@@ -17,8 +17,18 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process
-from tests.acceptance.conftest import remove
-from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, is_ready, open_database, running, says
+from tests.acceptance.world import (
+    PATIENCE,
+    Controller,
+    Database,
+    Json,
+    Kube,
+    is_ready,
+    open_database,
+    remove,
+    running,
+    says,
+)
 from tests.servers import Servers
 
 #: For how long nothing may be written, in seconds.

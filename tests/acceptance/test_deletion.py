@@ -12,8 +12,18 @@ import pytest_asyncio
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.conftest import make_kube
-from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, Stage, open_database, running, says
+from tests.acceptance.world import (
+    PATIENCE,
+    Controller,
+    Database,
+    Json,
+    Kube,
+    Stage,
+    make_kube,
+    open_database,
+    running,
+    says,
+)
 
 WAY_OUT = "spec.deletionPolicy: Retain"
 MakeDatabase = Callable[[str], Awaitable[Database]]

@@ -19,9 +19,8 @@ from pgrole_controller.core.role import POWERS
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.conftest import make_kube, remove
 from tests.acceptance.fields import KEPT, SHOWN, TABLE, Kept, Place, prepare
-from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, open_database, running
+from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, make_kube, open_database, remove, running
 from tests.servers import Servers
 
 SECRET = "connectionSecret"

@@ -6,8 +6,7 @@ import pytest
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
-from tests.acceptance.conftest import make_kube
-from tests.acceptance.world import Database, Stage, condition, is_ready, running, says
+from tests.acceptance.world import Database, Stage, condition, is_ready, make_kube, running, says
 
 OUTAGES = ["stopped", "crashed"]
 

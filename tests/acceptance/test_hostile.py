@@ -17,7 +17,6 @@ from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, read_folder
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.conftest import make_kube, remove
 from tests.acceptance.world import (
     PATIENCE,
     Controller,
@@ -27,7 +26,9 @@ from tests.acceptance.world import (
     Stage,
     condition,
     is_ready,
+    make_kube,
     open_database,
+    remove,
     running,
 )
 from tests.servers import Servers

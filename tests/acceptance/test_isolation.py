@@ -17,9 +17,19 @@ import pytest_asyncio
 from bench.neighbours import SMALL, Neighbour, neighbours
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.conftest import make_kube, remove
 from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
-from tests.acceptance.world import Controller, Database, Json, Kube, condition, open_database, running, says
+from tests.acceptance.world import (
+    Controller,
+    Database,
+    Json,
+    Kube,
+    condition,
+    make_kube,
+    open_database,
+    remove,
+    running,
+    says,
+)
 from tests.servers import Servers
 
 HEALTHY = 14

@@ -11,8 +11,18 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
-from tests.acceptance.conftest import make_kube, remove
-from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, open_database, running
+from tests.acceptance.world import (
+    Controller,
+    Database,
+    Json,
+    Kube,
+    Stage,
+    condition,
+    make_kube,
+    open_database,
+    remove,
+    running,
+)
 from tests.servers import Servers
 
 STEWARD = "steward"

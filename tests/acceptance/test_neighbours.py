@@ -2,32 +2,14 @@
 
 import secrets
 from base64 import b64encode
-from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
-from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import create_namespace
-from tests.acceptance.court import SERVER, STEWARD, Court, joining, open_court, role, setting
+from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
 from tests.acceptance.servers import OWN_NAMESPACE
 from tests.acceptance.world import Json, Kube, condition
-from tests.servers import Servers
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def session(
-    api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Court]:
-    async with open_court(api_server, servers, tmp_path_factory.mktemp("court")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def court(session: Court) -> AsyncIterator[Court]:
-    yield session
-    await session.tidy()
 
 
 class TestNeighbours:

@@ -1,29 +1,10 @@
 """Ways to climb, tried by the author of PgRoles of one team: each is refused in words, with nothing changed."""
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
-from pgrole_controller.local.apiserver import ApiError, ApiServer
-from tests.acceptance.court import SERVER, STEWARD, Court, joining, open_court, role, setting
+from pgrole_controller.local.apiserver import ApiError
+from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
 from tests.acceptance.world import PATIENCE, Json
-from tests.servers import Servers
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def session(
-    api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Court]:
-    async with open_court(api_server, servers, tmp_path_factory.mktemp("court")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def court(session: Court) -> AsyncIterator[Court]:
-    yield session
-    await session.tidy()
-
 
 OWN = {"name": "@a_new"}
 

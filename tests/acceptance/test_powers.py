@@ -1,29 +1,9 @@
 """What a role was given by others, and a policy that changes: what is taken away, and what stays."""
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
-from pgrole_controller.local.apiserver import ApiServer
-from tests.acceptance.court import SERVER, STEWARD, Court, joining, open_court, role, setting
+from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
 from tests.acceptance.world import Json, condition, is_ready
-from tests.servers import Servers
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def session(
-    api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Court]:
-    async with open_court(api_server, servers, tmp_path_factory.mktemp("court")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def court(session: Court) -> AsyncIterator[Court]:
-    yield session
-    await session.tidy()
-
 
 GROUPS = "SELECT array_agg(roleid::regrole::text ORDER BY 1) FROM pg_auth_members WHERE member = '{0}'::regrole"
 

@@ -10,9 +10,20 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
-from tests.acceptance.conftest import make_kube, remove
 from tests.acceptance.privileges import PASSWORD, STEWARD, documented_sql, follow, remedies, role_sql
-from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, open_database, running, says
+from tests.acceptance.world import (
+    Controller,
+    Database,
+    Json,
+    Kube,
+    Stage,
+    condition,
+    make_kube,
+    open_database,
+    remove,
+    running,
+    says,
+)
 from tests.servers import Servers
 
 #: Attributes that objects may ask for here: what the controller's role may give is another matter.

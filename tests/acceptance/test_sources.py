@@ -13,10 +13,9 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.conftest import make_kube, remove
 from tests.acceptance.relay import relay
 from tests.acceptance.sources import SOURCES, Scene, Source
-from tests.acceptance.world import Controller, open_database, running
+from tests.acceptance.world import Controller, make_kube, open_database, remove, running
 from tests.servers import Servers
 
 #: In seconds: within what a change is noticed, on a busy machine; and how long nothing happens that is not noticed.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import sys
 import tempfile
 from base64 import b64decode, b64encode
@@ -18,6 +19,7 @@ import asyncpg
 from pgrole_controller.core.scram import Verifier, verifies
 from pgrole_controller.local.apiserver import ApiError, ApiServer
 from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process, bound_to_us
@@ -29,6 +31,17 @@ Json = dict[str, Any]
 PATIENCE = 45.0
 
 GROUP = "/apis/pgrole.dev/v1alpha1"
+
+
+async def apply(server: ApiServer, path: str, body: Json) -> Json:
+    """Creates the object or changes it, as `kubectl apply --server-side` does."""
+    return await server.request(
+        "PATCH",
+        path,
+        body,
+        content_type="application/apply-patch+yaml",
+        query={"fieldManager": "test", "force": "true"},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +62,7 @@ class Kube:
             "metadata": {"name": object_name, "namespace": self.namespace},
             "spec": spec,
         }
-        return await self.server.request(
-            "PATCH",
-            self.path(object_name),
-            body,
-            content_type="application/apply-patch+yaml",
-            query={"fieldManager": "test", "force": "true"},
-        )
+        return await apply(self.server, self.path(object_name), body)
 
     async def patch(self, name: str, body: Json) -> Json:
         return await self.server.request("PATCH", self.path(name), body, content_type="application/merge-patch+json")
@@ -125,13 +132,7 @@ class Kube:
             "metadata": {"name": name, "namespace": self.namespace},
             "data": {key: value.decode() for key, value in encoded.items()},
         }
-        return await self.server.request(
-            "PATCH",
-            self.secret_path(name),
-            body,
-            content_type="application/apply-patch+yaml",
-            query={"fieldManager": "test", "force": "true"},
-        )
+        return await apply(self.server, self.secret_path(name), body)
 
     async def patch_secret(self, name: str, body: Json) -> Json:
         return await self.server.request(
@@ -212,6 +213,22 @@ class Kube:
 
     async def _is_gone(self, name: str) -> bool:
         return await self.get(name) is None
+
+
+async def remove(kube: Kube) -> None:
+    """Every object, when no controller looks any more: finalizers are taken off."""
+    for obj in await kube.objects():
+        name = obj["metadata"]["name"]
+        if obj["metadata"].get("finalizers"):
+            await kube.patch(name, {"metadata": {"finalizers": None}})
+        if await kube.get(name) is not None:
+            await kube.delete(name)
+
+
+async def make_kube(api_server: ApiServer) -> Kube:
+    name = f"test-{secrets.token_hex(4)}"
+    await create_namespace(api_server, name)
+    return Kube(api_server, name)
 
 
 def condition(obj: Json, kind: str) -> Json:
