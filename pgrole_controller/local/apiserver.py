@@ -2,6 +2,7 @@
 
 No controller runs beside it: nothing is garbage-collected, and a deleted namespace stays terminating. Users are known
 by token; RBAC is on, `admin` is in system:masters, and what `pgrole-controller` may do is for RBAC objects to say.
+ServiceAccounts get tokens, and none of their own accord, since there are no pods.
 """
 
 import json
@@ -17,6 +18,7 @@ import aiohttp
 import anyio
 
 from pgrole_controller.local import credentials
+from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.binaries import Binaries, find
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.display import Display
@@ -27,6 +29,7 @@ from pgrole_controller.local.process import LocalError, Process, bound_to_us
 _READY_SECONDS = 90.0
 _ANSWER = aiohttp.ClientTimeout(total=30, connect=5)
 _READY_PATHS = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
+_TOKEN_SECONDS = 300 * 86400  # of a ServiceAccount
 _CERTIFICATE_SECONDS = 300 * 86400  # those it makes for itself are valid for a year
 Json = dict[str, Any]
 
@@ -42,9 +45,12 @@ class ApiError(LocalError):
 class ApiServer:
     """Made by `api_server`. `url`, `ca`, `kubeconfig` and `token` (both admin's) stay the same from start to start."""
 
-    def __init__(self, folder: Path, binaries: Binaries, users: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, folder: Path, binaries: Binaries, users: Mapping[str, Sequence[str]], audit: AuditLog | None = None
+    ) -> None:
         self.folder = folder
         self.version = ""
+        self._audit = audit
         self._tokens = credentials.write_tokens(folder / "tokens.csv", users)
         credentials.write_service_account_key(folder / "service-account.key")
         _drop_old_certificates(folder)
@@ -55,23 +61,50 @@ class ApiServer:
         self.etcd = Process("etcd", _etcd_command(binaries.etcd, folder, etcd_port), folder / "etcd.log")
         self.process = Process(
             "kube-apiserver",
-            _apiserver_command(binaries.kube_apiserver, folder, port, etcd_port),
+            _apiserver_command(
+                binaries.kube_apiserver, folder, port, etcd_port, [] if audit is None else audit.arguments()
+            ),
             folder / "kube-apiserver.log",
         )
         self.kubeconfig = self.kubeconfig_of(credentials.ADMIN)
         self._session: aiohttp.ClientSession | None = None
 
     def kubeconfig_of(self, user: str) -> Path:
-        """The kubeconfig of a user that was named at the start. Raises LocalError for another."""
-        path = self.folder / f"{user}.kubeconfig"
+        """The kubeconfig of a user that was named at the start, or admitted. Raises LocalError for another."""
+        path = self.folder / f"{user.replace(':', '.')}.kubeconfig"
         token = self.token_of(user)
         return credentials.write_kubeconfig(path, url=self.url, ca=self.ca, user=user, token=token)
 
     def token_of(self, user: str) -> str:
-        """The bearer token of a user that was named at the start. Raises LocalError for another."""
+        """The bearer token of a user that was named at the start, or admitted. Raises LocalError for another."""
         if user not in self._tokens:
             raise LocalError(f"{user!r} is not a user of this API server; it has {', '.join(self._tokens)}")
         return self._tokens[user]
+
+    async def admit(self, namespace: str, name: str) -> str:
+        """The user that a ServiceAccount is, known here from now on by a token of it, for 300 days.
+
+        Raises ApiError, among others when there is no such account.
+        """
+        answer = await self.request(
+            "POST",
+            f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
+            {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenRequest",
+                "spec": {"expirationSeconds": _TOKEN_SECONDS},
+            },
+        )
+        user = f"system:serviceaccount:{namespace}:{name}"
+        self._tokens[user] = answer["status"]["token"]
+        return user
+
+    @property
+    def audit(self) -> AuditLog:
+        """Raises LocalError where none is kept."""
+        if self._audit is None:
+            raise LocalError("this API server keeps no audit log")
+        return self._audit
 
     async def start(self) -> None:
         """Start what does not run, and wait until it is ready. Raises LocalError with the end of the log."""
@@ -162,14 +195,16 @@ async def api_server(
     *,
     users: Mapping[str, Sequence[str]] | None = None,
     binaries: Binaries | None = None,
+    audit: bool = False,
 ) -> AsyncIterator[ApiServer]:
     """A running API server, stopped at the end. `state` keeps its data, ports and tokens, else nothing is left.
 
-    `users` are further users (name: groups) beside admin and pgrole-controller. Raises LocalError.
+    `users` are further users (name: groups) beside admin and pgrole-controller. With `audit`, it tells of every
+    request of a ServiceAccount. Raises LocalError.
     """
     binaries = binaries or await find(Display(sys.stderr))
     with home(state, "pgrole-apiserver-") as folder:
-        server = ApiServer(folder, binaries, users or {})
+        server = ApiServer(folder, binaries, users or {}, AuditLog(folder) if audit else None)
         try:
             await server.start()
             yield server
@@ -209,7 +244,7 @@ def _etcd_command(program: Path, folder: Path, port: int) -> list[str]:
     )
 
 
-def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int) -> list[str]:
+def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int, further: Sequence[str]) -> list[str]:
     key = folder / "service-account.key"
     return bound_to_us(
         [
@@ -226,5 +261,6 @@ def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int) -
             "--authorization-mode=RBAC",
             f"--token-auth-file={folder / 'tokens.csv'}",
             "--disable-admission-plugins=ServiceAccount",
+            *further,
         ]
     )
