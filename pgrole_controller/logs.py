@@ -1,8 +1,16 @@
-"""Log lines: constant messages with values as keys, for a terminal as text, elsewhere as JSON."""
+"""Log lines: constant messages with values as keys, for a terminal as text, elsewhere as JSON.
+
+Each visit has a short id, which stands as `visit` in every line that is written for it, in whatever room (`tracing`).
+"""
 
 import json
 import logging
+import os
+import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -13,14 +21,51 @@ _COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERRO
 _RESET = "\033[0m"
 
 
+_visit: ContextVar[str] = ContextVar("visit", default="")
+
+
 def set_up(level: str, form: LogFormat) -> None:
-    """Logs to standard error from now on."""
+    """Logs to standard error from now on. Colours only on a terminal, unless NO_COLOR is set to anything."""
     terminal = sys.stderr.isatty()
     handler = logging.StreamHandler(sys.stderr)
     text = form == "text" or (form == "auto" and terminal)
-    handler.setFormatter(_Text(colours=terminal) if text else _Json())
+    handler.setFormatter(_Text(colours=terminal and not os.environ.get("NO_COLOR")) if text else _Json())
+    handler.addFilter(_add_visit)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pgrole_controller").setLevel(level.upper())
+    # At DEBUG it prints bodies, Secrets among them.
+    logging.getLogger("kubernetes_asyncio.client.rest").setLevel(logging.INFO)
+
+
+def new_visit() -> str:
+    """An id that no other visit of these days has."""
+    return secrets.token_hex(4)
+
+
+def name_visit(batch: str, place: int, of: int) -> str:
+    """The id of one visit of a batch, which begins with that of the batch; of a batch of one, the same."""
+    return batch if of == 1 else f"{batch}.{place}"
+
+
+def current_visit() -> str:
+    """The id of the visit that this is done for; empty where it is for none."""
+    return _visit.get()
+
+
+@contextmanager
+def tracing(visit: str) -> Iterator[None]:
+    """What is logged in here, and in tasks and threads that are started here, is for this visit."""
+    token = _visit.set(visit)
+    try:
+        yield
+    finally:
+        _visit.reset(token)
+
+
+def _add_visit(record: logging.LogRecord) -> bool:
+    if visit := _visit.get():
+        record.visit = visit
+    return True
 
 
 def _values(record: logging.LogRecord) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from kubernetes_asyncio.config.config_exception import ConfigException
 from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable
+from pgrole_controller.kube.latency import Latency
 from pgrole_controller.kube.lines import LIMIT, LineSplitter
 from pgrole_controller.kube.resource import CONFIGMAPS, EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Resource
 
@@ -134,9 +135,11 @@ class Client:
         """
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIMEOUT)
         headers = {"Accept": accept, "Content-Type": content_type or JSON}
-        response = await self._send(method, path, query, headers, limits, body)
-        async with _Released(response):
-            return await _read(response, method, path)
+        with Latency(method, path) as latency:
+            response = await self._send(method, path, query, headers, limits, body)
+            latency.status = response.status
+            async with _Released(response):
+                return await _read(response, method, path)
 
     @asynccontextmanager
     async def stream(
@@ -153,7 +156,9 @@ class Client:
         Raises ApiError for any answer but 200, Unreachable.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=inactivity)
-        response = await self._send("GET", path, query, {"Accept": accept}, limits, None)
+        with Latency("GET", path, watch=True) as latency:
+            response = await self._send("GET", path, query, {"Accept": accept}, limits, None)
+            latency.status = response.status
         async with _Released(response):
             if response.status != 200:
                 raise await _refusal(response, "WATCH", path)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import anyio
 
+from pgrole_controller import metrics
 from pgrole_controller.kube.client import MERGE_PATCH, Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.resource import EVENTS
@@ -69,7 +70,7 @@ class Recorder:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         waiting_limit: int = WAITING_LIMIT,
     ) -> None:
-        self.dropped = 0  # since the start, for the metrics
+        self.dropped = 0  # since the start
         self._client = client
         self._instance = cut(instance or socket.gethostname(), NAME_LIMIT)
         self._clock = clock
@@ -190,6 +191,7 @@ class Recorder:
 
     def _drop(self, occurrence: _Occurrence, cause: str) -> None:
         self.dropped += 1
+        metrics.EVENTS_DROPPED.inc()
         log.warning(
             "Event dropped",
             extra={

@@ -1,5 +1,6 @@
 """Connections to one server, with every session setting pinned that a role's or a database's defaults could bend."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import anyio
 import anyio.to_thread
 import asyncpg
 
+from pgrole_controller import metrics
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.sqlstate import classify
 from pgrole_controller.postgres.framing import NotPostgres, check_messages
@@ -205,7 +207,7 @@ class _Search:
 
 async def _open(seconds: float, settings: dict[str, str], **arguments: Any) -> Connection:  # noqa: ANN401 -- asyncpg's
     """A connection that has answered a question within `seconds`: poolers let in before they know of a server."""
-    with speaking(), anyio.fail_after(seconds):
+    with speaking("connect"), anyio.fail_after(seconds):
         try:
             connection: Connection = await asyncpg.connect(
                 **arguments, timeout=seconds, command_timeout=COMMAND_SECONDS, server_settings=settings
@@ -256,14 +258,21 @@ _NO_TLS = "rejected SSL upgrade"
 
 
 @contextmanager
-def speaking() -> Iterator[None]:
-    """Turns whatever asyncpg raises into a PgRoleError by the table of SQLSTATEs."""
+def speaking(statement: str = "") -> Iterator[None]:
+    """Turns whatever asyncpg raises into a PgRoleError by the table of SQLSTATEs.
+
+    `statement`: what kind it is, where its time is to be measured, however it ends.
+    """
+    began = time.perf_counter()
     try:
         yield
     except asyncpg.PostgresError as error:
         raise translate(error) from error
     except (*_LOST, TimeoutError) as error:
         raise Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {_words(error)}") from error
+    finally:
+        if statement:
+            metrics.SQL_SECONDS.labels(statement).observe(time.perf_counter() - began)
 
 
 def translate(error: asyncpg.PostgresError) -> PgRoleError:

@@ -16,7 +16,7 @@ _SECONDS = 2.0
 async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Culprit, ...]]:
     """By role name; a role with nobody to be seen is not in the result. Only what ends the session is raised."""
     try:
-        with speaking():
+        with speaking("look_for_culprits"):
             rows = await connection.fetch(queries.inspect("culprits"), list(role_names), timeout=_SECONDS)
     except PgRoleError as error:
         if connection.is_closed():

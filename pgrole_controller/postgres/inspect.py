@@ -49,7 +49,7 @@ class Identity:
 
 async def identify(connection: Connection) -> Identity:
     """Raises Transient for a server that cannot be written to or is too old."""
-    with speaking():
+    with speaking("identify"):
         row = await connection.fetchrow(queries.inspect("server"))
     if row is None:
         raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of itself")
@@ -82,7 +82,7 @@ async def look(
 
     What they refer to is not in it: `look_around`.
     """
-    with speaking():
+    with speaking("look"):
         rows = await connection.fetch(
             queries.inspect("roles"),
             [name for _, name in asked],
@@ -98,7 +98,7 @@ async def look_without_schema(
     connection: Connection, identity: Identity, cluster: str, ledger: Ledger, asked: Sequence[tuple[Key, str]]
 ) -> list[Sight]:
     """The same where there is no schema pgrole: by the claims that are remembered."""
-    with speaking():
+    with speaking("look"):
         rows = await connection.fetch(
             queries.inspect_schemaless("roles", verifiers=identity.sees_passwords),
             [name for _, name in asked],
@@ -139,7 +139,7 @@ async def look_around(
     version: int,
 ) -> Surroundings:
     """What is there of these; `version` is the server's version number."""
-    with speaking():
+    with speaking("look_around"):
         rows = await connection.fetch(queries.inspect("surroundings"), list(groups), list(parameters), list(databases))
     reached = {row["name"]: json.loads(_text(row["reached"]) or "[]") for row in rows if row["kind"] == "role"}
     return Surroundings(
@@ -156,7 +156,7 @@ async def look_around(
 
 async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
     """What still needs each of these roles; a role that nothing needs is not in the result."""
-    with speaking():
+    with speaking("look_for_needs"):
         rows = await connection.fetch(queries.inspect("needs"), list(oids))
     needs: dict[int, tuple[Needs, ...]] = {}
     for row in rows:
@@ -166,14 +166,14 @@ async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[in
 
 async def look_for_sessions(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
     """How many sessions each of these roles has; one without any is not in the result."""
-    with speaking():
+    with speaking("look_for_sessions"):
         rows = await connection.fetch(queries.inspect("sessions"), list(oids))
     return {row["role"]: row["count"] for row in rows}
 
 
 async def look_for_heirs(connection: Connection, names: Collection[str], system_identifier: int) -> dict[str, Heir]:
     """Those of these roles that are there."""
-    with speaking():
+    with speaking("look_for_heirs"):
         rows = await connection.fetch(queries.inspect("heirs"), list(names), system_identifier)
     return {
         row["name"]: Heir(row["oid"], row["cluster"] and (row["cluster"], row["namespace"], row["namespace_uid"]))
@@ -184,7 +184,7 @@ async def look_for_heirs(connection: Connection, names: Collection[str], system_
 async def look_for_heirs_without_schema(
     connection: Connection, names: Collection[str], system_identifier: int, ledger: Ledger
 ) -> dict[str, Heir]:
-    with speaking():
+    with speaking("look_for_heirs"):
         query = queries.inspect_schemaless("heirs", verifiers=False)
         rows = await connection.fetch(query, list(names), system_identifier)
     return {row["name"]: Heir(row["oid"], _place(ledger.holder(row["oid"]))) for row in rows}
@@ -208,14 +208,14 @@ async def look_for_verifiers(
         if identity
         else queries.inspect("verifiers")
     )
-    with speaking():
+    with speaking("look_for_verifiers"):
         rows = await connection.fetch(query, list(oids))
     return {row["role"]: Verifier(row["verifier"]) for row in rows if row["verifier"] is not None}
 
 
 async def look_for_claims(connection: Connection, cluster: str) -> list[tuple[Key, str, str]]:
     """The claims of this cluster that are not released: key of the object, name of the role, uid of the object."""
-    with speaking():
+    with speaking("look_for_claims"):
         rows = await connection.fetch(queries.inspect("claims"), cluster)
     return [(Key(row["namespace"], row["object"]), row["role_name"], row["object_uid"]) for row in rows]
 

@@ -51,7 +51,7 @@ class Poller:
         """One round: the names of what differs. Raises PgRoleError."""
         again, self._again = self._again, set()
         async with self._turn:
-            with speaking():
+            with speaking("poll"):
                 row = await self._connection.fetchrow(self._query, self._snapshot, self._key, timeout=ROUND_SECONDS)
         if row is None or row["in_recovery"] or row["started_at"] != self._started_at:
             raise Transient(Reason.SERVER_NOT_READY, "another server answers than the one that was connected to")

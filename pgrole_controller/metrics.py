@@ -1,0 +1,304 @@
+"""What is measured, for `/metrics`: the only place where a metric has its name.
+
+Recording is possible from every room but `core` and `api`, costs a few microseconds, never waits and never fails. What
+can be asked at any time (queue, connections, objects) is not recorded but asked when somebody scrapes: `Scrape`.
+
+Guarantees: no label holds the name of a role, an object or a namespace; `server` is the name of a PgServer, whose
+series go with it (`forget_server`); every other label has a fixed set of values.
+"""
+
+import platform
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pgrole_controller import __version__
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4"
+
+#: The label `server` of objects whose server nobody declared: no PgServer can have this name.
+UNDECLARED: Final = "(undeclared)"
+
+#: The label `source`: the reasons of hints, with underscores. Any other reason is OTHER.
+SOURCES: Final = frozenset(
+    {
+        "notify",
+        "notify of a role to join",
+        "object",
+        "another object changed",
+        "secret",
+        "namespace",
+        "server",
+        "policy",
+        "server not ready",
+        "connected",
+        "claim released",
+        "resync",
+        "retry",
+    }
+)
+OTHER: Final = "other"
+
+# Seconds. A repair takes milliseconds and a back-off minutes; one statement or request is bounded by its deadline.
+_WIDE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SHORT = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, that nobody asks for
+
+REGISTRY: Final = CollectorRegistry()
+
+RECONCILES: Final = Counter(
+    "pgrole_reconciles",
+    "Visits to objects, by how they ended.",
+    ["server", "ending", "reason"],
+    registry=REGISTRY,
+)
+RECONCILE_SECONDS: Final = Histogram(
+    "pgrole_reconcile_seconds",
+    "From taking a batch of due objects until all that could be done for them in the database was done.",
+    buckets=_WIDE,
+    registry=REGISTRY,
+)
+REPAIR_SECONDS: Final = Histogram(
+    "pgrole_repair_seconds",
+    "From the first hint at a drift until the transaction that set it back was answered, by what the hint came from.",
+    ["source"],
+    buckets=_WIDE,
+    registry=REGISTRY,
+)
+APPLICATION_SECONDS: Final = Histogram(
+    "pgrole_application_seconds",
+    "The same for what is no drift: roles created, changed as declared, dropped.",
+    ["source"],
+    buckets=_WIDE,
+    registry=REGISTRY,
+)
+DRIFTS: Final = Counter(
+    "pgrole_drifts",
+    "Fields that somebody else changed: set back (corrected), or said and left (reported).",
+    ["server", "field", "action"],
+    registry=REGISTRY,
+)
+NOTIFICATIONS: Final = Counter(
+    "pgrole_notifications",
+    "How often changes of roles were noticed: notifications under Watch, rounds that found something under Poll.",
+    ["server"],
+    registry=REGISTRY,
+)
+LAST_NOTIFICATION: Final = Gauge(
+    "pgrole_last_notification_timestamp_seconds",
+    "When a change of a role was noticed last.",
+    ["server"],
+    registry=REGISTRY,
+)
+ECHO_SECONDS: Final = Histogram(
+    "pgrole_echo_seconds",
+    "From the answer to a change of the controller's own until it was noticed as anybody's is: the delay of detection.",
+    ["server"],
+    buckets=_SHORT,
+    registry=REGISTRY,
+)
+SESSIONS: Final = Counter(
+    "pgrole_sessions", "Sessions begun with a server: all but the first are reconnects.", ["server"], registry=REGISTRY
+)
+SESSION_FAILURES: Final = Counter(
+    "pgrole_session_failures",
+    "Sessions with a server that failed, and attempts at one.",
+    ["server"],
+    registry=REGISTRY,
+)
+SQL_SECONDS: Final = Histogram(
+    "pgrole_sql_seconds",
+    "What one kind of statement takes, with the way there and back.",
+    ["statement"],
+    buckets=_SHORT,
+    registry=REGISTRY,
+)
+API_REQUEST_SECONDS: Final = Histogram(
+    "pgrole_api_request_seconds",
+    "What a request to the API server takes, to the end of its answer; of a watch, to its beginning.",
+    ["verb", "resource", "code"],
+    buckets=_SHORT,
+    registry=REGISTRY,
+)
+LISTS: Final = Counter("pgrole_lists", "Complete lists read from the API server.", ["resource"], registry=REGISTRY)
+WATCH_ENDS: Final = Counter(
+    "pgrole_watch_ends",
+    "Watches and lists of the API server that ended, by cause: in time, expired, refused, failed.",
+    ["resource", "cause"],
+    registry=REGISTRY,
+)
+EVENTS_DROPPED: Final = Counter("pgrole_events_dropped", "Events that could not be written.", registry=REGISTRY)
+LEADER: Final = Gauge("pgrole_leader", "1 while this process leads and may change anything, else 0.", registry=REGISTRY)
+LEADER_CHANGES: Final = Counter(
+    "pgrole_leader_changes", "How often this process began or ceased to lead.", registry=REGISTRY
+)
+LEASE_RENEWALS: Final = Counter(
+    "pgrole_lease_renewals",
+    "Attempts of the leader to renew its Lease, by result: renewed, failed.",
+    ["result"],
+    registry=REGISTRY,
+)
+LOOP_LAG_SECONDS: Final = Histogram(
+    "pgrole_loop_lag_seconds",
+    "How much later than asked for the event loop turned: how long something kept it.",
+    buckets=_WIDE,
+    registry=REGISTRY,
+)
+BUILD: Final = Gauge("pgrole_build_info", "1, with the version of the controller.", ["version"], registry=REGISTRY)
+
+BUILD.labels(__version__).set(1)
+
+_leading = False
+
+_BY_SERVER = (
+    RECONCILES,
+    DRIFTS,
+    NOTIFICATIONS,
+    LAST_NOTIFICATION,
+    ECHO_SECONDS,
+    SESSIONS,
+    SESSION_FAILURES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """A server at one moment. `mode`: how changes are noticed; empty while there is no session.
+
+    `fallback`: a lesser mode than Watch had to be chosen. `oldest`: seconds that the first of `depth` keys waits.
+    `unheard`: own changes that should have been noticed by now.
+    """
+
+    server: str
+    connected: bool = False
+    mode: str = ""
+    fallback: bool = False
+    depth: int = 0
+    oldest: float = 0.0
+    objects: int = 0
+    ready: int = 0
+    unheard: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What is asked for when somebody scrapes. `heartbeat_age`: seconds since the event loop turned."""
+
+    servers: tuple[ServerFigures, ...] = ()
+    contested: int = 0
+    heartbeat_age: float = 0.0
+
+
+class _Asked(Collector):
+    """The metrics that are made of a `Scrape`."""
+
+    def __init__(self) -> None:
+        self.scrape: Scrape | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        scrape = self.scrape or Scrape()
+        for name, text, values in _by_server(scrape.servers):
+            family = GaugeMetricFamily(name, text, labels=["server"])
+            for server, value in values:
+                family.add_metric([server], value)
+            yield family
+        mode = GaugeMetricFamily(
+            "pgrole_server_detection", "1, with the mode by which changes are noticed.", labels=["server", "mode"]
+        )
+        for one in scrape.servers:
+            if one.mode:
+                mode.add_metric([one.server, one.mode], 1.0)
+        yield mode
+        yield GaugeMetricFamily(
+            "pgrole_contested_objects",
+            "Objects with a field that something else sets back again and again.",
+            value=float(scrape.contested),
+        )
+        yield GaugeMetricFamily(
+            "pgrole_loop_heartbeat_age_seconds", "Since the event loop turned last.", value=scrape.heartbeat_age
+        )
+
+
+def _by_server(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, list[tuple[str, float]]]]:
+    declared = [one for one in servers if one.server != UNDECLARED]
+    everything = list(servers)
+    for name, text, of, attribute in (
+        ("pgrole_queue_depth", "Objects that are due and wait for their visit.", everything, "depth"),
+        ("pgrole_queue_oldest_seconds", "How long the first of these waits.", everything, "oldest"),
+        ("pgrole_server_connected", "1 while there is a session with the server, else 0.", declared, "connected"),
+        (
+            "pgrole_server_detection_fallback",
+            "1 while a lesser mode than Watch is used because Watch cannot be.",
+            declared,
+            "fallback",
+        ),
+        ("pgrole_objects", "PgRoles that name the server.", everything, "objects"),
+        ("pgrole_objects_ready", "Those of them that are Ready.", everything, "ready"),
+        (
+            "pgrole_unheard_changes",
+            "Own changes of the last minutes whose notification is overdue: Watch or Poll does not work.",
+            declared,
+            "unheard",
+        ),
+    ):
+        yield name, text, [(one.server, float(getattr(one, attribute))) for one in of]
+
+
+_asked = _Asked()
+REGISTRY.register(_asked)
+ProcessCollector(registry=REGISTRY)
+GCCollector(registry=REGISTRY)
+PlatformCollector(registry=REGISTRY, platform=platform)
+
+
+def render(scrape: Scrape | None) -> bytes:
+    """All metrics in Prometheus' text format; None: nobody could be asked."""
+    _asked.scrape = scrape
+    return generate_latest(REGISTRY)
+
+
+def source_of(reason: str) -> str:
+    """The label for the reason of a hint."""
+    return reason.replace(" ", "_") if reason in SOURCES else OTHER
+
+
+def forget_server(name: str) -> None:
+    """Removes the series of a server that is not declared any more."""
+    for metric in _BY_SERVER:
+        metric.remove_by_labels({"server": name})
+
+
+def notice(server: str) -> None:
+    """Changes of roles were noticed."""
+    NOTIFICATIONS.labels(server).inc()
+    LAST_NOTIFICATION.labels(server).set(time.time())
+
+
+def lead(leading: bool) -> None:
+    """This process leads from now on, or does not. Without election it leads from its start: call it once with True."""
+    global _leading
+    if leading is not _leading:
+        _leading = leading
+        LEADER_CHANGES.inc()
+        LEADER.set(leading)
+
+
+def note_renewal(renewed: bool) -> None:
+    """The leader tried to renew its Lease."""
+    LEASE_RENEWALS.labels("renewed" if renewed else "failed").inc()
