@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -115,13 +116,14 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is imported late, like what uses it
-    from pgrole_controller.controller.app import Plan
+    from pgrole_controller.controller.app import Election, Plan
     from pgrole_controller.controller.declaration import Site
     from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
     from pgrole_controller.kube.credentials import in_cluster_namespace
     from pgrole_controller.postgres.connection import Endpoint
     from pgrole_controller.postgres.token import TokenCommand
 
+    in_cluster, elects = in_cluster_namespace(), values["leader-election"]
     dsn, server = values["dsn"], None
     if dsn is not None:
         server = DeclaredServer(
@@ -137,7 +139,7 @@ def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is importe
     return Plan(
         server=server,
         site=Site(
-            namespace=values["own-namespace"] or in_cluster_namespace() or "default",
+            namespace=values["own-namespace"] or in_cluster or "default",
             forbidden_metadata=values["forbidden-metadata"],
             mint=TokenCommand(values["token-command"]) if values["token-command"] else None,
         ),
@@ -146,6 +148,9 @@ def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is importe
         strict_tls=values["strict-tls"],
         cluster=values["cluster-id"],
         namespace=values["namespace"],
+        election=Election(values["lease"], values["identity"] or socket.gethostname())
+        if (in_cluster is not None if elects is None else elects)
+        else None,
         health_host=values["health-host"],
         health_port=values["health-port"],
     )

@@ -153,6 +153,15 @@ RUN = (
         (),
         "COMMAND",
     ),
+    Setting(
+        "leader-election",
+        "whether one of several processes leads, by a Lease in --own-namespace (default: true in a cluster)",
+        _flag,
+        None,
+        "BOOL",
+    ),
+    Setting("lease", "name of that Lease", _text, "pgrole-controller", "NAME"),
+    Setting("identity", "how the Lease names this process (default: the name of its host)", _text, None, "TEXT"),
     Setting("cluster-id", "how claims name this cluster (default: uid of namespace kube-system)", _text, None, "ID"),
     Setting(
         "allow",

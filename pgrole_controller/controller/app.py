@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import secrets
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health
 from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.lane import Lane, decline
+from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
@@ -26,9 +28,11 @@ from pgrole_controller.controller.servers import Observed, Servers
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.threads import Threads
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
 from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
 from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.lease import Elector, Term
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.store import Change, Store
 
@@ -44,10 +48,20 @@ _CLUSTER_ID_NAMESPACE = "kube-system"
 
 
 @dataclass(frozen=True, slots=True)
+class Election:
+    """Of the process that leads. `lease` is the name of a Lease in the controller's own namespace; `identity` is this
+    process's, for people: what makes it the only one is added.
+    """
+
+    lease: str
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What is run. `server` is the one of PGROLE_DSN. `cluster` None: the uid of namespace kube-system.
 
-    `namespace` is the only one whose PgRoles are looked at.
+    `namespace` is the only one whose PgRoles are looked at. `election` None: no other process works for this cluster.
     """
 
     server: DeclaredServer | None
@@ -57,6 +71,7 @@ class Plan:
     strict_tls: bool = True
     cluster: str | None = None
     namespace: str | None = None
+    election: Election | None = None
     health_host: str = "127.0.0.1"
     health_port: int | None = None
 
@@ -73,10 +88,27 @@ async def run(plan: Plan) -> None:
             async with Client.connect(plan.kubeconfig, context=plan.context, strict_tls=plan.strict_tls) as client:
                 cluster = plan.cluster or await _read_cluster_id_until(asked, client)
                 if cluster is not None:
-                    await _Controller(plan, client, cluster, health).run(asked)
+                    await _run_terms(plan, client, cluster, health, asked)
         except KubeError as error:
             raise CannotStart(str(error)) from error
         tasks.cancel_scope.cancel()
+
+
+async def _run_terms(plan: Plan, client: Client, cluster: str, health: Health, asked: anyio.Event) -> None:
+    """One controller after the other: with a lead that is lost goes all that was known, and the next one stands by."""
+    if plan.election is None:
+        await _Controller(plan, client, cluster, health, Lead()).run(asked)
+        return
+    lease = Key(plan.site.namespace, plan.election.lease)
+    elector = Elector(client, lease, f"{plan.election.identity}_{secrets.token_hex(4)}")
+    while not asked.is_set():
+        term = Term()
+        lead = Lead(term, f"{cluster}/{lease}", elector.identity)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(elector.run, term)
+            await _Controller(plan, client, cluster, health, lead).run(asked)
+            tasks.cancel_scope.cancel()
+    await elector.resign()
 
 
 async def _await_signal(asked: anyio.Event) -> None:
@@ -122,10 +154,11 @@ async def _read_cluster_id(client: Client) -> str:
 
 
 class _Controller:
-    def __init__(self, plan: Plan, client: Client, cluster: str, health: Health) -> None:
+    def __init__(self, plan: Plan, client: Client, cluster: str, health: Health, lead: Lead) -> None:
         self._plan = plan
         self._client = client
-        self._queue = Queue()
+        self._lead = lead
+        self._queue = Queue(held=not lead.leading)
         self._store = Store(index=index_pgrole)
         self._secrets = Store(index=index_by_owner)
         self._namespaces = Store()
@@ -139,14 +172,27 @@ class _Controller:
         self._identities = Identities()
         self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._hint_server)
         self._health = health
-        health.watch(self._store, self._servers)
+        health.watch(self._store, self._servers, lead)
         self._source = PgRoleSource(self._objects, self._queue, self._servers)
         self._secret_source = SecretSource(self._source, self._secrets)
         self._namespace_source = NamespaceSource(self._source, self._objects)
-        self._server_reporter = ServerReporter(client, self._observed.pgservers, self._servers, self._objects)
+        self._server_reporter = ServerReporter(client, self._observed.pgservers, self._servers, self._objects, lead)
 
     async def run(self, asked: anyio.Event) -> None:
-        """The tasks end in the order of the way of the data: the lanes, the sources, what writes, then the rest."""
+        """Until it is asked to stop, or the lead is lost: then everything is cancelled at once.
+
+        Else the tasks end in the order of the way of the data: the lanes, the sources, what writes, then the rest.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._lose, tasks.cancel_scope)
+            await self._run(asked)
+            tasks.cancel_scope.cancel()
+
+    async def _lose(self, everything: anyio.CancelScope) -> None:
+        await self._lead.end()
+        everything.cancel()
+
+    async def _run(self, asked: anyio.Event) -> None:
         async with anyio.create_task_group() as rest:
             rest.start_soon(self._recorder.run)
             async with anyio.create_task_group() as writers:
@@ -155,6 +201,7 @@ class _Controller:
                     self._start_sources(sources)
                     async with anyio.create_task_group() as lanes:
                         lanes.start_soon(self._servers.run)
+                        lanes.start_soon(self._begin_visits)
                         await asked.wait()
                         self._start_no_visit(lanes)
                     sources.cancel_scope.cancel()
@@ -163,8 +210,12 @@ class _Controller:
             self._recorder.close()
             rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
 
+    async def _begin_visits(self) -> None:
+        await self._lead.stand_by()
+        self._queue.release()
+
     def _make_lane(self, declared: DeclaredServer) -> Lane:
-        return Lane(declared, self._objects, self._queue, self._reporter, self._identities)
+        return Lane(declared, self._objects, self._queue, self._reporter, self._identities, self._lead)
 
     def _hint_server(self, name: str) -> None:
         self._source.hint_server(name)

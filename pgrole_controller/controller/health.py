@@ -10,6 +10,8 @@ import anyio
 from aiohttp import web
 
 from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.servers import Servers
 from pgrole_controller.kube.store import Store
 
@@ -21,10 +23,11 @@ class Health:
         self.stopping = False
         self._store: Store | None = None
         self._servers: Servers | None = None
+        self._lead = Lead()
 
-    def watch(self, store: Store, servers: Servers) -> None:
+    def watch(self, store: Store, servers: Servers, lead: Lead) -> None:
         """Readiness is theirs from now on; before, nothing is ready."""
-        self._store, self._servers = store, servers
+        self._store, self._servers, self._lead = store, servers, lead
 
     async def serve(self, host: str, port: int) -> None:
         """Until cancelled. Raises CannotStart when the port is taken."""
@@ -49,13 +52,20 @@ class Health:
 
     async def _readyz(self, _request: web.Request) -> web.Response:
         lanes = list(self._servers or ())
-        servers = {
-            lane.server.name: "connected" if lane.connected else lane.trouble.message if lane.trouble else "connecting"
-            for lane in lanes
-        }
+        servers = {lane.server.name: _describe(lane) for lane in lanes}
         settled = self._servers is not None and self._servers.settled.is_set()
-        known = settled and all(lane.connected or lane.trouble for lane in lanes)
+        known = settled and all(_has_session(lane) or lane.trouble for lane in lanes)
         synced = self._store is not None and self._store.synced.is_set()
         ready = synced and known and not self.stopping
-        body = {"ready": ready, "synced": synced, "servers": servers}
+        body = {"ready": ready, "synced": synced, "leading": self._lead.leading, "servers": servers}
         return web.Response(text=json.dumps(body) + "\n", status=200 if ready else 503, content_type="application/json")
+
+
+def _has_session(lane: Lane) -> bool:
+    return lane.connected or lane.standing_by
+
+
+def _describe(lane: Lane) -> str:
+    if _has_session(lane):
+        return "connected"
+    return lane.trouble.message if lane.trouble else "connecting"

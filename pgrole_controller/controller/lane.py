@@ -3,7 +3,8 @@
 Expected flow: connect, look at every object of the lane and at every claim whose object is gone, then visit what the
 queue gives; when the session fails, connect again at once, then with back-off, and look at everything again.
 
-Guarantees: a server that hangs or refuses delays only this lane; nothing is visited before the store has synced.
+Guarantees: a server that hangs or refuses delays only this lane; nothing is visited before the store has synced, nor
+before this process leads. Until then the session is kept ready.
 """
 
 import logging
@@ -15,6 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller.controller.identities import Identities
+from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
@@ -29,6 +31,7 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.schedule import After, Visit
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.disown import disown
+from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.install import Installation
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.session import Session, attend
@@ -57,16 +60,24 @@ HEALTHY_SECONDS = 10.0
 
 class Lane:
     def __init__(
-        self, server: DeclaredServer, objects: Objects, queue: Queue, reporter: Reporter, identities: Identities
+        self,
+        server: DeclaredServer,
+        objects: Objects,
+        queue: Queue,
+        reporter: Reporter,
+        identities: Identities,
+        lead: Lead,
     ) -> None:
         self.server = server
         self.trouble: PgRoleError | None = None  # why there is no session
         self.connected = False
+        self.standing_by = False  # with a session that is ready
         self.session: Session | None = None
         self._objects = objects
         self._queue = queue
         self._reporter = reporter
         self._identities = identities
+        self._lead = lead
         self._ledger = Ledger()
         self._why = ""  # a lesser mode of detection was chosen last
         self.retimed = anyio.Event()  # set when the period of the resync changes, and replaced
@@ -86,7 +97,7 @@ class Lane:
                 with anyio.CancelScope() as self._turn:
                     await self._take_turn()
             finally:
-                self.connected, self.session = False, None
+                self.connected, self.standing_by, self.session = False, False, None
                 self._identities.give_up(self)
 
     def declare(self, server: DeclaredServer) -> None:
@@ -135,21 +146,29 @@ class Lane:
                 heard=self._heard,
                 work=self._work,
                 ledger=self._ledger,
+                candidacy=self._lead.stand(self._stand_by),
             )
         except PgRoleError as error:
             self._fail(error)
             await self._pause(error)
+
+    async def _stand_by(self) -> None:
+        log.info("ready to lead", extra={"server": self.server.name})
+        self.standing_by, self.trouble, self._since = True, None, anyio.current_time()
+        await self._lead.stand_by()
+        self.standing_by = False
 
     def hint_all(self, reason: str, rank: Rank) -> None:
         for key in self._objects.of_server(self.server.name):
             self._queue.put(self.server.name, Hint(key, reason, rank))
 
     def _fail(self, error: PgRoleError) -> None:
-        message = "session with PostgreSQL ended" if self.connected else "no session with PostgreSQL"
+        had_one = self.connected or self.standing_by
+        message = "session with PostgreSQL ended" if had_one else "no session with PostgreSQL"
         log.warning(message, extra={"server": self.server.name, "error": error.message})
-        if self.connected and anyio.current_time() - self._since >= HEALTHY_SECONDS:
+        if had_one and anyio.current_time() - self._since >= HEALTHY_SECONDS:
             self._failures = 0
-        self.connected = False
+        self.connected = self.standing_by = False
         self._failures += 1
         self._delay = min(FIRST_DELAY * 2.0 ** min(self._failures - 1, 16), LONGEST_DELAY)
         # Said on every object, but only when it stays so: a connection that was dropped is mostly there again at once.
@@ -244,7 +263,7 @@ class Lane:
         try:
             for finding in await reconcile(list(under_way), self.server, self._objects, session):
                 if finding.disown is not None:
-                    beside.start_soon(self._empty, finding, finding.disown)
+                    beside.start_soon(self._empty, finding, finding.disown, session.fence)
                 else:
                     self._reporter.report(finding)
                 under_way.discard(finding.key)
@@ -255,7 +274,7 @@ class Lane:
             for key in under_way:
                 self._queue.done(key, After(0.0))
 
-    async def _empty(self, finding: Finding, task: Disown) -> None:
+    async def _empty(self, finding: Finding, task: Disown, fence: Fence | None) -> None:
         """Empties a role that shall be dropped; its key is visited again when that is done or the object changes."""
         stored, endpoint = finding.request.stored, self.server.endpoint
         try:
@@ -263,13 +282,13 @@ class Lane:
                 return
             with self._objects.interrupted(stored):
                 async with self._emptying:
-                    self._objects.hand_over(stored, await self._disown(endpoint, task))
+                    self._objects.hand_over(stored, await self._disown(endpoint, task, fence))
         finally:
             self._queue.done(finding.key, After(0.0))
 
-    async def _disown(self, endpoint: Endpoint, task: Disown) -> Emptied:
+    async def _disown(self, endpoint: Endpoint, task: Disown, fence: Fence | None) -> Emptied:
         try:
-            await disown(endpoint, task)
+            await disown(endpoint, task, fence=fence)
         except PgRoleError as error:
             return Emptied(error)
         return Emptied()

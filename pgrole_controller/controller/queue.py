@@ -15,9 +15,10 @@ from pgrole_controller.core.schedule import Figures, Result, Schedule, Visit
 
 
 class Queue:
-    """`draw` gives numbers in [0, 1), for the jitter of back-off."""
+    """`draw` gives numbers in [0, 1), for the jitter of back-off. `held`: no visit begins before `release`."""
 
-    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, draw: Callable[[], float] = random.random, *, held: bool = False) -> None:
+        self._held = held
         self._schedule = Schedule(draw)
         self._waiting: dict[str, anyio.Event] = {}
         self._closed = False
@@ -42,7 +43,7 @@ class Queue:
         while not self._closed:
             # A wait that ended as the caller was cancelled returns: what is taken now would never be ended.
             await anyio.lowlevel.checkpoint_if_cancelled()
-            visits = self._schedule.take(lane, anyio.current_time(), limit)
+            visits = () if self._held else self._schedule.take(lane, anyio.current_time(), limit)
             if visits:
                 return visits
             await self._wait(lane)
@@ -57,6 +58,12 @@ class Queue:
     def figures(self, lane: str) -> Figures:
         return self._schedule.figures(lane, anyio.current_time())
 
+    def release(self) -> None:
+        """Visits begin."""
+        self._held = False
+        for lane in self._waiting:
+            self._wake(lane)
+
     def close(self) -> None:
         """No further visit begins; those under way can be ended."""
         self._closed = True
@@ -69,7 +76,7 @@ class Queue:
             message = f"another waits for lane {lane!r}"
             raise RuntimeError(message)
         changed = self._waiting[lane] = anyio.Event()
-        due = self._schedule.next_at(lane)
+        due = None if self._held else self._schedule.next_at(lane)
         try:
             with anyio.CancelScope(deadline=math.inf if due is None else due):
                 await changed.wait()

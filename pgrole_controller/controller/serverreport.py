@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 
 from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Key
@@ -33,16 +34,18 @@ _AWAKE = (0.0, 0.0)
 
 
 class ServerReporter:
-    def __init__(self, client: Client, store: Store, lanes: Iterable[Lane], objects: Objects) -> None:
+    def __init__(self, client: Client, store: Store, lanes: Iterable[Lane], objects: Objects, lead: Lead) -> None:
         self._client = client
         self._store = store
         self._lanes = lanes
         self._objects = objects
+        self._lead = lead
         self._counted_at: dict[str, float] = {}
         self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
 
     async def run(self) -> None:
         """Until cancelled."""
+        await self._lead.stand_by()
         await self._store.answered.wait()
         await self._objects.store.synced.wait()
         while True:

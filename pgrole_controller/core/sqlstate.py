@@ -13,6 +13,9 @@ SEEN_IS_STALE = "PGR01"
 #: Raised by sql/inspect/guard.sql when schema pgrole is not ours any more: nothing in it is called.
 SCHEMA_NOT_TRUSTED = "PGR02"
 
+#: Raised by schema pgrole's own functions when another process leads: nothing was changed, and nothing may be.
+NOT_LEADING = "PGR04"
+
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
@@ -39,6 +42,7 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "57": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is stopping or starting: {text}"),
     SEEN_IS_STALE: lambda text: Transient(Reason.PROGRESSING, f"the role changed while it was looked at: {text}"),
     SCHEMA_NOT_TRUSTED: lambda text: Transient(Reason.SERVER_NOT_READY, text),
+    NOT_LEADING: lambda text: Transient(Reason.PROGRESSING, text),
     "XX000": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
 }
 

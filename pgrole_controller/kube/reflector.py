@@ -72,6 +72,7 @@ async def reflect(
     changed: Callable[[Change], None],
     *,
     namespace: str | None = None,
+    name: str | None = None,
     metadata_only: bool = False,
     timing: Timing = DEFAULT,
     clock: Callable[[], float] = time.monotonic,
@@ -79,10 +80,11 @@ async def reflect(
 ) -> None:
     """Runs until cancelled. `changed` is called in the loop, synchronously: it may only enqueue.
 
-    `namespace` None: all. `metadata_only`: neither asked for nor kept is more than `pack_metadata` takes (Secrets).
+    `namespace` None: all; `name`: this one object. `metadata_only`: neither asked for nor kept is more than
+    `pack_metadata` takes (Secrets).
     `draw` gives numbers in [0, 1). What `changed` raises ends it.
     """
-    run = _Reflection(client, resource, store, changed, namespace, metadata_only, timing, clock, draw)
+    run = _Reflection(client, resource, store, changed, namespace, name, metadata_only, timing, clock, draw)
     while True:
         await run.round()
 
@@ -95,6 +97,7 @@ class _Reflection:
         store: Store,
         changed: Callable[[Change], None],
         namespace: str | None,
+        name: str | None,
         metadata_only: bool,
         timing: Timing,
         clock: Callable[[], float],
@@ -103,6 +106,7 @@ class _Reflection:
         self._client = client
         self._resource = resource
         self._path = resource.path(namespace)
+        self._selected = {} if name is None else {"fieldSelector": f"metadata.name={name}"}
         self._store = store
         self._changed = changed
         self._metadata_only = metadata_only
@@ -174,7 +178,7 @@ class _Reflection:
 
     async def _pages(self, limit: int) -> tuple[str, list[Stored]]:
         listed: list[Stored] = []
-        query = {"limit": str(limit)}
+        query = {**self._selected, "limit": str(limit)}
         while True:
             try:
                 page = await self._page(query)
@@ -183,7 +187,7 @@ class _Reflection:
                     raise
                 # The token outlived its version: all in one answer, as client-go does.
                 listed.clear()
-                query = {}
+                query = dict(self._selected)
                 continue
             listed.extend(self._items(page))
             token = page["metadata"].get("continue")
@@ -232,6 +236,7 @@ class _Reflection:
         timing = self._timing
         lasting = timing.watch_least + (timing.watch_most - timing.watch_least) * self._draw()
         query = {
+            **self._selected,
             "watch": "true",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",

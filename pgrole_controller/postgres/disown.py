@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -22,8 +23,10 @@ import asyncpg
 from pgrole_controller import resources
 from pgrole_controller.core.disown import Disown, Obstacle, blocked, check_new_owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.core.sqlstate import NOT_LEADING
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
+from pgrole_controller.postgres.fence import Fence
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ MADE_MEANWHILE = "PGR03"
 _AGAIN = {MADE_MEANWHILE, "XX000", "40001", "40P01", "3F000", "42704", "42P01"}
 _DATABASE_IS_GONE = "3D000"
 #: Classes of SQLSTATE that say something of the server or the connection, not of the one database.
-_OF_THE_SERVER = ("08", "53300", "57P", "PGR01")
+_OF_THE_SERVER = ("08", "53300", "57P", "PGR01", NOT_LEADING)
 _REMEDIES = {
     "2BP01": "what belongs to others depends on it",
     "42501": "the controller needs the privileges of both roles, and CONNECT on the database",
@@ -55,14 +58,21 @@ _REMEDIES = {
 }
 
 
+Still: TypeAlias = Callable[[], Awaitable[None]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Emptying:
-    """What is the same in each database: `place` is the home connection's row of sql/disown/place.sql."""
+    """What is the same in each database: `place` is the home connection's row of sql/disown/place.sql.
+
+    `still` raises PgRoleError unless this process still leads.
+    """
 
     endpoint: Endpoint
     task: Disown
     settings: dict[str, str]
     place: asyncpg.Record
+    still: Still
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +87,25 @@ class _Database:
         return _shown(self.name)
 
 
-async def disown(endpoint: Endpoint, task: Disown, deadline: float = DISOWN_SECONDS) -> None:
+async def disown(
+    endpoint: Endpoint, task: Disown, deadline: float = DISOWN_SECONDS, fence: Fence | None = None
+) -> None:
     """Returns when the role has no sessions and, with a new owner, owns nothing and has no privileges.
 
-    `endpoint` is the home database, `deadline` is in seconds for all of it. Raises Waiting (DropBlocked) with what
+    `endpoint` is the home database, `deadline` is in seconds for all of it. Before each step it is made sure that this
+    process leads still (`fence`); other databases have no schema pgrole, so there it is not the step's own transaction
+    that tells. Raises Waiting (DropBlocked) with what
     stands in the way, by database, and Transient when the server is not ready, the role is not the one that was meant,
     or time ran out.
     """
     check_new_owner(task)
     with anyio.move_on_after(deadline):
         async with connect(endpoint, "disown", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
+            still = partial(_still, home, fence)
             new_owner = await _find_new_owner(home, task)
-            await _end_sessions(home, task)
+            await _end_sessions(home, task, still)
             if task.new_owner is not None:
-                await _empty(home, await _prepare(home, endpoint, task, new_owner))
+                await _empty(home, await _prepare(home, endpoint, task, new_owner, still))
         log.info("role was emptied", extra={"role": task.role, "new_owner": task.new_owner})
         return
     raise Transient(
@@ -99,13 +114,20 @@ async def disown(endpoint: Endpoint, task: Disown, deadline: float = DISOWN_SECO
     )
 
 
-async def _prepare(home: Connection, endpoint: Endpoint, task: Disown, new_owner: int | None) -> _Emptying:
+async def _still(home: Connection, fence: Fence | None) -> None:
+    if fence is not None:
+        await fence.check(home)
+
+
+async def _prepare(
+    home: Connection, endpoint: Endpoint, task: Disown, new_owner: int | None, still: Still
+) -> _Emptying:
     oids = {"pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner), "pgrole.piece": str(PIECE)}
     with speaking():
         place = await home.fetchrow(_sql("place"))
     if place is None:
         raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of itself")
-    return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, place)
+    return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, place, still)
 
 
 async def _find_new_owner(home: Connection, task: Disown) -> int | None:
@@ -120,11 +142,12 @@ async def _find_new_owner(home: Connection, task: Disown) -> int | None:
     return row["new_owner"]  # type: ignore[no-any-return]
 
 
-async def _end_sessions(home: Connection, task: Disown) -> None:
+async def _end_sessions(home: Connection, task: Disown, still: Still) -> None:
     """Raises Waiting while the role has sessions or prepared transactions."""
     count = await _count_sessions(home, task)
     ends = anyio.current_time() + SESSIONS_SECONDS
     while count and task.terminate and anyio.current_time() < ends:
+        await still()
         async with _refusing(task):
             await home.execute(_sql("terminate"), task.oid)
         await anyio.sleep(_SESSIONS_EVERY)
@@ -154,7 +177,7 @@ async def _count_sessions(home: Connection, task: Disown) -> int:
 async def _empty(home: Connection, emptying: _Emptying) -> None:
     await _visit_each(home, emptying, partial(_hand_over, emptying, drop=False))
     async with _refusing(emptying.task):
-        await _execute(home, "revoke_given")
+        await _execute(emptying, home, "revoke_given")
     await _visit_each(home, emptying, partial(_hand_over, emptying, drop=True))
     await _check_left(home, emptying.task)
 
@@ -240,10 +263,10 @@ async def _hand_over(emptying: _Emptying, connection: Connection, *, drop: bool)
     reason = ""
     for _ in range(ROUNDS):
         try:
-            if await _reassign(connection, emptying.task):
+            if await _reassign(emptying, connection):
                 continue  # look again, at what is committed now
             if drop:
-                await _execute(connection, "drop_owned")
+                await _execute(emptying, connection, "drop_owned")
         except PgRoleError as error:
             if _sqlstate(error) not in _AGAIN:
                 raise
@@ -254,19 +277,19 @@ async def _hand_over(emptying: _Emptying, connection: Connection, *, drop: bool)
     raise Waiting(Reason.DROP_BLOCKED, words + reason)
 
 
-async def _reassign(connection: Connection, task: Disown) -> bool:
+async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
     """Whether there was anything to hand over."""
     relations: int | None = None
     while True:
         with speaking():
-            owned = await connection.fetchrow(_sql("owned"), task.oid)
+            owned = await connection.fetchrow(_sql("owned"), emptying.task.oid)
         if owned is None or not owned["anything"]:
             return relations is not None
         if owned["relations"] <= PIECE or (relations is not None and owned["relations"] >= relations):
             break
         relations = owned["relations"]
-        await _execute(connection, "reassign_some")
-    await _execute(connection, "reassign")
+        await _execute(emptying, connection, "reassign_some")
+    await _execute(emptying, connection, "reassign")
     return True
 
 
@@ -287,8 +310,9 @@ async def _check_left(home: Connection, task: Disown) -> None:
         raise blocked(task.role, obstacles)
 
 
-async def _execute(connection: Connection, name: str) -> None:
+async def _execute(emptying: _Emptying, connection: Connection, name: str) -> None:
     """One file as one message, which is one transaction; between two of them is where a task can be cancelled."""
+    await emptying.still()
     await anyio.lowlevel.checkpoint()
     with speaking(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
         await connection.execute(_sql(name))

@@ -15,7 +15,7 @@ from pgrole_controller.postgres.connection import Connection, speaking
 from pgrole_controller.postgres.home import check_only, look_for_home, record_home
 
 #: Raised with every change of sql/install. One version older and newer than this one can be worked with.
-VERSION = 2
+VERSION = 3
 
 _SCHEMA = "CREATE SCHEMA pgrole"
 # Its lock on the schema is its owner's alone, as one on a table in it is; and the schema is there before any table.
@@ -28,9 +28,13 @@ class Missing(Refused):
 
 
 class Installation(Enum):
-    """What `install` found to do; NONE: there is no schema, and the session does without."""
+    """What `install` found to do.
+
+    NONE: there is no schema, and the session does without. OLDER: it is of the version before, and not ours to change.
+    """
 
     NONE = "none"
+    OLDER = "older"
     PRESENT = "present"
     MADE = "made"
     CHANGED = "changed"
@@ -39,14 +43,22 @@ class Installation(Enum):
 async def install(connection: Connection, *, allowed: bool = True) -> Installation:
     """Brings schema pgrole to this version, in one transaction; does nothing where it is there and whole.
 
+    One of the version before that may not be changed is worked with: an administrator brings it up to date later.
     Raises Missing when it is not there and may not be made, Refused when it belongs to somebody else, is in another
-    database of the server, or is old and may not be changed, Transient when the server fails.
+    database of the server, or is too old and may not be changed, Transient when the server fails.
     """
     with speaking():
         try:
             return await _install(connection, allowed=allowed)
         except _ANOTHER_MADE_IT:
             return await _install(connection, allowed=allowed)
+
+
+async def is_current(connection: Connection) -> bool:
+    """Whether there is nothing to install. Changes nothing."""
+    with speaking():
+        version = await _read_version(connection, await _survey(connection))
+    return version is not None and version >= VERSION
 
 
 async def others_may_create(connection: Connection) -> bool:
@@ -60,16 +72,30 @@ async def others_may_create(connection: Connection) -> bool:
 
 async def _install(connection: Connection, *, allowed: bool) -> Installation:
     row = await _survey(connection)
-    if await _is_whole(connection, row):
+    version = await _read_version(connection, row)
+    if version is not None and version >= VERSION:
         await record_home(connection)
         return Installation.PRESENT
     check_only(await look_for_home(connection))  # also where it may not be installed: the claims are there
     if not allowed or not (row["present"] or row["may_create"]):
+        if version is not None:
+            return Installation.OLDER
         raise (Refused if row["present"] else Missing)(
             Reason.SERVER_NOT_READY,
             "schema pgrole is missing or old and may not be installed by the controller; "
             f"an administrator can install it with the output of `pgrole-controller sql`{_what_allows(allowed, row)}",
         )
+    try:
+        await _bring_in(connection, row)
+    except asyncpg.InsufficientPrivilegeError:
+        if version is None:
+            raise
+        return Installation.OLDER
+    await record_home(connection)
+    return Installation.CHANGED if row["present"] else Installation.MADE
+
+
+async def _bring_in(connection: Connection, row: asyncpg.Record) -> None:
     async with connection.transaction():
         if not row["present"]:
             await connection.execute(_SCHEMA)
@@ -77,28 +103,28 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
         await _survey(connection)
         await connection.execute(queries.install())
         await _survey(connection)
-    await record_home(connection)
-    return Installation.CHANGED if row["present"] else Installation.MADE
 
 
 def _what_allows(allowed: bool, row: asyncpg.Record) -> str:
     return f". A superuser can allow it: {row['grant_to_create']}" if allowed else ""
 
 
-async def _is_whole(connection: Connection, row: asyncpg.Record) -> bool:
+async def _read_version(connection: Connection, row: asyncpg.Record) -> int | None:
+    """Of a schema that is whole and can be worked with; else None."""
     if not row["versioned"]:
-        return False
+        return None
     async with connection.transaction():
         await connection.execute(queries.inspect("guard"))
         installed = await connection.fetchrow("SELECT version, parts FROM pgrole.installation")
     if installed is None:
-        return False
-    if installed["version"] > VERSION + 1:
+        return None
+    version: int = installed["version"]
+    if version > VERSION + 1:
         raise Refused(
             Reason.SERVER_NOT_READY,
-            f"schema pgrole has version {installed['version']}, this controller knows {VERSION}: upgrade it",
+            f"schema pgrole has version {version}, this controller knows {VERSION}: upgrade it",
         )
-    return bool(installed["version"] >= VERSION and installed["parts"] == row["parts"])
+    return version if version >= VERSION - 1 and installed["parts"] == row["parts"] else None
 
 
 async def _survey(connection: Connection) -> asyncpg.Record:

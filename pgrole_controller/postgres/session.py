@@ -28,8 +28,9 @@ from pgrole_controller.postgres import inspect, queries, watch
 from pgrole_controller.postgres.access import RECONSIDER_SECONDS, Access, await_change, read_access
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.culprits import look_for_culprits
+from pgrole_controller.postgres.fence import Candidacy, Fence, take_lead
 from pgrole_controller.postgres.inspect import Identity
-from pgrole_controller.postgres.install import Installation, Missing, install, others_may_create
+from pgrole_controller.postgres.install import Installation, Missing, install, is_current, others_may_create
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION, explain_access, is_lacking
@@ -48,6 +49,10 @@ _PLANNING = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
+
+#: Between two questions on each connection while another process leads, in seconds, and for one to be answered.
+PULSE_SECONDS = 5.0
+_PULSE_DEADLINE = 3.0
 
 #: For one look in a transaction of its own.
 GUARDED_SECONDS = 10.0
@@ -72,6 +77,7 @@ class Session:
     why: str = ""
     _ledger: Ledger | None = None  # the claims, where schema pgrole is not there
     _poller: Poller | None = None
+    fence: Fence | None = None  # None: nobody else could lead, or the schema cannot tell
 
     async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
         if self._ledger is not None:
@@ -121,6 +127,7 @@ class Session:
             parameter_grants=version >= PARAMETER_GRANTS_VERSION,
             ledger=self._ledger,
             system_identifier=self.identity.system_identifier,
+            fence=self.fence,
         )
         try:
             return await carry_out(self._connection, plans, dialect)
@@ -185,8 +192,11 @@ async def attend(
     heard: Heard,
     work: Callable[[Session], Awaitable[None]],
     ledger: Ledger | None = None,
+    candidacy: Candidacy | None = None,
 ) -> None:
     """Connects, installs, and runs `work` while all connections are well.
+
+    With a `candidacy`, it changes nothing before this process leads, and waits for that with its connections open.
 
     Returns when `work` does, or when what the server lets us do has changed: then another session is to be begun.
     `heard` is called with the names of roles of which something was noticed, from before `work` begins: what changes
@@ -195,9 +205,17 @@ async def attend(
     """
     async with AsyncExitStack() as stack:
         writer = await stack.enter_async_context(connect(endpoint, "work", **_PLANNING))
+        sensing = partial(_sense, stack, endpoint, writer, detection=detection, interval=interval, heard=heard)
+        home = sense = None
+        if candidacy is not None and not candidacy.is_leading():
+            async with _explaining(writer):
+                home = await _look_at_home(writer)
+            sense = await sensing(home) if home else None
+            await _stand_by(candidacy, (writer, *(sense.connections if sense else ())))
         async with _explaining(writer):
-            home = await _find_home(writer, detection, may_install)
-        sense = await _sense(stack, endpoint, writer, home, detection, interval, heard)
+            home = await _find_home(writer, detection, may_install, home)
+            fence = await _fence(writer, home, candidacy)
+        sense = sense or await sensing(home)
         session = Session(
             home.identity,
             home.installation,
@@ -208,6 +226,7 @@ async def attend(
             sense.why,
             _open(ledger, home),
             sense.poller,
+            fence,
         )
         try:
             async with anyio.create_task_group() as tasks:
@@ -226,7 +245,50 @@ def _open(ledger: Ledger | None, home: _Home) -> Ledger | None:
     return opened if home.missing else None
 
 
-async def _find_home(writer: Connection, detection: Mode, may_install: bool) -> _Home:
+async def _look_at_home(writer: Connection) -> _Home | None:
+    """Where there is nothing to bring in; changes nothing."""
+    if not await is_current(writer):
+        return None
+    identity, access = await inspect.identify(writer), await read_access(writer)
+    return _Home(identity, access, Installation.PRESENT, await others_may_create(writer), None)
+
+
+async def _stand_by(candidacy: Candidacy, connections: Sequence[Connection]) -> None:
+    """Until this process leads. Raises PgRoleError when a connection fails meanwhile."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_await_end, connections)
+            tasks.start_soon(_keep_alive, connections)
+            await candidacy.stand_by()
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+
+
+async def _keep_alive(connections: Sequence[Connection]) -> NoReturn:
+    """Neither is a peer that is gone taken for one that has nothing to say, nor is a connection idle for long."""
+    while True:
+        await anyio.sleep(PULSE_SECONDS)
+        for connection in connections:
+            with speaking():
+                await connection.fetchval("SELECT 1", timeout=_PULSE_DEADLINE)
+
+
+async def _fence(writer: Connection, home: _Home, candidacy: Candidacy | None) -> Fence | None:
+    if candidacy is None or home.missing is not None:
+        return None
+    if home.installation is Installation.OLDER:
+        log.warning("schema pgrole is of the version before: no fencing number until an administrator installs it anew")
+        return None
+    return await take_lead(writer, candidacy, guarded=home.guarded)
+
+
+async def _find_home(writer: Connection, detection: Mode, may_install: bool, seen: _Home | None) -> _Home:
+    """`seen`: as it was found before this process led; it must be so still."""
+    if seen is not None:
+        if await install(writer, allowed=may_install) is not Installation.PRESENT:
+            raise Transient(Reason.SERVER_NOT_READY, "schema pgrole changed meanwhile")
+        return seen
     identity = await inspect.identify(writer)
     access = await read_access(writer)
     try:
@@ -245,6 +307,7 @@ async def _sense(
     endpoint: Endpoint,
     writer: Connection,
     home: _Home,
+    *,
     detection: Mode,
     interval: float,
     heard: Heard,

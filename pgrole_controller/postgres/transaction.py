@@ -16,6 +16,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.fence import Fence, is_another_leading
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.privilege import Obstacle, explain, find_obstacles, is_lacking, look_for_rights
 
@@ -38,7 +39,8 @@ class Dialect:
     `options`: memberships have INHERIT and SET, and grants by several grantors (PostgreSQL 16 and later). `guarded`:
     others may create schemas in the home database, so each transaction makes sure of schema pgrole first.
     `parameter_grants`: parameters of superusers can be granted to others (15 and later). `ledger`: there is no schema
-    pgrole, claims are kept in this one, for the server with this `system_identifier`.
+    pgrole, claims are kept in this one, for the server with this `system_identifier`. `fence`: this process's lead,
+    which each transaction makes sure of.
     """
 
     options: bool = True
@@ -46,6 +48,7 @@ class Dialect:
     parameter_grants: bool = True
     ledger: Ledger | None = field(default=None, compare=False)
     system_identifier: int = 0
+    fence: Fence | None = None
 
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
@@ -58,14 +61,21 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
     if dialect.guarded:
         begin.append(queries.inspect("guard").strip())
     begin.append("SELECT pgrole.take_turn()")
+    if dialect.fence is not None:
+        begin.append(dialect.fence.statement)
     return ";\n".join((*begin, *(statement for plan in plans for statement in _statements(plan, dialect.options))))
 
 
 async def carry_out(connection: Connection, plans: Sequence[Plan], dialect: Dialect) -> list[PgRoleError | None]:
-    """Carries out the plans, all or one by one: None for each that is committed, else why it is not."""
+    """Carries out the plans, all or one by one: None for each that is committed, else why it is not.
+
+    Raises Transient when another process leads: then nothing is carried out.
+    """
     if not plans:
         return []
     together = await _run(connection, plans, dialect, _TOGETHER)
+    if together is not None and is_another_leading(together):
+        raise together
     if together is None or connection.is_closed():
         return [together] * len(plans)
     if len(plans) == 1:

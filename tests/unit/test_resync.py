@@ -7,6 +7,7 @@ import anyio
 
 from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
@@ -32,7 +33,7 @@ class FakeObjects:
 async def test_a_shorter_period_holds_at_once() -> None:
     server = DeclaredServer("main", None, Allowance(), Address("", 5432, "", ""), resync_seconds=1e6)
     queue = Queue()
-    lane = Lane(server, cast("Objects", FakeObjects()), queue, cast("Reporter", None), Identities())
+    lane = Lane(server, cast("Objects", FakeObjects()), queue, cast("Reporter", None), Identities(), Lead())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(resync, lane, lambda: 0.0)
         with anyio.fail_after(5):

@@ -11,6 +11,7 @@ import pytest
 from pgrole_controller.controller import serverreport
 from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.lane import Lane
+from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
@@ -72,8 +73,8 @@ class World:
         objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
         objects.store.synced.set()
         self.store.answered.set()
-        self.lane = Lane(declared(1, "first"), objects, Queue(), cast("Reporter", None), Identities())
-        self.reporter = ServerReporter(client, self.store, [self.lane], objects)
+        self.lane = Lane(declared(1, "first"), objects, Queue(), cast("Reporter", None), Identities(), Lead())
+        self.reporter = ServerReporter(client, self.store, [self.lane], objects, Lead())
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,275 @@
+"""Leader election with a Lease: of several processes that could, one leads.
+
+Expected flow: stand by until the Lease is free, take it, renew it every two seconds in a task of its own, and lose it
+when it could not be renewed for ten, or is another's. Whoever led ends all writing before fifteen seconds are over.
+
+Guarantees: nothing depends on other machines' clocks (`core.lease`); a Lease that is given up or deleted is taken at
+once, since it is watched; every write names the version that was read, so that of two who take it one succeeds.
+
+Caveats: a process that is paused goes on for a moment as if it led. That is what the fencing number in the database is
+for (sql/install/08_leader.sql), which is drawn before `confirm` is asked.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+
+from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.lease import Record, Seen, Timing, give_up, see, take
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.events import micro_time
+from pgrole_controller.kube.reflector import reflect
+from pgrole_controller.kube.resource import LEASES
+from pgrole_controller.kube.store import Change, Store, is_older, parse
+
+log = logging.getLogger(__name__)
+
+#: For one request, in seconds: one that hangs must leave time for another.
+REQUEST_SECONDS = 3.0
+#: Between attempts that failed, in seconds.
+AGAIN_SECONDS = 1.0
+#: For the Lease to be given up at the end, in seconds.
+RESIGN_SECONDS = 2.0
+
+_FAILURES = (ApiError, Unreachable, BadStream)
+
+
+class Term:
+    """One try at leading: stands by, leads, and is lost. It is not used again after that."""
+
+    def __init__(self) -> None:
+        self.led = anyio.Event()
+        self.lost = anyio.Event()
+        self._until = 0.0  # on the loop's clock: unless it is renewed before
+        self._renewed_from = 0.0
+        self._renewed = anyio.Event()
+        self._wanted = anyio.Event()
+
+    @property
+    def leading(self) -> bool:
+        return self.led.is_set() and not self.lost.is_set() and anyio.current_time() < self._until
+
+    async def confirm(self) -> None:
+        """Returns when the Lease was renewed by a request that began after this was called.
+
+        Raises Transient when the lead is lost meanwhile.
+        """
+        asked = anyio.current_time()
+        while self._renewed_from < asked:
+            if not self.leading:
+                raise Transient(Reason.PROGRESSING, "another process leads")
+            self._wanted.set()
+            with anyio.CancelScope(deadline=self._until):
+                await self._renewed.wait()
+
+    def hold(self, since: float, until: float) -> None:
+        """The Lease is ours by a request that began at `since`."""
+        self._renewed_from, self._until = since, until
+        self._renewed.set()
+        self._renewed = anyio.Event()
+        self.led.set()
+
+    @property
+    def until(self) -> float:
+        return self._until
+
+    async def wanted(self) -> None:
+        """Until somebody asks for a renewal."""
+        await self._wanted.wait()
+
+    def begin(self) -> None:
+        """A renewal begins: who asks from now on waits for the next."""
+        self._wanted = anyio.Event()
+
+
+class Elector:
+    """This process in the election that a Lease is about. `identity` must be no other process's."""
+
+    def __init__(self, client: Client, lease: Key, identity: str, timing: Timing = Timing()) -> None:  # noqa: B008 -- frozen
+        self.lease = lease
+        self.identity = identity
+        self.answered = anyio.Event()  # the Lease was read, or found not to be there
+        self._client = client
+        self._timing = timing
+        self._seen: Seen | None = None
+        self._changed = anyio.Event()
+
+    async def run(self, term: Term) -> None:
+        """Returns when the term is lost; until it is cancelled otherwise."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow)
+            try:
+                await self._stand(term)
+                log.info("leading", extra={"lease": str(self.lease), "identity": self.identity})
+                await self._hold(term)
+                log.warning("not leading any more", extra={"lease": str(self.lease), "identity": self.identity})
+            finally:
+                term.lost.set()
+            tasks.cancel_scope.cancel()
+
+    async def resign(self) -> None:
+        """Gives up the Lease if it is ours: call it when nothing is written any more. Another takes it at once."""
+        with anyio.move_on_after(RESIGN_SECONDS):
+            try:
+                seen = await self._read()
+                if seen is not None and seen.record.holder == self.identity:
+                    await self._write(give_up(seen.record, _now()), seen.version)
+                    log.info("lease given up", extra={"lease": str(self.lease)})
+            except _FAILURES as error:
+                log.warning("lease not given up", extra={"lease": str(self.lease), "error": str(error)})
+            return
+        log.warning("lease not given up", extra={"lease": str(self.lease), "error": "no answer in time"})
+
+    async def _stand(self, term: Term) -> None:
+        """Until the Lease is ours."""
+        holder = None
+        while True:
+            try:
+                seen = await self._read()
+                self.answered.set()
+                if seen is None or seen.record.holder == self.identity or seen.free_at <= anyio.current_time():
+                    await self._take(term, seen)
+                    return
+                if holder != seen.record.holder:
+                    holder = seen.record.holder
+                    log.info("standing by", extra={"lease": str(self.lease), "leader": holder})
+            except _FAILURES as error:
+                if not isinstance(error, ApiError) or error.status != 409:
+                    log.warning("lease not read or taken", extra={"lease": str(self.lease), "error": str(error)})
+                await anyio.sleep(AGAIN_SECONDS)
+            else:
+                await self._await_free()
+
+    async def _take(self, term: Term, seen: Seen | None) -> None:
+        began = anyio.current_time()
+        await self._write(take(seen, self.identity, self._timing, _now()), seen.version if seen else None)
+        term.hold(began, began + self._timing.deadline)
+
+    async def _await_free(self) -> None:
+        """Until nothing was seen of the holder for as long as its Lease lasts; at once when it is given up."""
+        while self._seen is not None and self._seen.free_at > anyio.current_time():
+            self._changed = anyio.Event()
+            with anyio.CancelScope(deadline=self._seen.free_at):
+                await self._changed.wait()
+
+    async def _hold(self, term: Term) -> None:
+        """Returns when it could not be renewed in time, or is another's."""
+        while True:
+            with anyio.CancelScope(deadline=min(anyio.current_time() + self._timing.period, term.until)):
+                await term.wanted()
+            with anyio.CancelScope(deadline=term.until) as scope:
+                if not await self._renew(term):
+                    return
+            if scope.cancelled_caught:
+                return
+
+    async def _renew(self, term: Term) -> bool:
+        """Tries until it is renewed; False when it is not ours any more."""
+        while True:
+            term.begin()
+            began, seen = anyio.current_time(), self._seen
+            try:
+                if seen is None or seen.record.holder != self.identity:
+                    return False
+                renewed = Record(
+                    seen.record.holder,
+                    self._timing.duration,
+                    seen.record.acquired,
+                    _now(),
+                    seen.record.transitions,
+                )
+                await self._write(renewed, seen.version)
+            except ApiError as error:
+                if error.status in (404, 409):
+                    if not await self._is_ours():
+                        return False
+                    continue
+                await self._fail(error)
+            except (Unreachable, BadStream) as error:
+                await self._fail(error)
+            else:
+                term.hold(began, began + self._timing.deadline)
+                return True
+
+    async def _is_ours(self) -> bool:
+        """Read anew: what we wrote may have arrived, though we heard of no answer."""
+        while True:
+            try:
+                seen = await self._read()
+            except _FAILURES as error:
+                await self._fail(error)
+            else:
+                return seen is not None and seen.record.holder == self.identity
+
+    async def _fail(self, error: Exception) -> None:
+        log.warning("lease not renewed, trying again", extra={"lease": str(self.lease), "error": str(error)})
+        await anyio.sleep(AGAIN_SECONDS)
+
+    async def _follow(self) -> None:
+        await reflect(
+            self._client, LEASES, Store(), self._see_change, namespace=self.lease.namespace, name=self.lease.name
+        )
+
+    def _see_change(self, change: Change) -> None:
+        if change.new is None:
+            self._seen = None
+            self._changed.set()
+        elif self._seen is None or not is_older(change.new.resource_version, than=self._seen.version):
+            self._see(change.new.object())
+
+    def _see(self, lease: Mapping[str, Any]) -> Seen:
+        version = str(lease["metadata"]["resourceVersion"])
+        self._seen = see(self._seen, self._record(lease), version, anyio.current_time())
+        self._changed.set()
+        return self._seen
+
+    def _record(self, lease: Mapping[str, Any]) -> Record:
+        spec = lease.get("spec") or {}
+        return Record(
+            holder=str(spec.get("holderIdentity") or ""),
+            duration=int(spec.get("leaseDurationSeconds") or self._timing.duration),
+            acquired=str(spec.get("acquireTime") or ""),
+            renewed=str(spec.get("renewTime") or ""),
+            transitions=int(spec.get("leaseTransitions") or 0),
+        )
+
+    async def _read(self) -> Seen | None:
+        path = LEASES.path(self.lease.namespace, self.lease.name)
+        try:
+            answer = await self._client.request("GET", path, timeout=REQUEST_SECONDS)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._seen = None
+            return None
+        return self._see(parse(answer))
+
+    async def _write(self, record: Record, version: str | None) -> None:
+        """Creates it, or replaces that version. Raises ApiError (409: another came first), Unreachable, BadStream."""
+        namespace, name = self.lease.namespace, self.lease.name
+        metadata = {"namespace": namespace, "name": name}
+        if version is not None:
+            metadata["resourceVersion"] = version
+        body = {
+            "apiVersion": LEASES.api_version,
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": {
+                "holderIdentity": record.holder,
+                "leaseDurationSeconds": record.duration,
+                "acquireTime": record.acquired,
+                "renewTime": record.renewed,
+                "leaseTransitions": record.transitions,
+            },
+        }
+        method, path = ("POST", LEASES.path(namespace)) if version is None else ("PUT", LEASES.path(namespace, name))
+        self._see(parse(await self._client.request(method, path, body=body, timeout=REQUEST_SECONDS)))
+
+
+def _now() -> str:
+    return micro_time(datetime.now(UTC))
