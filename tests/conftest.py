@@ -82,7 +82,7 @@ async def servers(request: pytest.FixtureRequest) -> Servers:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
     """One API server with the CRDs for all tests: never stop, freeze or kill this one."""
-    async with run_api_server(binaries=binaries) as server:
+    async with run_api_server(binaries=binaries, audit=True) as server:
         await apply_crds(server)
         yield server
 

@@ -81,6 +81,11 @@ class ApiServer:
             raise LocalError(f"{user!r} is not a user of this API server; it has {', '.join(self._tokens)}")
         return self._tokens[user]
 
+    @property
+    def users(self) -> frozenset[str]:
+        """Those that were named at the start, or admitted."""
+        return frozenset(self._tokens)
+
     async def admit(self, namespace: str, name: str) -> str:
         """The user that a ServiceAccount is, known here from now on by a token of it, for 300 days.
 

@@ -1,6 +1,6 @@
 """One controller process for the tests that do not disturb it; those that do start their own."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,29 @@ from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.account import Refusals
 from tests.acceptance.court import Court, open_court
 from tests.acceptance.world import Controller, Database, Kube, Stage, make_kube, open_database, remove, running
 from tests.servers import Servers
+
+
+@pytest.fixture(scope="session")
+def refusals() -> Refusals:
+    return Refusals()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_refused(refusals: Refusals) -> Iterator[None]:
+    """The rights of deploy/ are enough: what takes some away on purpose does so for other users, or elsewhere."""
+    yield
+    refusals.check()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def api_server(api_server: ApiServer, refusals: Refusals) -> ApiServer:
+    """One for all tests, where no controller stays: never stop, freeze or kill this one."""
+    refusals.watch(api_server)
+    return api_server
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -24,10 +44,11 @@ async def shared_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
+async def shared_api_server(binaries: Binaries, refusals: Refusals) -> AsyncIterator[ApiServer]:
     """The API server of the shared controller, which writes to every PgRole there: never stop or kill this one."""
-    async with run_api_server(binaries=binaries) as server:
+    async with run_api_server(binaries=binaries, audit=True) as server:
         await apply_crds(server)
+        refusals.watch(server)
         yield server
 
 
@@ -37,7 +58,7 @@ async def controller(
 ) -> AsyncIterator[Controller]:
     """The shared controller, over all namespaces: never stop or kill this one."""
     folder = tmp_path_factory.mktemp("controller")
-    async with running(Controller(shared_api_server.kubeconfig, shared_postgres.dsn(), folder)) as started:
+    async with running(Controller(shared_api_server, shared_postgres.dsn(), folder)) as started:
         yield started
 
 

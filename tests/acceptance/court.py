@@ -14,7 +14,8 @@ from typing import Any
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.servers import OWN_NAMESPACE, PgServers, pgservers
+from tests.acceptance.account import OWN_NAMESPACE
+from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.world import Controller, Database, Json, Kube, open_database, remove, running, says
 from tests.servers import Servers
 
@@ -114,7 +115,7 @@ async def open_court(api_server: ApiServer, servers: Servers, folder: Path) -> A
     teams = Kube(api_server, f"a{token}"), Kube(api_server, f"b{token}")
     for team in teams:
         await create_namespace(api_server, team.namespace)
-    controller = Controller(api_server.kubeconfig, "", folder)
+    controller = Controller(api_server, "", folder)
     async with servers.run() as server, pgservers(api_server) as declared, open_database(server.dsn()) as database:
         made = Court(server, database, declared, teams, Kube(api_server, OWN_NAMESPACE))
         await _furnish(made)

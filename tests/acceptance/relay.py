@@ -3,13 +3,11 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from ssl import create_default_context
 
 import aiohttp
 from aiohttp import web
 
-from pgrole_controller.local import credentials
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.ports import free_port
 from tests.acceptance.world import Json
@@ -22,21 +20,15 @@ _LINE_BYTES = 1 << 22
 
 
 class Relay:
-    """Made by `relay`. Its kubeconfig is for a controller under test."""
+    """Made by `relay`. Its `url` is for a controller under test."""
 
-    def __init__(self, server: ApiServer, session: aiohttp.ClientSession, folder: Path) -> None:
+    def __init__(self, server: ApiServer, session: aiohttp.ClientSession) -> None:
         self._server = server
         self._session = session
         self._holds: Holds | None = None
         self._held: list[tuple[web.StreamResponse, bytes]] = []
         self.port = free_port()
-        self.kubeconfig = credentials.write_kubeconfig(
-            folder / "relay.kubeconfig",
-            url=f"http://127.0.0.1:{self.port}",
-            ca=server.ca,
-            user=credentials.ADMIN,
-            token=server.token,
-        )
+        self.url = f"http://127.0.0.1:{self.port}"
 
     @asynccontextmanager
     async def holding(self, holds: Holds) -> AsyncIterator[None]:
@@ -76,11 +68,11 @@ class Relay:
 
 
 @asynccontextmanager
-async def relay(server: ApiServer, folder: Path) -> AsyncIterator[Relay]:
+async def relay(server: ApiServer) -> AsyncIterator[Relay]:
     trust = aiohttp.TCPConnector(ssl=create_default_context(cafile=str(server.ca)))
     unlimited = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=trust, timeout=unlimited, read_bufsize=_LINE_BYTES) as session:
-        made = Relay(server, session, folder)
+        made = Relay(server, session)
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", made.answer)
         runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=1.0)

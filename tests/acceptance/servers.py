@@ -11,10 +11,8 @@ import anyio
 from pgrole_controller.local.apiserver import ApiError, ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.world import GROUP, PATIENCE, Json, Kube, apply, condition
-
-#: Where the controllers of the tests look for credentials: outside of a cluster, their own namespace is this one.
-OWN_NAMESPACE = "default"
 
 EVERYTHING: Json = {
     "namespaces": {"matchNames": ["*"]},

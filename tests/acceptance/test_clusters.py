@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
+from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process
+from tests.acceptance.account import serving
 from tests.acceptance.world import (
     PATIENCE,
     Controller,
@@ -75,7 +75,7 @@ class World:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def second_api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
-    async with run_api_server(binaries=binaries) as server:
+    async with serving(binaries) as server:
         await apply_crds(server)
         yield server
 
@@ -107,7 +107,7 @@ async def make_cluster(
     await anyio.Path(folder).mkdir()
     await create_namespace(server, namespace)
     found = await server.request("GET", "/api/v1/namespaces/kube-system")
-    controller = Controller(server.kubeconfig, postgres.dsn(), folder, "--namespace", namespace, *arguments)
+    controller = Controller(server, postgres.dsn(), folder, "--namespace", namespace, *arguments)
     return Cluster(found["metadata"]["uid"], Kube(server, namespace), controller)
 
 
@@ -243,7 +243,7 @@ async def test_a_rebuilt_cluster_takes_all_claims_of_the_lost_one_over_without_a
             assert all(obj["status"].get("driftCount", 0) == 0 for obj in await rebuilt.kube.objects())
 
         # Somebody starts the lost one again: it is told, and changes nothing.
-        again = Controller(lost.kube.server.kubeconfig, world.postgres.dsn(), world.folder, "--namespace", lost.own)
+        again = Controller(lost.kube.server, world.postgres.dsn(), world.folder, "--namespace", lost.own)
         async with running(again):
             await lost.kube.wait_all(lambda obj: says(obj, "ClaimedElsewhere", rebuilt.id), "ClaimedElsewhere")
             assert await versions_of_roles(database) == roles
@@ -313,7 +313,7 @@ async def test_a_cluster_rebuilt_under_the_same_cluster_id_takes_over_from_itsel
 async def test_a_cluster_that_is_given_another_id_keeps_its_roles_and_their_history(world: World) -> None:
     here = world.here
     renamed = Controller(
-        *(here.kube.server.kubeconfig, world.postgres.dsn(), world.there.controller.process.log.parent),
+        *(here.kube.server, world.postgres.dsn(), world.there.controller.process.log.parent),
         *("--namespace", here.own, "--cluster-id", "production"),
     )
     async with open_database(world.postgres.dsn()) as database:
@@ -330,49 +330,12 @@ async def test_a_cluster_that_is_given_another_id_keeps_its_roles_and_their_hist
             assert (claim["cluster"], claim["drift_count"]) == ("production", 1)
 
 
-def rules_of_one_namespace() -> list[Json]:
-    return [
-        {"apiGroups": ["pgrole.dev"], "resources": ["pgroles"], "verbs": ["get", "list", "watch", "patch"]},
-        {"apiGroups": ["pgrole.dev"], "resources": ["pgroles/status"], "verbs": ["patch"]},
-        {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]},
-        {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
-        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch", "create", "patch", "delete"]},
-    ]
-
-
-async def allow_namespace(server: ApiServer, namespace: str, user: str) -> None:
-    """What docs/running.md grants, in this namespace alone."""
-    group = "rbac.authorization.k8s.io"
-    await apply(
-        server,
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "Role",
-            "metadata": {"name": user, "namespace": namespace},
-            "rules": rules_of_one_namespace(),
-        },
-    )
-    await apply(
-        server,
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": user, "namespace": namespace},
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": user},
-            "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
-        },
-    )
-
-
 async def test_an_installation_of_one_namespace_needs_no_right_beyond_it_when_the_cluster_id_is_given(
     second_api_server: ApiServer, quiet_postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    user = "pgrole-controller"
     cluster = await make_cluster(second_api_server, f"team-{secrets.token_hex(3)}", quiet_postgres, tmp_path / "admin")
-    kubeconfig, arguments = second_api_server.kubeconfig_of(user), ("--namespace", cluster.own)
-    await allow_namespace(second_api_server, cluster.own, user)
-
-    without = Controller(kubeconfig, quiet_postgres.dsn(), tmp_path, *arguments)
+    dsn, arguments = quiet_postgres.dsn(), ("--namespace", cluster.own)
+    without = Controller(second_api_server.kubeconfig_of("pgrole-controller"), dsn, tmp_path, *arguments)
     await without.start()
     with anyio.fail_after(PATIENCE):
         assert await without.process.wait() == 1
@@ -381,9 +344,8 @@ async def test_an_installation_of_one_namespace_needs_no_right_beyond_it_when_th
     assert "Traceback" not in without.log
 
     (tmp_path / "team").mkdir()
-    dsn = quiet_postgres.dsn()
     async with (
-        running(Controller(kubeconfig, dsn, tmp_path / "team", *arguments, "--cluster-id", "team")),
+        running(Controller(second_api_server, dsn, tmp_path / "team", *arguments, "--cluster-id", "team")),
         open_database(dsn) as database,
     ):
         await cluster.kube.apply("app", name="app", login=True)

@@ -57,7 +57,7 @@ async def kube(
     made = await make_kube(api_server)
     folder = tmp_path_factory.mktemp("every-field")
     allow = ("--namespace", made.namespace, "--allow", ",".join(POWERS))
-    async with running(Controller(api_server.kubeconfig, home.dsn(), folder, *allow)):
+    async with running(Controller(api_server, home.dsn(), folder, *allow)):
         yield made
     await remove(made)
 

@@ -3,9 +3,9 @@
 import asyncpg
 import pytest
 
-from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
+from tests.acceptance.account import serving
 from tests.acceptance.world import Database, Stage, condition, is_ready, make_kube, running, says
 
 OUTAGES = ["stopped", "crashed"]
@@ -105,7 +105,7 @@ async def test_a_drift_in_the_moment_that_a_connection_is_terminated_is_repaired
 async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change_right_after(
     stage: Stage, binaries: Binaries
 ) -> None:
-    async with run_api_server(binaries=binaries) as server:
+    async with serving(binaries) as server:
         await apply_crds(server)
         kube = await make_kube(server)
         own = Stage(kube, stage.postgres, stage.folder)

@@ -13,10 +13,10 @@ import pytest_asyncio
 from pgrole_controller import resources
 from pgrole_controller.core.contest import WINDOW
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, read_folder
 from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.account import serving
 from tests.acceptance.world import (
     PATIENCE,
     Controller,
@@ -269,7 +269,7 @@ async def test_what_passes_the_schema_but_not_the_rules_is_said_with_its_field_a
         "no-flag": ({"login": "yes"}, "spec.login"),
         "no-moment": ({"validUntil": "soon"}, "spec.validUntil"),
     }
-    async with run_api_server(binaries=binaries) as server:
+    async with serving(binaries) as server:
         for crd in read_folder(resources.path("crds")):
             await apply(server, permissive(crd))
         await apply_crds_established(server)

@@ -316,7 +316,7 @@ async def wait_younger(obj: Json) -> None:
 async def test_a_copy_that_is_declared_beside_its_origin_is_a_server_of_its_own_until_it_takes_the_address(
     stage: Stage, servers_declared: PgServers
 ) -> None:
-    alone = Controller(stage.kube.server.kubeconfig, "", stage.folder)
+    alone = Controller(stage.kube.server, "", stage.folder)
     async with running(alone, connected=False):
         await servers_declared.apply("main", stage.postgres)
         password = await declare(stage, serverRef={"name": "main"})

@@ -75,7 +75,7 @@ async def street(
     api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Street]:
     controller = Controller(
-        api_server.kubeconfig, "", tmp_path_factory.mktemp("street"), "--log-level", "info", "--log-format", "json"
+        api_server, "", tmp_path_factory.mktemp("street"), "--log-level", "info", "--log-format", "json"
     )
     async with AsyncExitStack() as stack:
         others = await stack.enter_async_context(neighbours(servers.run))

@@ -106,7 +106,7 @@ async def running_place(
         dsn = server.dsn() if kind.grants is None else server.dsn(STEWARD, password=PASSWORD)
         kube = await make_kube(api_server)
         folder = tmp_path_factory.mktemp("modes")
-        made = Controller(api_server.kubeconfig, dsn, folder, "--namespace", kube.namespace, *kind.arguments)
+        made = Controller(api_server, dsn, folder, "--namespace", kube.namespace, *kind.arguments)
         async with running(made) as started:
             yield Place(kind, kube, server, database, started, servers.version)
         await remove(kube)

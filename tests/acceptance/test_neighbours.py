@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 
 from pgrole_controller.local.manifests import create_namespace
+from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
-from tests.acceptance.servers import OWN_NAMESPACE
 from tests.acceptance.world import Json, Kube, condition
 
 

@@ -53,7 +53,7 @@ async def steward(
     """A controller under that role."""
     folder = tmp_path_factory.mktemp("steward")
     dsn = home.dsn(STEWARD, password=PASSWORD)
-    made = Controller(kube.server.kubeconfig, dsn, folder, "--namespace", kube.namespace, *ALLOW)
+    made = Controller(kube.server, dsn, folder, "--namespace", kube.namespace, *ALLOW)
     async with running(made) as started:
         yield started
 

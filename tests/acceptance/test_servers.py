@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
 from tests.acceptance.world import Controller, Stage, condition, is_ready, running, says
 from tests.servers import Servers
@@ -24,7 +25,7 @@ async def declared(stage: Stage) -> AsyncIterator[PgServers]:
 
 def alone(stage: Stage) -> Controller:
     """A controller that knows of no server but those that are declared."""
-    return Controller(stage.kube.server.kubeconfig, "", stage.folder)
+    return Controller(stage.kube.server, "", stage.folder)
 
 
 async def test_a_declared_server_is_connected_to_and_says_what_it_is(
@@ -87,7 +88,7 @@ async def test_a_secret_that_is_missing_or_wrong_is_said_and_waited_for(
         await declared.wait_for("main", lambda obj: says(obj, "ServerNotReady", "credentials"), "what is wrong")
         await declared.apply_credentials("none-such", "postgres", stage.postgres.password)
         await stage.kube.wait_ready("app")
-        await stage.kube.server.request("DELETE", "/api/v1/namespaces/default/secrets/none-such")
+        await stage.kube.server.request("DELETE", f"/api/v1/namespaces/{OWN_NAMESPACE}/secrets/none-such")
 
 
 async def test_a_policy_that_is_tightened_reports_and_one_that_is_loosened_applies(
@@ -184,7 +185,7 @@ async def test_two_that_name_one_live_server_are_noticed_and_the_younger_is_refu
 async def test_a_declared_default_stands_before_the_one_of_the_environment(
     stage: Stage, declared: PgServers, servers: Servers, role: str
 ) -> None:
-    async with running(Controller(stage.kube.server.kubeconfig, stage.postgres.dsn(), stage.folder)):
+    async with running(Controller(stage.kube.server, stage.postgres.dsn(), stage.folder)):
         await stage.kube.apply("app", name=role)
         await stage.kube.wait_ready("app")
         async with servers.run() as another:

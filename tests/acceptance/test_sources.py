@@ -13,6 +13,7 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.account import Account, installation_for
 from tests.acceptance.relay import relay
 from tests.acceptance.sources import SOURCES, Scene, Source
 from tests.acceptance.world import Controller, make_kube, open_database, remove, running
@@ -40,8 +41,9 @@ async def stage(
     """A controller that looks at nothing by itself."""
     kube, folder = await make_kube(api_server), tmp_path_factory.mktemp("sources")
     options = ("--namespace", kube.namespace, "--resync-interval", _YEARS)
-    async with relay(api_server, folder) as between, open_database(home.dsn()) as database:
-        async with running(Controller(between.kubeconfig, home.dsn(), folder, *options)) as controller:
+    async with relay(api_server) as between, open_database(home.dsn()) as database:
+        account = Account(api_server, installation_for(kube.namespace), folder, between.url)
+        async with running(Controller(account, home.dsn(), folder, *options)) as controller:
             yield Scene(kube, database, between, controller, "")
         await remove(kube)
 

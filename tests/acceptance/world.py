@@ -24,6 +24,7 @@ from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process, bound_to_us
 from pgrole_controller.postgres.connection import Connection
+from tests.acceptance.account import Account, find_namespace, installation_for
 
 Json = dict[str, Any]
 
@@ -331,10 +332,21 @@ async def open_database(dsn: str) -> AsyncIterator[Database]:
 
 
 class Controller:
-    """One controller process. Its log is kept, and shown when it does not come up."""
+    """One controller process. Its log is kept, and shown when it does not come up.
 
-    def __init__(self, kubeconfig: Path, dsn: str, folder: Path, *arguments: str, **environment: str) -> None:
+    `access` is a kubeconfig, an account, or an API server: there it has the account and the rights that deploy/ gives
+    it, for all namespaces or for that of `--namespace`.
+    """
+
+    def __init__(
+        self, access: ApiServer | Account | Path, dsn: str, folder: Path, *arguments: str, **environment: str
+    ) -> None:
         self.health_port = free_port()
+        if isinstance(access, ApiServer):
+            access = Account(access, installation_for(find_namespace(arguments)), folder)
+        self._account = access if isinstance(access, Account) else None
+        kubeconfig = access.kubeconfig if isinstance(access, Account) else access
+        self._environment = {**os.environ, **({"PGROLE_DSN": dsn} if dsn else {}), **environment}
         self.process = Process(
             "controller",
             bound_to_us(
@@ -345,10 +357,13 @@ class Controller:
                 ]
             ),
             folder / "controller.log",
-            {**os.environ, **({"PGROLE_DSN": dsn} if dsn else {}), **environment},
+            self._environment,
         )
 
     async def start(self) -> None:
+        if self._account is not None:
+            self._environment |= await self._account.prepare() | self._environment
+            self._account = None
         await self.process.start()
 
     async def stop(self) -> int | None:
@@ -402,7 +417,7 @@ class Stage:
         """A controller that looks at the namespace alone, with a log of its own; it is not started."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         dsn = dsn or self.postgres.dsn()
-        return Controller(self.kube.server.kubeconfig, dsn, folder, "--namespace", self.kube.namespace, *arguments)
+        return Controller(self.kube.server, dsn, folder, "--namespace", self.kube.namespace, *arguments)
 
     def database(self) -> AbstractAsyncContextManager[Database]:
         return open_database(self.postgres.dsn())

@@ -1,0 +1,147 @@
+"""An installation on the local API server: its ServiceAccount, with the rights that deploy/kustomize gives it.
+
+Of the overlays only what concerns those rights is read: their `resources`, of the kinds below, as far as they are the
+account's. Names, the own namespace and the namespace that is looked at are replaced by those of the installation.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pgrole_controller import resources
+from pgrole_controller.local.apiserver import ApiServer, Json
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.manifests import apply, create_namespace
+from pgrole_controller.local.process import LocalError
+
+_NAME = "pgrole-controller"
+_NAMESPACE = "pgrole-system"
+_WATCHED = "team-a"  # in the overlay of one namespace
+_ROLES = ("ClusterRole", "Role")
+_BINDINGS = ("ClusterRoleBinding", "RoleBinding")
+_EFFECTIVE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """Where the controller is installed. `watched` is the only namespace whose PgRoles it looks at; None: all."""
+
+    name: str = _NAME
+    namespace: str = _NAMESPACE
+    watched: str | None = None
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.namespace}:{self.name}"
+
+
+def read_rights(installation: Installation) -> list[Json]:
+    """The ServiceAccount, the roles that are bound to it, and their bindings. Raises LocalError when there are none."""
+    folder = resources.path("deploy", "kustomize")
+    overlay = folder / "overlays" / ("cluster" if installation.watched is None else "namespace")
+    found = list(_read_overlay(overlay, folder, None))
+    bindings = [one for one in found if one["kind"] in _BINDINGS and _is_bound(one)]
+    bound = {(one["roleRef"]["kind"], one["roleRef"]["name"], _namespace_of(one)) for one in bindings}
+    roles = [one for one in found if (one["kind"], one["metadata"]["name"], _namespace_of(one)) in bound]
+    accounts = [one for one in found if one["kind"] == "ServiceAccount"]
+    if not (accounts and roles and len(bound) == len(roles)):
+        raise LocalError(f"{overlay} does not give {_NAME} its rights, or binds a role that is not there")
+    return [_place(one, installation) for one in (*accounts, *roles, *bindings)]
+
+
+async def install(server: ApiServer, installation: Installation) -> str:
+    """The account is there and may do all that; the user that it is, admitted to `server`. Raises LocalError."""
+    await create_namespace(server, installation.namespace)
+    documents = read_rights(installation)
+    for document in documents:
+        await apply(server, document)
+    for document in documents:
+        if document["kind"] in _ROLES and not await reached(
+            partial(is_effective, server, installation, document), _EFFECTIVE_SECONDS
+        ):
+            name = document["metadata"]["name"]
+            raise LocalError(f"{document['kind']} {name} is not in effect after {_EFFECTIVE_SECONDS:.0f} s")
+    return await server.admit(installation.namespace, installation.name)
+
+
+async def is_effective(server: ApiServer, installation: Installation, role: Json) -> bool:
+    """Whether the API server lets the account do the first thing that the role allows: it hears of changes late."""
+    rule = role["rules"][0]
+    return await may(
+        server,
+        installation.user,
+        rule["verbs"][0],
+        rule["apiGroups"][0],
+        rule["resources"][0],
+        namespace=role["metadata"].get("namespace", ""),
+        name=rule.get("resourceNames", [""])[0],
+    )
+
+
+async def may(
+    server: ApiServer, user: str, verb: str, group: str, resource: str, *, namespace: str = "", name: str = ""
+) -> bool:
+    """Whether RBAC allows it. `resource` with its subresource; without a `namespace`: in all of them."""
+    plural, _, subresource = resource.partition("/")
+    review = await server.request(
+        "POST",
+        "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+        {
+            "spec": {
+                "user": user,
+                "resourceAttributes": {
+                    "verb": verb,
+                    "group": group,
+                    "resource": plural,
+                    "subresource": subresource,
+                    "namespace": namespace,
+                    "name": name,
+                },
+            }
+        },
+    )
+    return bool(review["status"]["allowed"])
+
+
+def _read_overlay(folder: Path, root: Path, namespace: str | None) -> Iterator[Json]:
+    """Every object of an overlay and of what it is made from, as far as that is below `root`."""
+    overlay = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    namespace = namespace or overlay.get("namespace")
+    for name in overlay["resources"]:
+        path = (folder / name).resolve()
+        if path.is_dir() and path.is_relative_to(root.resolve()):
+            yield from _read_overlay(path, root, namespace)
+        elif path.is_file():
+            for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+                if document and namespace and document["kind"] in ("Role", "RoleBinding", "ServiceAccount"):
+                    document["metadata"]["namespace"] = namespace
+                if document:
+                    yield document
+
+
+def _is_bound(binding: Json) -> bool:
+    account = {"kind": "ServiceAccount", "name": _NAME, "namespace": _NAMESPACE}
+    return account in binding["subjects"]
+
+
+def _namespace_of(document: Json) -> str:
+    return str(document["metadata"].get("namespace", ""))
+
+
+def _place(value: Any, installation: Installation) -> Any:  # noqa: ANN401 -- any part of a document
+    """With each name and namespace replaced by that of the installation."""
+    if isinstance(value, dict):
+        return {key: _place(one, installation) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_place(one, installation) for one in value]
+    if value == _NAMESPACE:
+        return installation.namespace
+    if value == _WATCHED:
+        return installation.watched
+    if isinstance(value, str) and (value == _NAME or value.startswith(f"{_NAME}-")):
+        return installation.name + value.removeprefix(_NAME)
+    return value
