@@ -45,6 +45,7 @@ lint: env ## ruff, strict types, imports between rooms, CRDs up to date, SQL par
 	@$(RUN) mypy
 	@$(RUN) lint-imports --no-cache
 	@$(RUN) pgrole-controller crds --check crds
+	@$(RUN) python -m tests.deploy.manifests --check
 	@$(RUN) python tests/parse_sql.py
 
 .PHONY: format
@@ -55,6 +56,10 @@ format: env ## Rewrite what the formatter and the safe fixes can
 .PHONY: crds
 crds: env ## Generate crds/ from the models
 	@$(RUN) pgrole-controller crds --write crds
+
+.PHONY: manifests
+manifests: crds ## Generate what deploy/ has of crds/ and the alerts, and install.yaml (builds kubectl when it is missing)
+	@$(RUN) python -m tests.deploy.manifests
 
 .PHONY: bench
 bench: env ## Measure; prints the table of the README

@@ -1,0 +1,72 @@
+{{- define "pgrole-controller.name" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 43 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 43 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pgrole-controller.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "pgrole-controller.labels" -}}
+{{ include "pgrole-controller.selector" . }}
+app.kubernetes.io/part-of: pgrole
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "pgrole-controller.account" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "pgrole-controller.name" .) "default" .Values.serviceAccount.create) -}}
+{{- end -}}
+
+{{- define "pgrole-controller.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The metadata of an object whose name is the full one with `suffix`; `namespace` empty: of the cluster. */ -}}
+{{- define "pgrole-controller.metadata" -}}
+metadata:
+  name: {{ include "pgrole-controller.name" .root }}{{ .suffix }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "pgrole-controller.labels" .root | nindent 4 }}
+{{- end -}}
+
+{{- /* A role with the rules of `suffix` (_rules.tpl) and its binding to the controller. `namespace` empty: a ClusterRole. */ -}}
+{{- define "pgrole-controller.role" -}}
+{{- $kind := ternary "Role" "ClusterRole" (ne .namespace "") -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}
+{{ include "pgrole-controller.metadata" . }}
+rules:
+  {{- include (print "pgrole-controller.rules" .suffix) .root | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}Binding
+{{ include "pgrole-controller.metadata" . }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ $kind }}
+  name: {{ include "pgrole-controller.name" .root }}{{ .suffix }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "pgrole-controller.account" .root }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end -}}
