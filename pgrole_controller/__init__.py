@@ -1,3 +1,3 @@
 """PostgreSQL roles as Kubernetes objects, with drift inside the database noticed within milliseconds."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

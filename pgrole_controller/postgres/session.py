@@ -7,16 +7,16 @@ chooses anew.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import anyio
 
 from pgrole_controller.core.contest import Culprit
-from pgrole_controller.core.detection import Claims, Detection, Mode
+from pgrole_controller.core.detection import Detection, Mode
 from pgrole_controller.core.disown import Heir
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
@@ -24,22 +24,21 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.sight import Needs, Sight
-from pgrole_controller.postgres import inspect, queries, watch
-from pgrole_controller.postgres.access import RECONSIDER_SECONDS, Access, await_change, read_access
+from pgrole_controller.postgres import inspect, queries
+from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.culprits import look_for_culprits
 from pgrole_controller.postgres.fence import Candidacy, Fence, take_lead
 from pgrole_controller.postgres.inspect import Identity
-from pgrole_controller.postgres.install import Installation, Missing, install, is_current, others_may_create
+from pgrole_controller.postgres.install import Installation
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.poll import Poller
-from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION, explain_access, is_lacking
+from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION
+from pgrole_controller.postgres.sense import POLL_SECONDS, Heard, Sense, open_sense
+from pgrole_controller.postgres.survey import Survey, explaining, look, survey
 from pgrole_controller.postgres.transaction import Dialect, carry_out
 
 log = logging.getLogger(__name__)
-
-#: Between two rounds of Poll, in seconds, unless the server's owner says otherwise.
-POLL_SECONDS = 1.0
 
 #: To plan the look at a role takes several times as long as to do it, so it is planned once, when the tables may still
 #: be empty: for few roles among many, by index.
@@ -56,9 +55,6 @@ _PULSE_DEADLINE = 3.0
 
 #: For one look in a transaction of its own.
 GUARDED_SECONDS = 10.0
-
-#: Called with the role names that something was noticed of; None: all of them.
-Heard = Callable[[tuple[str, ...] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,40 +144,6 @@ class Session:
                 yield
 
 
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """What was found in the home database. `missing`: why there is no schema pgrole; then claims are in status."""
-
-    identity: Identity
-    access: Access
-    installation: Installation
-    guarded: bool
-    missing: Missing | None
-
-    @property
-    def claims(self) -> Claims:
-        return "Status" if self.missing else "Database"
-
-
-@dataclass(frozen=True, slots=True)
-class _Sense:
-    """How changes are noticed: what runs beside the work, and what it runs on.
-
-    `connection` answers questions in between, in its `turn`.
-    """
-
-    mode: Mode
-    connections: tuple[Connection, ...]
-    tasks: tuple[Callable[[], Coroutine[Any, Any, NoReturn]], ...] = ()
-    turn: anyio.Lock = field(default_factory=anyio.Lock)
-    poller: Poller | None = None
-    why: str = ""
-
-    @property
-    def connection(self) -> Connection:
-        return self.connections[0]
-
-
 async def attend(
     endpoint: Endpoint,
     cluster: str,
@@ -205,26 +167,26 @@ async def attend(
     """
     async with AsyncExitStack() as stack:
         writer = await stack.enter_async_context(connect(endpoint, "work", **_PLANNING))
-        sensing = partial(_sense, stack, endpoint, writer, detection=detection, interval=interval, heard=heard)
-        home = sense = None
+        sensing = partial(open_sense, stack, endpoint, writer, detection=detection, interval=interval, heard=heard)
+        found = sense = None
         if candidacy is not None and not candidacy.is_leading():
-            async with _explaining(writer):
-                home = await _look_at_home(writer)
-            sense = await sensing(home) if home else None
+            async with explaining(writer):
+                found = await look(writer)
+            sense = await sensing(found) if found else None
             await _stand_by(candidacy, (writer, *(sense.connections if sense else ())))
-        async with _explaining(writer):
-            home = await _find_home(writer, detection, may_install, home)
-            fence = await _fence(writer, home, candidacy)
-        sense = sense or await sensing(home)
+        async with explaining(writer):
+            found = await survey(writer, detection, may_install, found)
+            fence = await _fence(writer, found, candidacy)
+        sense = sense or await sensing(found)
         session = Session(
-            home.identity,
-            home.installation,
+            found.identity,
+            found.installation,
             cluster,
-            home.guarded,
+            found.guarded,
             writer,
-            Detection(sense.mode, home.identity.sees_passwords, home.claims),
+            Detection(sense.mode, found.identity.sees_passwords, found.claims),
             sense.why,
-            _open(ledger, home),
+            _open(ledger, found),
             sense.poller,
             fence,
         )
@@ -233,24 +195,16 @@ async def attend(
                 for task in sense.tasks:
                     tasks.start_soon(task)
                 tasks.start_soon(_await_end, (writer, *sense.connections))
-                tasks.start_soon(_reconsider, sense, home, min(RECONSIDER_SECONDS, 60 * interval), tasks.cancel_scope)
+                tasks.start_soon(_reconsider, sense, found, min(RECONSIDER_SECONDS, 60 * interval), tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise _first(group) from group
 
 
-def _open(ledger: Ledger | None, home: _Home) -> Ledger | None:
-    opened = (ledger or Ledger()).open(home.identity.system_identifier if home.missing else None)
-    return opened if home.missing else None
-
-
-async def _look_at_home(writer: Connection) -> _Home | None:
-    """Where there is nothing to bring in; changes nothing."""
-    if not await is_current(writer):
-        return None
-    identity, access = await inspect.identify(writer), await read_access(writer)
-    return _Home(identity, access, Installation.PRESENT, await others_may_create(writer), None)
+def _open(ledger: Ledger | None, found: Survey) -> Ledger | None:
+    opened = (ledger or Ledger()).open(found.identity.system_identifier if found.missing else None)
+    return opened if found.missing else None
 
 
 async def _stand_by(candidacy: Candidacy, connections: Sequence[Connection]) -> None:
@@ -274,111 +228,21 @@ async def _keep_alive(connections: Sequence[Connection]) -> NoReturn:
                 await connection.fetchval("SELECT 1", timeout=_PULSE_DEADLINE)
 
 
-async def _fence(writer: Connection, home: _Home, candidacy: Candidacy | None) -> Fence | None:
-    if candidacy is None or home.missing is not None:
+async def _fence(writer: Connection, found: Survey, candidacy: Candidacy | None) -> Fence | None:
+    if candidacy is None or found.missing is not None:
         return None
-    if home.installation is Installation.OLDER:
+    if found.installation is Installation.OLDER:
         log.warning("schema pgrole is of the version before: no fencing number until an administrator installs it anew")
         return None
-    return await take_lead(writer, candidacy, guarded=home.guarded)
+    return await take_lead(writer, candidacy, guarded=found.guarded)
 
 
-async def _find_home(writer: Connection, detection: Mode, may_install: bool, seen: _Home | None) -> _Home:
-    """`seen`: as it was found before this process led; it must be so still."""
-    if seen is not None:
-        if await install(writer, allowed=may_install) is not Installation.PRESENT:
-            raise Transient(Reason.SERVER_NOT_READY, "schema pgrole changed meanwhile")
-        return seen
-    identity = await inspect.identify(writer)
-    access = await read_access(writer)
-    try:
-        installation = await install(writer, allowed=may_install)
-    except Missing as error:
-        if detection is Mode.WATCH:
-            raise
-        return _Home(identity, access, Installation.NONE, False, error)
-    if installation is not Installation.PRESENT:
-        access = await read_access(writer)
-    return _Home(identity, access, installation, await others_may_create(writer), None)
-
-
-async def _sense(
-    stack: AsyncExitStack,
-    endpoint: Endpoint,
-    writer: Connection,
-    home: _Home,
-    *,
-    detection: Mode,
-    interval: float,
-    heard: Heard,
-) -> _Sense:
-    """The best of what may be done of what is asked for; its connections are closed with the stack."""
-    why = home.missing.message if home.missing else ""
-    if detection in (Mode.AUTO, Mode.WATCH) and not home.missing:
-        try:
-            async with _explaining(writer):
-                return await stack.enter_async_context(_watching(endpoint, home, heard))
-        except PgRoleError as error:
-            if detection is Mode.WATCH or not (is_lacking(error) or isinstance(error, watch.NotHeard)):
-                raise
-            why = error.message
-    if detection is Mode.RESYNC:
-        return await stack.enter_async_context(_resyncing(endpoint, home))
-    why = why if detection is Mode.AUTO else ""
-    return await stack.enter_async_context(_polling(endpoint, home, interval, heard, why))
-
-
-@asynccontextmanager
-async def _watching(endpoint: Endpoint, home: _Home, heard: Heard) -> AsyncIterator[_Sense]:
-    async with connect(endpoint, "listen") as ear, connect(endpoint, "watch", statement_timeout="0") as eye:
-        await _check_same(home.identity, ear, eye)
-        await watch.listen(ear, eye, heard)
-        await watch.observe(eye, guarded=home.guarded)
-        turn = anyio.Lock()
-        tasks = (partial(watch.watch, eye, home.guarded), partial(watch.keep_alive, ear, turn))
-        yield _Sense(Mode.WATCH, (ear, eye), tasks, turn)
-
-
-@asynccontextmanager
-async def _polling(endpoint: Endpoint, home: _Home, interval: float, heard: Heard, why: str) -> AsyncIterator[_Sense]:
-    async with connect(endpoint, "poll") as connection:
-        await _check_same(home.identity, connection)
-        turn = anyio.Lock()
-        poller = Poller(connection, turn, home.identity)
-        await poller.compare()
-        yield _Sense(Mode.POLL, (connection,), (partial(poller.run, interval, heard),), turn, poller, why)
-
-
-@asynccontextmanager
-async def _resyncing(endpoint: Endpoint, home: _Home) -> AsyncIterator[_Sense]:
-    async with connect(endpoint, "resync") as connection:
-        await _check_same(home.identity, connection)
-        yield _Sense(Mode.RESYNC, (connection,))
-
-
-async def _check_same(identity: Identity, *others: Connection) -> None:
-    for other in others:
-        if not identity.is_same_server(await inspect.identify(other)):
-            raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")
-
-
-async def _reconsider(sense: _Sense, home: _Home, seconds: float, session: anyio.CancelScope) -> None:
+async def _reconsider(sense: Sense, found: Survey, seconds: float, session: anyio.CancelScope) -> None:
     """Ends the session when another one could do more, or this one could not be begun any more."""
     only = "sees_passwords" if sense.mode is Mode.WATCH else None
-    changed = await await_change(sense.connection, sense.turn, home.access, seconds, only)
+    changed = await await_change(sense.connection, sense.turn, found.access, seconds, only)
     log.info("what the controller may do has changed", extra={"changed": ", ".join(changed)})
     session.cancel()
-
-
-@asynccontextmanager
-async def _explaining(writer: Connection) -> AsyncIterator[None]:
-    """Where a privilege is lacking for a session: the error names the grant."""
-    try:
-        yield
-    except PgRoleError as error:
-        if not is_lacking(error) or writer.is_closed():
-            raise
-        raise await explain_access(writer, error) from error.__cause__
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

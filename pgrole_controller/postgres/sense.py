@@ -1,0 +1,104 @@
+"""How changes in a server are noticed: the best of what may be done of what is asked for."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
+
+import anyio
+
+from pgrole_controller.core.detection import Mode
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.postgres import inspect, watch
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.inspect import Identity
+from pgrole_controller.postgres.poll import Poller
+from pgrole_controller.postgres.privilege import is_lacking
+from pgrole_controller.postgres.survey import Survey, explaining
+
+#: Between two rounds of Poll, in seconds, unless the server's owner says otherwise.
+POLL_SECONDS = 1.0
+
+
+#: Called with the role names that something was noticed of; None: all of them.
+Heard = Callable[[tuple[str, ...] | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sense:
+    """How changes are noticed: what runs beside the work, and what it runs on.
+
+    `connection` answers questions in between, in its `turn`.
+    """
+
+    mode: Mode
+    connections: tuple[Connection, ...]
+    tasks: tuple[Callable[[], Coroutine[Any, Any, NoReturn]], ...] = ()
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    poller: Poller | None = None
+    why: str = ""
+
+    @property
+    def connection(self) -> Connection:
+        return self.connections[0]
+
+
+async def open_sense(
+    stack: AsyncExitStack,
+    endpoint: Endpoint,
+    writer: Connection,
+    found: Survey,
+    *,
+    detection: Mode,
+    interval: float,
+    heard: Heard,
+) -> Sense:
+    """The best of what may be done of what is asked for; its connections are closed with the stack."""
+    why = found.missing.message if found.missing else ""
+    if detection in (Mode.AUTO, Mode.WATCH) and not found.missing:
+        try:
+            async with explaining(writer):
+                return await stack.enter_async_context(_watching(endpoint, found, heard))
+        except PgRoleError as error:
+            if detection is Mode.WATCH or not (is_lacking(error) or isinstance(error, watch.NotHeard)):
+                raise
+            why = error.message
+    if detection is Mode.RESYNC:
+        return await stack.enter_async_context(_resyncing(endpoint, found))
+    why = why if detection is Mode.AUTO else ""
+    return await stack.enter_async_context(_polling(endpoint, found, interval, heard, why))
+
+
+@asynccontextmanager
+async def _watching(endpoint: Endpoint, found: Survey, heard: Heard) -> AsyncIterator[Sense]:
+    async with connect(endpoint, "listen") as ear, connect(endpoint, "watch", statement_timeout="0") as eye:
+        await _check_same(found.identity, ear, eye)
+        await watch.listen(ear, eye, heard)
+        await watch.observe(eye, guarded=found.guarded)
+        turn = anyio.Lock()
+        tasks = (partial(watch.watch, eye, found.guarded), partial(watch.keep_alive, ear, turn))
+        yield Sense(Mode.WATCH, (ear, eye), tasks, turn)
+
+
+@asynccontextmanager
+async def _polling(endpoint: Endpoint, found: Survey, interval: float, heard: Heard, why: str) -> AsyncIterator[Sense]:
+    async with connect(endpoint, "poll") as connection:
+        await _check_same(found.identity, connection)
+        turn = anyio.Lock()
+        poller = Poller(connection, turn, found.identity)
+        await poller.compare()
+        yield Sense(Mode.POLL, (connection,), (partial(poller.run, interval, heard),), turn, poller, why)
+
+
+@asynccontextmanager
+async def _resyncing(endpoint: Endpoint, found: Survey) -> AsyncIterator[Sense]:
+    async with connect(endpoint, "resync") as connection:
+        await _check_same(found.identity, connection)
+        yield Sense(Mode.RESYNC, (connection,))
+
+
+async def _check_same(identity: Identity, *others: Connection) -> None:
+    for other in others:
+        if not identity.is_same_server(await inspect.identify(other)):
+            raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")
