@@ -144,10 +144,7 @@ WATCH_ENDS: Final = Counter(
     registry=REGISTRY,
 )
 EVENTS_DROPPED: Final = Counter("pgrole_events_dropped", "Events that could not be written.", registry=REGISTRY)
-LEADER: Final = Gauge("pgrole_leader", "1 while this process leads and may change anything, else 0.", registry=REGISTRY)
-LEADER_CHANGES: Final = Counter(
-    "pgrole_leader_changes", "How often this process began or ceased to lead.", registry=REGISTRY
-)
+LEADERSHIPS: Final = Counter("pgrole_leaderships", "How often this process began to lead.", registry=REGISTRY)
 LEASE_RENEWALS: Final = Counter(
     "pgrole_lease_renewals",
     "Attempts of the leader to renew its Lease, by result: renewed, failed.",
@@ -163,8 +160,6 @@ LOOP_LAG_SECONDS: Final = Histogram(
 BUILD: Final = Gauge("pgrole_build_info", "1, with the version of the controller.", ["version"], registry=REGISTRY)
 
 BUILD.labels(__version__).set(1)
-
-_leading = False
 
 _BY_SERVER = (
     RECONCILES,
@@ -198,11 +193,11 @@ class ServerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What is asked for when somebody scrapes. `heartbeat_age`: seconds since the event loop turned."""
+    """What is asked for when somebody scrapes."""
 
     servers: tuple[ServerFigures, ...] = ()
     contested: int = 0
-    heartbeat_age: float = 0.0
+    leading: bool = False
 
 
 class _Asked(Collector):
@@ -210,6 +205,7 @@ class _Asked(Collector):
 
     def __init__(self) -> None:
         self.scrape: Scrape | None = None
+        self.heartbeat_age = 0.0
 
     def collect(self) -> Iterable[Metric]:
         scrape = self.scrape or Scrape()
@@ -230,8 +226,12 @@ class _Asked(Collector):
             "Objects with a field that something else sets back again and again.",
             value=float(scrape.contested),
         )
+        leader = GaugeMetricFamily("pgrole_leader", "1 while this process leads and may change anything, else 0.")
+        if self.scrape:
+            leader.add_metric([], float(scrape.leading))
+        yield leader
         yield GaugeMetricFamily(
-            "pgrole_loop_heartbeat_age_seconds", "Since the event loop turned last.", value=scrape.heartbeat_age
+            "pgrole_loop_heartbeat_age_seconds", "Since the event loop turned last.", value=self.heartbeat_age
         )
 
 
@@ -267,9 +267,12 @@ GCCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY, platform=platform)
 
 
-def render(scrape: Scrape | None) -> bytes:
-    """All metrics in Prometheus' text format; None: nobody could be asked."""
-    _asked.scrape = scrape
+def render(scrape: Scrape | None, heartbeat_age: float) -> bytes:
+    """All metrics in Prometheus' text format. None: nobody could be asked; then who leads is not said.
+
+    `heartbeat_age`: seconds since the event loop turned.
+    """
+    _asked.scrape, _asked.heartbeat_age = scrape, heartbeat_age
     return generate_latest(REGISTRY)
 
 
@@ -290,15 +293,6 @@ def notice(server: str) -> None:
     LAST_NOTIFICATION.labels(server).set(time.time())
 
 
-def lead(leading: bool) -> None:
-    """This process leads from now on, or does not. Without election it leads from its start: call it once with True."""
-    global _leading
-    if leading is not _leading:
-        _leading = leading
-        LEADER_CHANGES.inc()
-        LEADER.set(leading)
-
-
-def note_renewal(renewed: bool) -> None:
+def note_renewal(*, renewed: bool) -> None:
     """The leader tried to renew its Lease."""
     LEASE_RENEWALS.labels("renewed" if renewed else "failed").inc()

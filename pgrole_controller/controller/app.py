@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import anyio
 from anyio.abc import TaskGroup
 
+from pgrole_controller import metrics
 from pgrole_controller.controller.declaration import Site
 from pgrole_controller.controller.errands import Errands
 from pgrole_controller.controller.errors import CannotStart
@@ -22,6 +23,7 @@ from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.scrape import Scraper
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.serverreport import ServerReporter
 from pgrole_controller.controller.servers import Observed, Servers
@@ -172,7 +174,7 @@ class _Controller:
         self._identities = Identities()
         self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._hint_server)
         self._health = health
-        health.watch(self._store, self._servers, lead)
+        health.watch(self._store, self._servers, lead, Scraper(self._servers, self._objects, self._queue, lead).scrape)
         self._source = PgRoleSource(self._objects, self._queue, self._servers)
         self._secret_source = SecretSource(self._source, self._secrets)
         self._namespace_source = NamespaceSource(self._source, self._objects)
@@ -212,6 +214,7 @@ class _Controller:
 
     async def _begin_visits(self) -> None:
         await self._lead.stand_by()
+        metrics.LEADERSHIPS.inc()
         self._queue.release()
 
     def _make_lane(self, declared: DeclaredServer) -> Lane:

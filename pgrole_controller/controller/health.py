@@ -1,64 +1,119 @@
-"""`/healthz`: the loop answers, so it is alive. `/readyz`: synced, and connected or knowingly waiting.
+"""`/healthz`: the event loop turns. `/readyz`: synced, and connected or knowingly waiting. `/metrics`: all figures.
+
+They are served from a thread with a loop of its own: so a controller whose loop stands still, or is slow, says so
+itself instead of not answering, and a scrape holds up no repair for longer than it takes to ask.
 
 Liveness is not the database's: a controller that is restarted because a server is down helps nobody.
 """
 
+import asyncio
 import json
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 import anyio
 from aiohttp import web
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from pgrole_controller import metrics
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.lead import Lead
+from pgrole_controller.controller.pulse import Pulse
 from pgrole_controller.controller.servers import Servers
 from pgrole_controller.kube.store import Store
+from pgrole_controller.metrics import Scrape
 
 log = logging.getLogger(__name__)
+
+#: How long the controller's loop has for an answer, in seconds: the least that a probe waits is one.
+ANSWER_SECONDS = 0.8
+
+Answer = TypeVar("Answer")
 
 
 class Health:
     def __init__(self) -> None:
         self.stopping = False
+        self._pulse = Pulse()
         self._store: Store | None = None
         self._servers: Servers | None = None
         self._lead = Lead()
+        self._scrape: Callable[[], Scrape] = Scrape
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def watch(self, store: Store, servers: Servers, lead: Lead) -> None:
+    def watch(self, store: Store, servers: Servers, lead: Lead, scrape: Callable[[], Scrape]) -> None:
         """Readiness is theirs from now on; before, nothing is ready."""
-        self._store, self._servers, self._lead = store, servers, lead
+        self._store, self._servers, self._lead, self._scrape = store, servers, lead, scrape
 
     async def serve(self, host: str, port: int) -> None:
         """Until cancelled. Raises CannotStart when the port is taken."""
+        self._loop = asyncio.get_running_loop()
+        with start_blocking_portal() as portal:
+            runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
+            try:
+                _start(portal, runner, host, port)
+                log.info("health served", extra={"host": host, "port": port})
+                await self._pulse.beat()
+            finally:
+                portal.call(runner.cleanup)
+
+    def _app(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        try:
-            await runner.setup()
-            try:
-                await web.TCPSite(runner, host, port).start()
-            except OSError as error:
-                raise CannotStart(f"--health-port {port}: {error.strerror}; give another, or 0 for none") from error
-            log.info("health served", extra={"host": host, "port": port})
-            await anyio.sleep_forever()
-        finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(2, shield=True):
-                await runner.cleanup()
+        app.router.add_get("/metrics", self._metrics)
+        return app
 
     async def _healthz(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        if self._pulse.alive:
+            return web.Response(text="ok\n")
+        return web.Response(text=f"the event loop stands still since {self._pulse.age:.1f} s\n", status=503)
 
     async def _readyz(self, _request: web.Request) -> web.Response:
+        answer = await self._ask(self._readiness)
+        ready, body = answer or (False, {"ready": False, "error": "the event loop does not answer"})
+        return web.Response(text=json.dumps(body) + "\n", status=200 if ready else 503, content_type="application/json")
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        """What is asked of a loop that does not answer is left out: its heartbeat's age is not."""
+        scrape = await self._ask(self._scrape)
+        body = metrics.render(scrape, self._pulse.age)
+        return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def _ask(self, question: Callable[[], Answer]) -> Answer | None:
+        """Asked in the controller's loop, whose state no other thread may read; None when that does not answer."""
+        if self._loop is None:
+            return None
+        future = asyncio.run_coroutine_threadsafe(_answer(question), self._loop)
+        with anyio.move_on_after(ANSWER_SECONDS):
+            return await asyncio.wrap_future(future)
+        return None
+
+    def _readiness(self) -> tuple[bool, dict[str, object]]:
         lanes = list(self._servers or ())
         servers = {lane.server.name: _describe(lane) for lane in lanes}
         settled = self._servers is not None and self._servers.settled.is_set()
         known = settled and all(_has_session(lane) or lane.trouble for lane in lanes)
         synced = self._store is not None and self._store.synced.is_set()
         ready = synced and known and not self.stopping
-        body = {"ready": ready, "synced": synced, "leading": self._lead.leading, "servers": servers}
-        return web.Response(text=json.dumps(body) + "\n", status=200 if ready else 503, content_type="application/json")
+        return ready, {"ready": ready, "synced": synced, "leading": self._lead.leading, "servers": servers}
+
+
+def _start(portal: BlockingPortal, runner: web.AppRunner, host: str, port: int) -> None:
+    async def start() -> None:
+        await runner.setup()
+        await web.TCPSite(runner, host, port).start()
+
+    try:
+        portal.call(start)
+    except OSError as error:
+        raise CannotStart(f"--health-port {port}: {error.strerror}; give another, or 0 for none") from error
+
+
+async def _answer(question: Callable[[], Answer]) -> Answer:
+    return question()
 
 
 def _has_session(lane: Lane) -> bool:

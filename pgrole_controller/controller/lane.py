@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import anyio
 from anyio.abc import TaskGroup
 
+from pgrole_controller import logs, metrics
+from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects, Request
@@ -22,6 +24,8 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.tally import Tally, count_ending, hear
+from pgrole_controller.controller.trace import begin_visits
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.disown import Disown, Emptied
 from pgrole_controller.core.ending import name_way_out
@@ -73,6 +77,7 @@ class Lane:
         self.connected = False
         self.standing_by = False  # with a session that is ready
         self.session: Session | None = None
+        self.echoes = Echoes()  # of the session
         self._objects = objects
         self._queue = queue
         self._reporter = reporter
@@ -166,6 +171,7 @@ class Lane:
         had_one = self.connected or self.standing_by
         message = "session with PostgreSQL ended" if had_one else "no session with PostgreSQL"
         log.warning(message, extra={"server": self.server.name, "error": error.message})
+        metrics.SESSION_FAILURES.labels(self.server.name).inc()
         if had_one and anyio.current_time() - self._since >= HEALTHY_SECONDS:
             self._failures = 0
         self.connected = self.standing_by = False
@@ -187,6 +193,7 @@ class Lane:
             await decline(self.server.name, self._queue, self._objects, self._reporter, said)
 
     def _heard(self, names: tuple[str, ...] | None) -> None:
+        hear(self.server.name, names, self.echoes)
         if names is None:
             self._everything.set()
             return
@@ -225,7 +232,8 @@ class Lane:
             level = logging.INFO if expected else logging.WARNING  # while we ran, somebody dropped it
             log.log(level, "schema pgrole was installed", extra={"server": self.server.name})
         self.connected, self.trouble, self._since = True, None, anyio.current_time()
-        self.session = session
+        self.session, self.echoes = session, Echoes()
+        metrics.SESSIONS.labels(self.server.name).inc()
         self.hint_all("connected", Rank.DEPENDENCY)
         await self._release_orphans(session)
         async with anyio.create_task_group() as tasks:
@@ -258,14 +266,20 @@ class Lane:
         return self._objects.covers(key) and self._objects.server_name(key) != self.server.name
 
     async def _visit(self, session: Session, visits: Sequence[Visit], beside: TaskGroup) -> None:
-        log.debug("visit", extra={"server": self.server.name, "keys": len(visits), "reason": visits[0].reason})
+        trace = begin_visits(self.server.name, visits)
+        tally = Tally(self.server.name, visits)
         under_way = {visit.key for visit in visits}
         try:
-            for finding in await reconcile(list(under_way), self.server, self._objects, session):
-                if finding.disown is not None:
-                    beside.start_soon(self._empty, finding, finding.disown, session.fence)
-                else:
-                    self._reporter.report(finding)
+            with logs.tracing(trace.batch):
+                findings = await reconcile(list(under_way), self.server, self._objects, session, self.echoes)
+            tally.end()
+            for finding in findings:
+                tally.count(finding)
+                with logs.tracing(trace.of[finding.key]):
+                    if finding.disown is not None:
+                        beside.start_soon(self._empty, finding, finding.disown, session.fence)
+                    else:
+                        self._reporter.report(finding)
                 under_way.discard(finding.key)
                 for name in finding.released:
                     self._hint_sharing(name, finding.key)
@@ -305,8 +319,10 @@ async def decline(lane: str, queue: Queue, objects: Objects, reporter: Reporter,
         (visit,) = visits
         found = False
         try:
-            request = await objects.read(visit.key, None, Allowance())
-            reporter.report(_declined(request, error))
+            with logs.tracing(begin_visits(lane, visits).batch):
+                finding = _declined(await objects.read(visit.key, None, Allowance()), error)
+                count_ending(lane, finding)
+                reporter.report(finding)
             found = True
         finally:
             if not found:

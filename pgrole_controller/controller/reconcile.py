@@ -4,12 +4,14 @@ Whatever the hint said, everything is read anew. After a write it is looked at o
 read back from the database.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import anyio
 
+from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.claim import Claim
@@ -25,6 +27,8 @@ from pgrole_controller.core.outcome import Outcome, of_contest, of_error, of_rea
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.sight import Server, Sight
 from pgrole_controller.postgres.session import Session
+
+log = logging.getLogger(__name__)
 
 #: How often one visit looks: a role that was just created can be granted to others of the batch in the next round.
 ROUNDS = 4
@@ -45,19 +49,23 @@ class Finding:
     next_rotation: datetime | None = None
     again_in: float = 0.0  # seconds until the next rotation, or until what is contested is due, if sooner; 0.0: neither
     done_with: bool = False  # the object may go: its finalizer is removed
+    changed_at: float | None = None  # when the first change of the role was answered, on the loop's clock
+    corrected: tuple[str, ...] = ()  # the fields that somebody else had changed and that were set back
 
     @property
     def key(self) -> Key:
         return self.request.key
 
 
-async def reconcile(keys: Sequence[Key], declared: DeclaredServer, objects: Objects, session: Session) -> list[Finding]:
+async def reconcile(
+    keys: Sequence[Key], declared: DeclaredServer, objects: Objects, session: Session, echoes: Echoes
+) -> list[Finding]:
     """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding."""
     requests = [await objects.read(key, declared.name, declared.allowance) for key in keys]
     findings = [Finding(request) for request in requests if request.finalizer is not None]
     findings += [refuse(request, request.error) for request in requests if request.error and request.finalizer is None]
     asked = [request for request in requests if request.error is None and request.finalizer is None]
-    findings += await _bring_in(asked, session, _server(session, declared), objects.contests)
+    findings += await _bring_in(asked, session, _server(session, declared), objects.contests, echoes)
     return findings
 
 
@@ -76,7 +84,9 @@ def _now() -> Moment:
     return Moment(anyio.current_time(), datetime.now(UTC))
 
 
-async def _bring_in(requests: Sequence[Request], session: Session, server: Server, contests: Contests) -> list[Finding]:
+async def _bring_in(
+    requests: Sequence[Request], session: Session, server: Server, contests: Contests, echoes: Echoes
+) -> list[Finding]:
     """Looks, brings in and looks again, until there is nothing left to do that can be done now."""
     visited = [_Visited(request, contests) for request in requests]
     open_ = visited
@@ -87,12 +97,29 @@ async def _bring_in(requests: Sequence[Request], session: Session, server: Serve
         if not open_:
             break
         plans = [one.decision for one in open_ if isinstance(one.decision, Plan)]
-        for one, plan, failure in zip(open_, plans, await session.carry_out(plans), strict=True):
+        for one, plan, failure in zip(open_, plans, await _carry_out(plans, session, echoes), strict=True):
             one.end(plan, failure)
         open_ = [one for one in open_ if not isinstance(one.decision, PgRoleError) or _is_conflict(one.decision)]
+    for one in visited:
+        if isinstance(one.decision, Plan) and one.decision.changes:
+            echoes.forget(one.decision.role_name)
     await _release(visited, session)
     await _ask_who(visited, session)
     return await _add_verifiers([one.finding() for one in visited], session)
+
+
+async def _carry_out(plans: Sequence[Plan], session: Session, echoes: Echoes) -> list[PgRoleError | None]:
+    changing = [plan.role_name for plan in plans if plan.changes]
+    changed: list[str] = []
+    echoes.send(changing)
+    try:
+        failures = await session.carry_out(plans)
+        changed = [
+            plan.role_name for plan, failure in zip(plans, failures, strict=True) if plan.changes and failure is None
+        ]
+    finally:
+        echoes.answer(changed, anyio.current_time())
+    return failures
 
 
 async def _add_verifiers(findings: list[Finding], session: Session) -> list[Finding]:
@@ -141,6 +168,7 @@ class _Visited:
         self.decision: Plan | PgRoleError = Plan(role_name="")
         self._sight = Sight()
         self._done: list[Plan] = []
+        self._changed_at: float | None = None
 
     def see(self, sight: Sight, decision: Plan | PgRoleError, server: Server) -> None:
         self._sight = sight
@@ -151,11 +179,15 @@ class _Visited:
                 self._uid, self._generation, decision, sent, server.system_identifier, _now()
             )
         self.decision = decision
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("looked", extra={"object": str(self.request.key), **_describe(decision)})
 
     def end(self, plan: Plan, failure: PgRoleError | None) -> None:
         ask = self.request.ask
         if failure is None:
             self._done.append(plan)
+            if plan.changes and self._changed_at is None:
+                self._changed_at = anyio.current_time()
             if plan.drift and plan.changes:
                 self._contests.repaired(self._uid, self._generation, plan.drift, _now())
         elif ask and ask.terminating and ask.drop:
@@ -186,7 +218,8 @@ class _Visited:
     def finding(self) -> Finding:
         released = tuple(name for plan in self._done for name in plan.released)
         if isinstance(self.decision, PgRoleError):
-            return replace(refuse(self.request, self.decision), released=released)
+            refused = replace(refuse(self.request, self.decision), released=released)
+            return replace(refused, changed_at=self._changed_at, corrected=self._corrected)
         ending = self.request.ask is None or self.request.ask.terminating
         first = self._done[0] if self._done else self.decision
         ask, claim = self.request.ask, self._sight.claim
@@ -202,11 +235,17 @@ class _Visited:
             errand=self.decision.errand,
             disown=self.decision.disown,
             next_rotation=due,
+            changed_at=self._changed_at,
+            corrected=self._corrected,
             again_in=_soonest(
                 (due - self._sight.at).total_seconds() if due else 0.0,
                 0.0 if ending else self._contests.next_look(self._uid, _now()),
             ),
         )
+
+    @property
+    def _corrected(self) -> tuple[str, ...]:
+        return tuple(name for plan in self._done if plan.changes for name in plan.drift)
 
     def _outcome(self, first: Plan, last: Plan) -> Outcome:
         outcome = of_read_back(last)
@@ -217,6 +256,15 @@ class _Visited:
             message = "the role is as declared; its claim was missing from the database and was written anew"
             return replace(outcome, message=message)
         return outcome
+
+
+def _describe(decision: Plan | PgRoleError) -> dict[str, str]:
+    """For the log: the names of fields, never what is in them."""
+    if isinstance(decision, PgRoleError):
+        return {"decided": "refused", "reason": decision.reason.value}
+    fields = {"differs": field_names(decision.changes), "drift": decision.drift, "reported": decision.reported}
+    decided = decision.deed.value if decision.writes else "errand" if decision.errand else "nothing"
+    return {"decided": decided, **{name: ", ".join(some) for name, some in fields.items() if some}}
 
 
 def _soonest(*seconds: float) -> float:

@@ -5,10 +5,13 @@ not wait for them.
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import anyio
 
+from pgrole_controller import logs, metrics
 from pgrole_controller.controller.errands import Errands
 from pgrole_controller.controller.objects import Objects, server_of
 from pgrole_controller.controller.queue import Queue
@@ -64,12 +67,12 @@ class Reporter:
         self._queue = queue
         self._recorder = recorder
         self._unconfirmed: dict[Key, float] = {}  # when what we changed is to be looked at once more
-        self._send, self._receive = anyio.create_memory_object_stream[Finding](float("inf"))
+        self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Finding]](float("inf"))
 
     def report(self, finding: Finding) -> None:
-        """Takes the finding of a visit; the visit ends when it is written."""
+        """Takes the finding of a visit, whose id is the one of the log here; the visit ends when it is written."""
         self._doubt(finding)
-        self._send.send_nowait(finding)
+        self._send.send_nowait((logs.current_visit(), finding))
 
     def close(self) -> None:
         """No more findings: `run` returns when those that it has are written."""
@@ -82,8 +85,11 @@ class Reporter:
 
     async def _write_each(self) -> None:
         async with self._receive.clone() as findings:
-            async for finding in findings:
-                self._queue.done(finding.key, self._confirm(finding.key, await self._write(finding)))
+            async for visit, finding in findings:
+                with logs.tracing(visit):
+                    result = self._confirm(finding.key, await self._write(finding))
+                    log.debug("visit ends", extra={"object": str(finding.key), **_describe(result)})
+                    self._queue.done(finding.key, result)
 
     def _doubt(self, finding: Finding) -> None:
         """After a look: whether there is one to come. A hint that is answered before that does not take its place."""
@@ -164,6 +170,7 @@ class Reporter:
         )
         status = build_status(previous, outcome, standing, obj["metadata"]["generation"], datetime.now(UTC))
         if unchanged(previous, status):
+            log.debug("status stands", extra={"object": str(stored.key), "reason": outcome.reason.value})
             return
         before = previous.get("conditions") or []
         try:
@@ -173,6 +180,10 @@ class Reporter:
             if error.status in (422, 500):
                 self._record_outcome(outcome, before, stored)
             raise
+        log.debug("status written", extra={"object": str(stored.key), "reason": outcome.reason.value})
+        for field in standing.reported:
+            if field not in _reported(previous):
+                metrics.DRIFTS.labels(standing.server_name, field, "reported").inc()
         self._record_outcome(outcome, before, stored)
 
     def _record_deed(self, finding: Finding, stored: Stored) -> None:
@@ -196,6 +207,24 @@ class Reporter:
         self._recorder.record(
             stored, reason=outcome.reason.value, note=outcome.message, action="Reconcile", event_type="Warning"
         )
+
+
+def _reported(status: Mapping[str, Any]) -> Sequence[str]:
+    """The fields that were left as they are, as they were said last, if they still stood then."""
+    last = status.get("lastDrift") or {}
+    drifts = any(said["type"] == "DriftDetected" for said in status.get("conditions") or ())
+    return last.get("fields") or () if drifts and not last.get("corrected") else ()
+
+
+def _describe(result: Result) -> dict[str, str | float]:
+    """When the object is looked at again without a hint."""
+    match result:
+        case After(seconds):
+            return {"result": "again", "in_seconds": round(seconds, 3)}
+        case Retry():
+            return {"result": "back-off"}
+        case _:
+            return {"result": "done"}
 
 
 def _is_unconfirmed(finding: Finding) -> bool:

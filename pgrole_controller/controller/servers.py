@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import anyio
 from anyio.abc import TaskGroup
 
+from pgrole_controller import metrics
 from pgrole_controller.controller.declaration import Site, names_secrets, read_declaration
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.resync import resync
@@ -184,6 +185,7 @@ class Servers:
             if self._ending.get(name) is running.ended:
                 del self._ending[name]
                 if name not in self._running:
+                    metrics.forget_server(name)
                     self._moved(name)  # what the lane was hinted in its last moments
 
 

@@ -148,6 +148,10 @@ class Contests:
     def __len__(self) -> int:
         return len(self._contests)
 
+    def count_contested(self, now: float) -> int:
+        """Of how many objects a field is contested. What was not looked at for long is over, though not forgotten."""
+        return sum(bool(one.contested) and now - one.touched <= KEPT for one in self._contests.values())
+
     def knows(self, uid: str) -> bool:
         return uid in self._contests
 

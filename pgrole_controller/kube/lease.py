@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 
+from pgrole_controller import metrics
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.lease import Record, Seen, Timing, give_up, see, take
@@ -193,6 +194,7 @@ class Elector:
             except (Unreachable, BadStream) as error:
                 await self._fail(error)
             else:
+                metrics.note_renewal(renewed=True)
                 term.hold(began, began + self._timing.deadline)
                 return True
 
@@ -207,6 +209,7 @@ class Elector:
                 return seen is not None and seen.record.holder == self.identity
 
     async def _fail(self, error: Exception) -> None:
+        metrics.note_renewal(renewed=False)
         log.warning("lease not renewed, trying again", extra={"lease": str(self.lease), "error": str(error)})
         await anyio.sleep(AGAIN_SECONDS)
 

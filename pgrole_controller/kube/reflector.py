@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import anyio
 
+from pgrole_controller import metrics
 from pgrole_controller.kube.backoff import Backoff
 from pgrole_controller.kube.client import JSON, Client, read_status
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
@@ -123,7 +124,9 @@ class _Reflection:
             if self._version is None:
                 self._version = await self._list()
             await self._watch(self._version)
+            self._count("in time")
         except _Expired as expired:
+            self._count("expired")
             self._version = None
             now, last = self._clock(), self._expired_at
             self._expired_at = now
@@ -131,16 +134,23 @@ class _Reflection:
             if now - last < self._timing.healthy:
                 await self._rest(expired)
         except ApiError as error:
+            self._count("refused")
             if error.status != 429 and error.status < 500:
                 self._version = None  # refused as asked; a definition removed and made again, too
                 if error.status not in _PASSING:
                     self._store.refuse(str(error))
             await self._rest(error, min(error.retry_after or 0.0, self._timing.retry_after_most))
         except LineTooLong as error:
+            self._count("failed")
             self._version = None
             await self._rest(error)
         except (BadStream, Unreachable, _Ended) as error:
+            self._count("failed")
             await self._rest(error)
+
+    def _count(self, cause: str) -> None:
+        """How a list or a watch ended."""
+        metrics.WATCH_ENDS.labels(self._resource.plural, cause).inc()
 
     async def _rest(self, error: Exception, at_least: float = 0.0) -> None:
         delay = self._backoff.delay(self._clock(), at_least)
@@ -164,6 +174,7 @@ class _Reflection:
             self._changed(change)
         self._store.synced.set()
         self._store.answered.set()
+        metrics.LISTS.labels(self._resource.plural).inc()
         log.info(
             "listed",
             extra={

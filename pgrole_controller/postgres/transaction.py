@@ -4,6 +4,8 @@ When a statement fails, each plan is tried on its own, so that one bad role does
 ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shielded scope with its own deadline.
 """
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +21,8 @@ from pgrole_controller.postgres.connection import Connection, speaking
 from pgrole_controller.postgres.fence import Fence, is_another_leading
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.privilege import Obstacle, explain, find_obstacles, is_lacking, look_for_rights
+
+log = logging.getLogger(__name__)
 
 #: For one transaction, whatever its statements wait for. It is not interrupted, so stopping may take that long.
 TRANSACTION_SECONDS = 4.0
@@ -129,11 +133,28 @@ def _without(plan: Plan, obstacles: Sequence[Obstacle]) -> Plan | None:
 async def _run(
     connection: Connection, plans: Sequence[Plan], dialect: Dialect, lock_timeout: str
 ) -> PgRoleError | None:
+    began = time.perf_counter()
+    error = await _try(connection, plans, dialect, lock_timeout)
+    log.debug(
+        "transaction",
+        extra={
+            "plans": len(plans),
+            "changes": sum(len(plan.changes) for plan in plans),
+            "took_ms": round((time.perf_counter() - began) * 1000, 3),
+            "failed": error.reason.value if error else "",
+        },
+    )
+    return error
+
+
+async def _try(
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, lock_timeout: str
+) -> PgRoleError | None:
     try:
         text = script(plans, dialect, lock_timeout=lock_timeout)
         if dialect.ledger is not None:
             return await _run_schemaless(connection, plans, dialect, dialect.ledger, text)
-        with speaking(), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
+        with speaking("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
             await connection.execute(text)
     except PgRoleError as error:
         return error
@@ -153,7 +174,7 @@ async def _run_schemaless(
     if any(_touches(plan) for plan in plans):
         new = [plan.role_name for plan in plans if plan.owner and plan.oid is None]
         try:
-            with speaking(), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
+            with speaking("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
                 async with connection.transaction():
                     await connection.execute(text)
                     made = {row["name"]: row["oid"] for row in (await connection.fetch(_OIDS, new) if new else ())}
