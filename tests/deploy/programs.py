@@ -65,10 +65,11 @@ class Answer:
 
 
 async def run(program: Path, *arguments: str | Path, stdin: str = "", seconds: float = 120) -> Answer:
-    """Run it to its end. Raises TimeoutError."""
-    command = [str(part) for part in (program, *arguments)]
-    with anyio.fail_after(seconds):
-        done = await anyio.run_process(bound_to_us(command), input=stdin.encode(), check=False)
+    """Run it to its end. What it caches is dropped. Raises TimeoutError."""
+    command = bound_to_us([str(part) for part in (program, *arguments)])
+    with tempfile.TemporaryDirectory(prefix="pgrole-tools-") as home, anyio.fail_after(seconds):
+        environment = {**os.environ, "HOME": home, "KUBECACHEDIR": home, "HELM_NAMESPACE": "", "KUBECONFIG": ""}
+        done = await anyio.run_process(command, input=stdin.encode(), check=False, env=environment)
     return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

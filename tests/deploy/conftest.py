@@ -1,0 +1,31 @@
+"""helm and kubectl, and an API server of their own: what they install is for the whole cluster."""
+
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.apiserver import api_server as run_api_server
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.display import Display
+from tests.conftest import shown
+from tests.deploy.programs import NoPrograms, Programs, find
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def programs(request: pytest.FixtureRequest) -> Programs:
+    """When they must be built first, pytest shows it."""
+    with shown(request):
+        try:
+            return await find(Display(sys.stderr))
+        except NoPrograms as error:
+            pytest.skip(str(error))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
+    """An API server for the tests of one module, without the CRDs."""
+    async with run_api_server(binaries=binaries) as server:
+        yield server

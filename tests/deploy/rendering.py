@@ -1,0 +1,73 @@
+"""What helm and kustomize make of deploy/, as objects."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy.manifests import CHART, render_overlay
+from tests.deploy.programs import Answer, Programs, run
+
+Json = dict[str, Any]
+
+RELEASE = "pgrole-controller"
+NAMESPACE = "pgrole-system"
+_OF_HELM = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/version", "helm.sh/resource-policy")
+
+
+async def template(
+    programs: Programs, *arguments: str | Path, chart: Path = CHART, values: Json | None = None
+) -> Answer:
+    """What `helm template` answers for a release as the kustomize overlays have it."""
+    given = ["--values", "-"] if values is not None else []
+    text = yaml.safe_dump(values) if values is not None else ""
+    return await run(programs.helm, "template", RELEASE, chart, "-n", NAMESPACE, *given, *arguments, stdin=text)
+
+
+async def render_chart(programs: Programs, *arguments: str | Path, values: Json | None = None) -> list[Json]:
+    answer = await template(programs, *arguments, values=values)
+    assert answer.code == 0, answer.err
+    return read_objects(answer.out)
+
+
+async def render_kustomization(programs: Programs, folder: Path) -> list[Json]:
+    return read_objects(await render_overlay(programs.kubectl, folder))
+
+
+def read_objects(text: str) -> list[Json]:
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def dump(objects: Iterable[Json]) -> str:
+    return yaml.safe_dump_all(objects)
+
+
+def of_kind(objects: Iterable[Json], *kinds: str) -> list[Json]:
+    return [one for one in objects if one["kind"] in kinds]
+
+
+def the(objects: Iterable[Json], kind: str, name: str = RELEASE) -> Json:
+    [found] = [one for one in of_kind(objects, kind) if one["metadata"]["name"] == name]
+    return found
+
+
+def environment_of(deployment: Json) -> dict[str, Any]:
+    """Variable → its value, or where it is from."""
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+
+
+def without_helm(objects: Iterable[Json]) -> dict[tuple[str, str, str], Json]:
+    """(kind, namespace, name) → object, without what helm adds to its metadata."""
+    found = {}
+    for one in objects:
+        metadata = dict(one["metadata"])
+        for kind in ("labels", "annotations"):
+            kept = {name: text for name, text in (metadata.pop(kind, None) or {}).items() if name not in _OF_HELM}
+            if kept:
+                metadata[kind] = kept
+        key = (one["kind"], metadata.get("namespace", ""), metadata["name"])
+        assert key not in found, key
+        found[key] = {**one, "metadata": metadata}
+    return found

@@ -1,0 +1,159 @@
+"""The overlays, and what can be added to them and left out."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
+from tests.deploy.programs import Programs
+from tests.deploy.rendering import NAMESPACE, Json, environment_of, of_kind, read_objects, render_kustomization, the
+
+CLUSTER, ONE_NAMESPACE = OVERLAYS / "cluster", OVERLAYS / "namespace"
+
+
+def make_overlay(folder: Path, text: str) -> Path:
+    """A kustomization of somebody's own: kustomize takes no absolute paths."""
+    up = "/".join(".." for _ in folder.resolve().parts[1:])
+    whole = text.replace("ROOT", f"{up}{ROOT.resolve()}")
+    (folder / "kustomization.yaml").write_text(whole, encoding="utf-8")
+    return folder
+
+
+def rules_of(objects: list[Json]) -> dict[str, list[Json]]:
+    return {one["metadata"]["name"]: one["rules"] for one in of_kind(objects, "Role", "ClusterRole")}
+
+
+async def test_the_overlay_of_a_cluster_holds_all_that_is_needed(programs: Programs) -> None:
+    objects = await render_kustomization(programs, CLUSTER)
+    assert {one["metadata"]["name"] for one in of_kind(objects, "CustomResourceDefinition")} == {
+        "pgroles.pgrole.dev",
+        "pgservers.pgrole.dev",
+    }
+    assert (
+        the(objects, "Namespace", NAMESPACE)["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    )
+    for kind in ("ServiceAccount", "Deployment", "Service", "Role", "RoleBinding"):
+        assert the(objects, kind)["metadata"]["namespace"] == NAMESPACE
+
+
+async def test_install_yaml_is_what_the_overlay_of_a_cluster_renders(programs: Programs) -> None:
+    assert read_objects(INSTALL.read_text(encoding="utf-8")) == await render_kustomization(programs, CLUSTER), (
+        "run `make manifests`"
+    )
+
+
+async def test_the_definitions_are_those_of_crds(programs: Programs) -> None:
+    found = {one["metadata"]["name"]: one["spec"] for one in await render_kustomization(programs, ROOT / "crds")}
+    written = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "crds").glob("*.yaml")]
+    assert found == {one["metadata"]["name"]: one["spec"] for one in written}
+
+
+async def test_one_namespace_needs_nothing_of_the_cluster_but_servers(programs: Programs) -> None:
+    objects = await render_kustomization(programs, ONE_NAMESPACE)
+    of_the_cluster = [one for one in objects if "namespace" not in one["metadata"]]
+    assert {(one["kind"], one["metadata"]["name"]) for one in of_the_cluster} == {
+        ("Namespace", NAMESPACE),
+        ("ClusterRole", "pgrole-controller-servers"),
+        ("ClusterRoleBinding", "pgrole-controller-servers"),
+    }
+    resources = {name for rule in rules_of(objects)["pgrole-controller-servers"] for name in rule["resources"]}
+    assert resources == {"pgservers", "pgservers/status"}
+
+
+async def test_the_namespace_is_named_once_and_stands_in_roles_and_settings(programs: Programs, tmp_path: Path) -> None:
+    """The folder is copied and edited, as its first line says."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in ONE_NAMESPACE.iterdir():
+        text = file.read_text(encoding="utf-8").replace("PGROLE_NAMESPACE=team-a", "PGROLE_NAMESPACE=shop")
+        (copy / file.name).write_text(text.replace("../../base", "ROOT/deploy/kustomize/base"), encoding="utf-8")
+    make_overlay(copy, (copy / "kustomization.yaml").read_text(encoding="utf-8"))
+    objects = await render_kustomization(programs, copy)
+    for name in ("pgrole-controller-roles", "pgrole-controller-connection-secrets"):
+        assert {the(objects, kind, name)["metadata"]["namespace"] for kind in ("Role", "RoleBinding")} == {"shop"}
+    assert the(objects, "Role", "pgrole-controller-credentials")["metadata"]["namespace"] == NAMESPACE
+    [settings] = of_kind(objects, "ConfigMap")
+    assert settings["data"]["PGROLE_NAMESPACE"] == "shop"
+    [container] = the(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == [{"configMapRef": {"name": settings["metadata"]["name"]}}]
+    assert "team-a" not in str(objects)
+
+
+async def test_one_namespace_has_the_rights_of_the_cluster_but_to_list_namespaces(programs: Programs) -> None:
+    everywhere = rules_of(await render_kustomization(programs, CLUSTER))
+    there = rules_of(await render_kustomization(programs, ONE_NAMESPACE))
+    assert there["pgrole-controller-connection-secrets"] == everywhere["pgrole-controller-connection-secrets"]
+    for rule in everywhere["pgrole-controller-roles"]:
+        if rule["resources"] == ["namespaces"]:
+            rule["verbs"] = ["get"]
+    assert there["pgrole-controller-roles"] == everywhere["pgrole-controller-roles"]
+
+
+@pytest.mark.parametrize("overlay", [CLUSTER, ONE_NAMESPACE], ids=lambda folder: folder.name)
+async def test_no_rule_is_wider_than_it_says(programs: Programs, overlay: Path) -> None:
+    objects = await render_kustomization(programs, overlay)
+    for rules in rules_of(objects).values():
+        assert "*" not in str(rules)
+    for name, rules in rules_of(objects).items():
+        if name.startswith("pgrole-controller"):
+            written = [rule for rule in rules if {"create", "update", "patch", "delete"} & set(rule["verbs"])]
+            secrets = [rule for rule in written if "secrets" in rule["resources"]]
+            assert bool(secrets) == (name == "pgrole-controller-connection-secrets")
+
+
+async def test_only_the_controller_may_write_status(programs: Programs) -> None:
+    for name, rules in rules_of(await render_kustomization(programs, CLUSTER)).items():
+        verbs = {verb for rule in rules for verb in rule["verbs"] if "pgroles/status" in rule["resources"]}
+        assert ("patch" in verbs) == (name == "pgrole-controller-roles")
+        assert "update" not in verbs
+
+
+async def test_connection_secrets_can_be_left_out(programs: Programs, tmp_path: Path) -> None:
+    overlay = make_overlay(
+        tmp_path,
+        """
+resources: [ROOT/deploy/kustomize/overlays/cluster]
+patches:
+  - target: {name: pgrole-controller-connection-secrets}
+    patch: '{"$patch": "delete", "apiVersion": "x", "kind": "x", "metadata": {"name": "x"}}'
+""",
+    )
+    names = set(rules_of(await render_kustomization(programs, overlay)))
+    whole = set(rules_of(await render_kustomization(programs, CLUSTER)))
+    assert whole - names == {"pgrole-controller-connection-secrets"}
+
+
+async def test_it_can_be_installed_under_another_namespace(programs: Programs, tmp_path: Path) -> None:
+    overlay = make_overlay(tmp_path, "namespace: databases\nresources: [ROOT/deploy/kustomize/overlays/cluster]\n")
+    objects = await render_kustomization(programs, overlay)
+    assert of_kind(objects, "Namespace")[0]["metadata"]["name"] == "databases"
+    for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
+        assert [subject["namespace"] for subject in binding["subjects"]] == ["databases"]
+
+
+async def test_every_component_adds_one_object_that_is_about_these_pods(programs: Programs, tmp_path: Path) -> None:
+    folders = sorted(folder.name for folder in COMPONENTS.iterdir() if folder.is_dir())
+    listed = "".join(f"  - ROOT/deploy/kustomize/components/{name}\n" for name in folders)
+    overlay = make_overlay(tmp_path, f"resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents:\n{listed}")
+    objects = await render_kustomization(programs, overlay)
+    added = objects[:0] + [one for one in objects if one not in await render_kustomization(programs, CLUSTER)]
+    assert sorted(one["kind"] for one in added) == [
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "PrometheusRule",
+        "ServiceMonitor",
+    ]
+    pods = the(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    service = the(objects, "Service")
+    assert service["spec"]["selector"] == pods
+    assert the(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == pods
+    assert the(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == pods
+    chosen = the(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert chosen.items() <= service["metadata"]["labels"].items()
+
+
+async def test_the_lease_that_may_be_written_is_the_one_that_is_named(programs: Programs) -> None:
+    objects = await render_kustomization(programs, CLUSTER)
+    [names] = [rule["resourceNames"] for rule in the(objects, "Role")["rules"] if "resourceNames" in rule]
+    assert names == [environment_of(the(objects, "Deployment"))["PGROLE_LEASE"]]
