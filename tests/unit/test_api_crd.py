@@ -13,8 +13,13 @@ _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
 
 
 def test_committed_crds_are_what_the_models_make() -> None:
-    committed = {path.name: path.read_text(encoding="utf-8") for path in resources.path("crds").iterdir()}
+    committed = {path.name: path.read_text(encoding="utf-8") for path in resources.path("crds").glob("*.yaml")}
     assert committed == files(), "run `make crds`"
+
+
+def test_kustomize_is_given_every_crd() -> None:
+    listed = yaml.safe_load((resources.path("crds") / "Kustomization").read_text(encoding="utf-8"))["resources"]
+    assert sorted(listed) == sorted(files())
 
 
 def test_rendered_text_says_where_it_comes_from_and_reads_back_as_the_crd() -> None:
