@@ -1,0 +1,38 @@
+-- For the rest of the transaction that installs: names mean PostgreSQL's own.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
+-- Schema pgrole. Whoever made it first stays its owner through every CREATE OR REPLACE, and what is in it is called by
+-- a superuser: so nothing is installed into a schema that belongs to somebody else.
+DO $$
+DECLARE
+    maker text;
+BEGIN
+    IF to_regnamespace('pgrole') IS NULL THEN
+        CREATE SCHEMA pgrole;
+    END IF;
+    -- who installs at the same time waits here: its lock is the owner's alone
+    COMMENT ON SCHEMA pgrole IS 'What pgrole-controller has seen and claimed of this server''s roles';
+    SELECT pg_get_userbyid(n.nspowner) INTO maker FROM pg_namespace AS n WHERE n.nspname = 'pgrole';
+    IF NOT EXISTS (
+        SELECT FROM pg_roles AS r
+        WHERE r.rolname = maker
+          AND (r.rolsuper OR r.rolname = current_user)
+    ) THEN
+        RAISE EXCEPTION 'schema pgrole belongs to "%"', maker USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
+$$;
+
+REVOKE ALL ON SCHEMA pgrole FROM PUBLIC;
+
+-- One row: what is installed. `parts` counts what the schema holds, so that a part that went missing is noticed.
+CREATE TABLE IF NOT EXISTS pgrole.installation (
+    singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
+    version   integer NOT NULL,
+    parts     integer NOT NULL
+);
+
+-- To be locked, by those who take turns: an advisory lock may be taken by any role that can connect, and held for as long
+-- as it likes. Views, since VACUUM and ANALYZE lock tables.
+CREATE OR REPLACE VIEW pgrole.turn_to_change AS SELECT true AS turn;
+CREATE OR REPLACE VIEW pgrole.turn_to_look AS SELECT true AS turn;

@@ -1,0 +1,175 @@
+-- What was last seen of every role. Whoever changes a row, the trigger tells it to all who listen.
+CREATE TABLE IF NOT EXISTS pgrole.role_state (
+    oid    oid PRIMARY KEY,
+    name   text COLLATE "C" NOT NULL,
+    digest bytea NOT NULL
+);
+
+-- What is said of one role; `claim` names the claim that it has under another name. A name that another database wrote need
+-- not be legible in UTF-8, and a client that cannot read one payload hears nothing more: then it is said of all.
+CREATE OR REPLACE FUNCTION pgrole.message(op text, role oid, called text, was text) RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    claimed text := (
+        SELECT c.role_name
+        FROM pgrole.claim AS c
+        WHERE c.role_oid = role AND c.released_at IS NULL AND c.role_name <> called
+          AND c.system_identifier = (SELECT f.system_identifier FROM pgrole.fingerprint AS f LIMIT 1)
+    );
+BEGIN
+    PERFORM convert_to(concat_ws(' ', called, was, claimed), 'UTF8');
+    RETURN json_strip_nulls(json_build_object(
+        'op', op, 'oid', role::bigint, 'name', called, 'was', was, 'claim', claimed
+    ));
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+    RETURN '{"op":"many"}';
+END
+$$;
+
+CREATE OR REPLACE FUNCTION pgrole.announce() RETURNS trigger
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    many CONSTANT integer := 100;
+    touched integer;
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        SELECT count(*) INTO touched FROM gone;
+    ELSE
+        SELECT count(*) INTO touched FROM come;
+    END IF;
+    IF touched > many THEN
+        PERFORM pg_notify('pgrole', '{"op":"many"}');
+    ELSIF touched = 0 THEN
+        NULL;
+    ELSIF TG_OP = 'INSERT' THEN
+        PERFORM pg_notify('pgrole', pgrole.message('insert', c.oid, c.name, NULL)) FROM come AS c;
+    ELSIF TG_OP = 'DELETE' THEN
+        PERFORM pg_notify('pgrole', pgrole.message('delete', g.oid, g.name, NULL)) FROM gone AS g;
+    ELSE
+        PERFORM pg_notify('pgrole', pgrole.message('update', c.oid, c.name, nullif(g.name, c.name)))
+        FROM come AS c JOIN gone AS g USING (oid);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE TRIGGER announce_insert AFTER INSERT ON pgrole.role_state
+    REFERENCING NEW TABLE AS come FOR EACH STATEMENT EXECUTE FUNCTION pgrole.announce();
+CREATE OR REPLACE TRIGGER announce_update AFTER UPDATE ON pgrole.role_state
+    REFERENCING OLD TABLE AS gone NEW TABLE AS come FOR EACH STATEMENT EXECUTE FUNCTION pgrole.announce();
+CREATE OR REPLACE TRIGGER announce_delete AFTER DELETE ON pgrole.role_state
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION pgrole.announce();
+
+-- Where the verifiers of passwords may be read; elsewhere none.
+CREATE OR REPLACE FUNCTION pgrole.read_verifiers(roles oid[]) RETURNS TABLE (role oid, verifier text)
+LANGUAGE plpgsql STABLE ROWS 1
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'select') THEN
+        RETURN QUERY SELECT a.oid, a.rolpassword FROM pg_authid AS a WHERE a.oid = ANY (roles);
+    END IF;
+END
+$$;
+
+-- A text of any length, as it is: what another database wrote need not be valid in this one's encoding. A role may give
+-- itself a setting of hundreds of megabytes, whose copies would exceed what PostgreSQL allows: so the long ones are hashed
+-- in place. Its names are bound when it is made, and it is inlined, as one with a SET clause is not.
+CREATE OR REPLACE FUNCTION pgrole.hash_text(content text) RETURNS text
+LANGUAGE sql IMMUTABLE
+RETURN CASE
+    WHEN octet_length(content) <= 1000000
+    THEN encode(sha256(decode(replace(content, E'\\', E'\\\\'), 'escape')), 'hex')
+    ELSE octet_length(content)::text
+        || ' ' || hashtextextended(content COLLATE "C", 0)::text
+        || ' ' || hashtextextended(content COLLATE "C", 1)::text
+END;
+
+-- Name and digest of those roles that are there; the digest covers everything that a PgRole can declare.
+-- The same for the same content on one server, whatever the session's settings. Nested loops would make a pass over all
+-- roles quadratic, since a plan is made for few. Fails when one of them cannot be digested.
+CREATE OR REPLACE FUNCTION pgrole.digest_all(roles oid[]) RETURNS TABLE (oid oid, name text, digest bytea)
+LANGUAGE plpgsql VOLATILE ROWS 1
+SET search_path = pg_catalog, pg_temp
+SET enable_nestloop = off
+AS $$
+BEGIN
+    RETURN QUERY
+    SELECT
+        r.oid,
+        r.rolname::text,
+        sha256(decode(replace(ROW(
+            r.rolname, r.rolcanlogin, r.rolsuper, r.rolcreatedb, r.rolcreaterole, r.rolinherit, r.rolreplication,
+            r.rolbypassrls, r.rolconnlimit, extract(epoch FROM nullif(r.rolvaliduntil, 'infinity')),
+            pgrole.hash_text(v.verifier), m.held, s.settings, pgrole.hash_text(d.description)
+        )::text, E'\\', E'\\\\'), 'escape'))
+    FROM pg_roles AS r
+    LEFT JOIN pgrole.read_verifiers(roles) AS v ON v.role = r.oid
+    LEFT JOIN (
+        -- to_jsonb: PostgreSQL 16 has options that 15 does not know
+        SELECT h.member, jsonb_agg(DISTINCT to_jsonb(h) - '{oid,member,grantor}'::text[]) AS held
+        FROM pg_auth_members AS h
+        WHERE h.member = ANY (roles)
+        GROUP BY h.member
+    ) AS m ON m.member = r.oid
+    LEFT JOIN (
+        SELECT i.setrole, array_agg(i.hash ORDER BY i.hash COLLATE "C") AS settings
+        FROM (
+            SELECT g.setrole, format('%s %s', g.setdatabase, pgrole.hash_text(c.item)) AS hash
+            FROM pg_db_role_setting AS g, unnest(g.setconfig) AS c (item)
+            WHERE g.setrole = ANY (roles)
+        ) AS i
+        GROUP BY i.setrole
+    ) AS s ON s.setrole = r.oid
+    LEFT JOIN pg_shdescription AS d ON d.classoid = 'pg_authid'::regclass AND d.objoid = r.oid AND d.objoid = ANY (roles)
+    WHERE r.oid = ANY (roles);
+END
+$$;
+
+-- The same, where one that cannot be digested does not hold the others: its digest says so, whatever it holds.
+CREATE OR REPLACE FUNCTION pgrole.digest(roles oid[]) RETURNS TABLE (oid oid, name text, digest bytea)
+LANGUAGE plpgsql VOLATILE ROWS 1
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    half CONSTANT integer := cardinality(roles) / 2;
+BEGIN
+    RETURN QUERY SELECT d.oid, d.name, d.digest FROM pgrole.digest_all(roles) AS d;
+EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory OR internal_error THEN
+    IF half = 0 THEN
+        RETURN QUERY SELECT r.oid, r.rolname::text, 'undigested'::bytea FROM pg_roles AS r WHERE r.oid = ANY (roles);
+    ELSE
+        RETURN QUERY SELECT d.oid, d.name, d.digest FROM pgrole.digest(roles[:half]) AS d;
+        RETURN QUERY SELECT d.oid, d.name, d.digest FROM pgrole.digest(roles[half + 1:]) AS d;
+    END IF;
+END
+$$;
+
+-- Brings the rows of these roles up to date, and announces those that differ and those that were `touched`: one that was
+-- changed, set back and changed to the same again between two looks has the digest that it had, and somebody who set it
+-- back meanwhile must hear of it.
+CREATE OR REPLACE FUNCTION pgrole.record(roles oid[], touched oid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    WITH there AS MATERIALIZED (
+        SELECT n.oid, n.name, n.digest FROM pgrole.digest(roles) AS n
+    ),
+    dropped AS (
+        DELETE FROM pgrole.role_state AS s
+        WHERE s.oid = ANY (roles) AND s.oid NOT IN (SELECT t.oid FROM there AS t)
+    )
+    INSERT INTO pgrole.role_state AS s (oid, name, digest)
+    SELECT t.oid, t.name, t.digest
+    FROM there AS t
+    LEFT JOIN pgrole.role_state AS k ON k.oid = t.oid
+    LEFT JOIN (SELECT DISTINCT u.oid FROM unnest(touched) AS u (oid)) AS u ON u.oid = t.oid
+    WHERE u.oid IS NOT NULL OR (k.name, k.digest) IS DISTINCT FROM (t.name, t.digest)
+    ON CONFLICT (oid) DO UPDATE SET name = excluded.name, digest = excluded.digest;
+END
+$$;

@@ -1,0 +1,293 @@
+-- Notices which roles changed, from identity and xmin of the catalogs' rows.
+--
+-- A row version that a snapshot does not see was written by a transaction whose id is not below that snapshot's xmin.
+-- So, when all rows of a catalog were seen at a snapshot, it is unchanged as long as it has as many rows, and those with
+-- an xmin from there on ("recent": few, mostly none) are the same. Only these need a hash, and only these can be new.
+
+-- Every row of the four role catalogs: which role it concerns, what else identifies it, and its version.
+CREATE OR REPLACE VIEW pgrole.catalog_row (catalog, role, other, grantor, version) AS
+SELECT 'pg_authid'::regclass::oid, a.oid, 0::oid, 0::oid, a.xmin
+FROM pg_authid AS a
+UNION ALL
+SELECT 'pg_auth_members'::regclass::oid, m.member, m.roleid, m.grantor, m.xmin
+FROM pg_auth_members AS m
+UNION ALL
+SELECT 'pg_db_role_setting'::regclass::oid, s.setrole, s.setdatabase, 0::oid, s.xmin
+FROM pg_db_role_setting AS s
+WHERE s.setrole <> 0
+UNION ALL
+SELECT 'pg_shdescription'::regclass::oid, d.objoid, 0::oid, 0::oid, d.xmin
+FROM pg_shdescription AS d
+WHERE d.classoid = 'pg_authid'::regclass;
+
+-- The rows as they were last seen. Version 0: written by a transaction that had not ended when it was looked at.
+CREATE TABLE IF NOT EXISTS pgrole.seen (
+    catalog oid NOT NULL,
+    role    oid NOT NULL,
+    other   oid NOT NULL,
+    grantor oid NOT NULL,
+    version xid NOT NULL,
+    PRIMARY KEY (catalog, role, other, grantor)
+);
+
+-- For each catalog: all of it was seen at a snapshot with xmin `since`; then it had so many rows, and this is the XOR
+-- of the hashes of those from `since` on. Rows -1: to be looked at again.
+CREATE TABLE IF NOT EXISTS pgrole.fingerprint (
+    catalog           oid PRIMARY KEY,
+    system_identifier bigint NOT NULL,
+    since             xid8 NOT NULL,
+    rows              bigint NOT NULL,
+    recent            bigint NOT NULL
+);
+
+-- The same as it is now. Written out for each catalog, since a scan of catalog_row costs half as much again.
+CREATE OR REPLACE VIEW pgrole.fingerprint_now (catalog, rows, recent) AS
+WITH span AS MATERIALIZED (
+    SELECT f.catalog, age(f.since::xid) AS span FROM pgrole.fingerprint AS f
+)
+SELECT
+    'pg_authid'::regclass::oid,
+    count(*),
+    coalesce(bit_xor(
+        CASE WHEN age(a.xmin)
+            <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_authid'::regclass)
+        THEN hash_record_extended(ROW(a.oid, 0::oid, 0::oid, a.xmin), 0) END
+    ), 0)
+FROM pg_authid AS a
+UNION ALL
+SELECT
+    'pg_auth_members'::regclass::oid,
+    count(*),
+    coalesce(bit_xor(
+        CASE WHEN age(m.xmin)
+            <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_auth_members'::regclass)
+        THEN hash_record_extended(ROW(m.member, m.roleid, m.grantor, m.xmin), 0) END
+    ), 0)
+FROM pg_auth_members AS m
+UNION ALL
+SELECT
+    'pg_db_role_setting'::regclass::oid,
+    count(*),
+    coalesce(bit_xor(
+        CASE WHEN age(g.xmin)
+            <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_db_role_setting'::regclass)
+        THEN hash_record_extended(ROW(g.setrole, g.setdatabase, 0::oid, g.xmin), 0) END
+    ), 0)
+FROM pg_db_role_setting AS g
+WHERE g.setrole <> 0
+UNION ALL
+SELECT
+    'pg_shdescription'::regclass::oid,
+    count(*),
+    coalesce(bit_xor(
+        CASE WHEN age(d.xmin)
+            <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_shdescription'::regclass)
+        THEN hash_record_extended(ROW(d.objoid, 0::oid, 0::oid, d.xmin), 0) END
+    ), 0)
+FROM pg_shdescription AS d
+WHERE d.classoid = 'pg_authid'::regclass;
+
+-- The text of the snapshot that comes next if nothing but our own transaction commits: `seen` with `own` added. What was
+-- below `own` and not ended is still running then.
+CREATE OR REPLACE FUNCTION pgrole.expect_snapshot(seen pg_snapshot, own xid8) RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    last    CONSTANT bigint := own::text::bigint;
+    started CONSTANT bigint := pg_snapshot_xmax(seen)::text::bigint;
+    running bigint[];
+BEGIN
+    IF last NOT BETWEEN started AND started + 100 THEN
+        RETURN seen::text;
+    END IF;
+    running := ARRAY(
+        SELECT x::text::bigint FROM pg_snapshot_xip(seen) AS x
+        UNION ALL
+        SELECT x FROM generate_series(started, last - 1) AS x
+        ORDER BY 1
+    );
+    RETURN format('%s:%s:%s', coalesce(running[1], last + 1), last + 1, array_to_string(running, ','));
+END
+$$;
+
+-- Looks at the rows of these catalogs, all at one snapshot, and keeps what it saw; `counted` is how many rows each had at
+-- snapshot `counted_at`. `own`: the caller's transaction id if it had one before, whose rows may still change.
+-- Yields the roles concerned and the snapshot.
+CREATE OR REPLACE FUNCTION pgrole.compare(
+    catalogs oid[], counted bigint[], counted_at text, own xid8, OUT roles oid[], OUT seen_at pg_snapshot
+)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    WITH moved AS MATERIALIZED (
+        SELECT
+            f.catalog, f.rows AS rows_then, age(f.since::xid) AS span,
+            CASE WHEN pg_current_snapshot()::text = counted_at THEN a.rows
+                 ELSE (SELECT n.rows FROM pgrole.fingerprint_now AS n WHERE n.catalog = f.catalog)
+            END AS rows_now
+        FROM unnest(catalogs, counted) AS a (catalog, rows)
+        JOIN pgrole.fingerprint AS f ON f.catalog = a.catalog
+    ),
+    recent AS MATERIALIZED (
+        SELECT c.catalog, c.role, c.other, c.grantor, c.version
+        FROM pgrole.catalog_row AS c
+        WHERE c.catalog = ANY (catalogs) AND age(c.version) <= (SELECT max(m.span) FROM moved AS m)
+    ),
+    -- one by one through the index: they are few
+    compared AS MATERIALIZED (
+        SELECT r.catalog, r.role, r.other, r.grantor, r.version, (
+            SELECT s.version
+            FROM pgrole.seen AS s
+            WHERE (s.catalog, s.role, s.other, s.grantor) = (r.catalog, r.role, r.other, r.grantor)
+        ) AS known
+        FROM recent AS r
+    ),
+    fresh AS MATERIALIZED (
+        SELECT r.catalog, r.role, r.other, r.grantor, r.version, r.known IS NULL AS added
+        FROM compared AS r
+        WHERE r.known IS DISTINCT FROM r.version
+    ),
+    shrunk AS MATERIALIZED (
+        SELECT m.catalog
+        FROM moved AS m
+        WHERE m.rows_then + (SELECT count(*) FROM fresh AS n WHERE n.catalog = m.catalog AND n.added) <> m.rows_now
+    ),
+    gone AS MATERIALIZED (
+        SELECT s.ctid AS place, s.role
+        FROM pgrole.seen AS s
+        WHERE s.catalog = ANY (ARRAY(SELECT k.catalog FROM shrunk AS k))
+          AND NOT EXISTS (
+              SELECT
+              FROM pgrole.catalog_row AS c
+              WHERE c.catalog = ANY (ARRAY(SELECT k.catalog FROM shrunk AS k))
+                AND c.role = s.role AND c.other = s.other
+                -- not hashed: two columns tell rows apart but for very few, and four cost half as much again
+                AND (c.catalog, c.grantor) IS NOT DISTINCT FROM (s.catalog, s.grantor)
+          )
+    ),
+    forgotten AS (
+        DELETE FROM pgrole.seen AS s
+        WHERE s.ctid = ANY (ARRAY(SELECT g.place FROM gone AS g))
+    ),
+    kept AS (
+        INSERT INTO pgrole.seen AS s (catalog, role, other, grantor, version)
+        SELECT
+            n.catalog, n.role, n.other, n.grantor,
+            CASE WHEN age(n.version) <= age(own::xid) THEN '0'::xid ELSE n.version END
+        FROM fresh AS n
+        ON CONFLICT (catalog, role, other, grantor) DO UPDATE SET version = excluded.version
+    ),
+    reckoned AS (
+        UPDATE pgrole.fingerprint AS f
+        SET since = pg_snapshot_xmin(pg_current_snapshot()),
+            rows = CASE WHEN own IS NULL THEN m.rows_now ELSE -1 END,
+            recent = coalesce((
+                SELECT bit_xor(hash_record_extended(ROW(r.role, r.other, r.grantor, r.version), 0))
+                FROM recent AS r
+                WHERE r.catalog = m.catalog AND age(r.version) <= age(pg_snapshot_xmin(pg_current_snapshot())::xid)
+            ), 0)
+        FROM moved AS m
+        WHERE f.catalog = m.catalog
+    )
+    SELECT
+        ARRAY(SELECT n.role FROM fresh AS n UNION SELECT g.role FROM gone AS g),
+        pg_current_snapshot()
+    INTO roles, seen_at;
+END
+$$;
+
+-- Nothing counts as seen.
+CREATE OR REPLACE FUNCTION pgrole.forget() RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO pgrole.fingerprint AS f (catalog, system_identifier, since, rows, recent)
+    SELECT n.catalog, c.system_identifier, '0'::xid8, -1, 0
+    FROM pgrole.fingerprint_now AS n, pg_control_system() AS c
+    ON CONFLICT (catalog) DO UPDATE SET
+        system_identifier = excluded.system_identifier,
+        since = excluded.since,
+        rows = excluded.rows,
+        recent = excluded.recent
+$$;
+
+-- Whether it is the caller's turn to look, until its transaction ends; uses no transaction id.
+CREATE OR REPLACE FUNCTION pgrole.try_turn_to_look() RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE pgrole.turn_to_look IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- Brings role_state up to date, and with it tells those who listen which roles changed; writes nothing when none did.
+-- Returns the text of a snapshot up to which everything has been seen: as long as pg_current_snapshot() is that, there
+-- is nothing new. `everything`: trusts nothing that was seen before.
+CREATE OR REPLACE FUNCTION pgrole.observe(everything boolean DEFAULT false) RETURNS text
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+SET jit = off
+SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    own     CONSTANT xid8 := pg_current_xact_id_if_assigned();
+    seen    text;
+    moved   oid[];
+    counted bigint[];
+    known   boolean;
+    looked  record;
+BEGIN
+    LOOP
+        SELECT
+            pg_current_snapshot()::text,
+            array_agg(n.catalog) FILTER (WHERE (f.rows, f.recent) IS DISTINCT FROM (n.rows, n.recent)),
+            array_agg(n.rows) FILTER (WHERE (f.rows, f.recent) IS DISTINCT FROM (n.rows, n.recent)),
+            -- rows seen on another server, or so long ago that age() is about to wrap, say nothing
+            bool_and(coalesce(
+                f.system_identifier = c.system_identifier
+                AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - f.since::text::bigint BETWEEN 0 AND 1 << 30,
+                false
+            ))
+        INTO seen, moved, counted, known
+        FROM pg_control_system() AS c, pgrole.fingerprint_now AS n
+        LEFT JOIN pgrole.fingerprint AS f ON f.catalog = n.catalog;
+
+        IF known AND moved IS NULL AND NOT everything THEN
+            RETURN seen;
+        END IF;
+        EXIT WHEN pgrole.try_turn_to_look();
+        -- another is at it: what it sees need not be looked at again
+        LOCK TABLE pgrole.turn_to_look IN SHARE UPDATE EXCLUSIVE MODE;
+    END LOOP;
+
+    IF everything OR NOT known THEN
+        PERFORM pgrole.forget();
+        SELECT array_agg(f.catalog), array_agg(-1::bigint) INTO moved, counted FROM pgrole.fingerprint AS f;
+        seen := '';
+    END IF;
+    looked := pgrole.compare(moved, counted, seen, own);
+    IF everything OR NOT known THEN
+        PERFORM pgrole.record(
+            ARRAY(SELECT r.oid FROM pg_roles AS r UNION SELECT s.oid FROM pgrole.role_state AS s), looked.roles
+        );
+        -- the plans of the looks to come were made when it was empty
+        ANALYZE pgrole.seen;
+    ELSIF cardinality(looked.roles) > 0 THEN
+        PERFORM pgrole.record(looked.roles, looked.roles);
+    END IF;
+    IF seen = '' OR own IS NOT NULL THEN
+        RETURN looked.seen_at::text;
+    ELSIF looked.seen_at::text <> seen THEN
+        -- the catalogs that had not moved were not looked at again
+        RETURN seen;
+    END IF;
+    RETURN pgrole.expect_snapshot(looked.seen_at, pg_current_xact_id_if_assigned());
+END
+$$;

@@ -1,0 +1,141 @@
+-- What a transaction that changes roles calls beside the role DDL itself.
+-- PGR01: what the caller had seen is no longer so; nothing is changed, it looks again.
+
+-- Concurrent ALTER ROLE on one row fails with "tuple concurrently updated": those who ask for this first take turns.
+CREATE OR REPLACE FUNCTION pgrole.take_turn() RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    LOCK TABLE pgrole.turn_to_change IN SHARE UPDATE EXCLUSIVE MODE
+$$;
+
+-- The role that was seen under a name still has that oid (NULL: there is none), nobody claims it under another name, and
+-- its claim still has that holder.
+CREATE OR REPLACE FUNCTION pgrole.expect(claimed_name text, seen_name text, seen_oid oid, holder text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    oid_now    oid  := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = seen_name::name);
+    holder_now text := (SELECT c.object_uid FROM pgrole.claim AS c WHERE c.role_name = claimed_name);
+    other      text := (
+        SELECT c.role_name
+        FROM pgrole.claim AS c, pg_control_system() AS s
+        WHERE c.role_oid = seen_oid AND c.system_identifier = s.system_identifier AND c.released_at IS NULL
+          AND c.role_name <> claimed_name
+    );
+BEGIN
+    IF oid_now IS DISTINCT FROM seen_oid THEN
+        RAISE EXCEPTION 'role "%" is not the one that was seen', seen_name USING ERRCODE = 'PGR01';
+    END IF;
+    IF other IS NOT NULL THEN
+        RAISE EXCEPTION 'role "%" is claimed under another name, "%"', seen_name, other USING ERRCODE = 'PGR01';
+    END IF;
+    IF holder_now IS DISTINCT FROM holder THEN
+        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
+$$;
+
+-- The role of that name belongs to this object, and this is what was brought into it. It must have `expected_oid`; 0: it
+-- must have been created by this transaction, outside of any savepoint, where pg_authid tells.
+CREATE OR REPLACE FUNCTION pgrole.take_claim(
+    claimed_name text, expected_oid oid, cluster text, namespace text, namespace_uid text, object text, object_uid text,
+    applied text, drifted text[]
+) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    own   oid := (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = claimed_name::name);
+    taken integer;
+BEGIN
+    IF expected_oid <> 0 THEN
+        own := CASE WHEN own = expected_oid THEN own END;
+    ELSIF has_column_privilege('pg_catalog.pg_authid', 'oid', 'select')
+        AND has_column_privilege('pg_catalog.pg_authid', 'xmin', 'select')
+    THEN
+        own := (SELECT a.oid FROM pg_authid AS a WHERE a.oid = own AND a.xmin = pg_current_xact_id()::xid);
+        -- oids come round again: whoever had this one has lost its role
+        UPDATE pgrole.claim AS c SET role_oid = 0
+        WHERE c.role_oid = own AND c.released_at IS NULL AND c.role_name <> claimed_name
+          AND c.system_identifier = (SELECT s.system_identifier FROM pg_control_system() AS s);
+    END IF;
+    INSERT INTO pgrole.claim AS c (
+        role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, object_uid, applied,
+        drift_count, last_drift_at, last_drift_fields
+    )
+    SELECT r.rolname, r.oid, s.system_identifier,
+           take_claim.cluster, take_claim.namespace, take_claim.namespace_uid, take_claim.object, take_claim.object_uid,
+           take_claim.applied,
+           (cardinality(drifted) > 0)::int,
+           CASE WHEN cardinality(drifted) > 0 THEN now() END,
+           CASE WHEN cardinality(drifted) > 0 THEN drifted END
+    FROM pg_roles AS r, pg_control_system() AS s
+    WHERE r.oid = own
+    ON CONFLICT (role_name) DO UPDATE SET
+        role_oid = excluded.role_oid,
+        system_identifier = excluded.system_identifier,
+        cluster = excluded.cluster,
+        namespace = excluded.namespace,
+        namespace_uid = excluded.namespace_uid,
+        object = excluded.object,
+        object_uid = excluded.object_uid,
+        applied = excluded.applied,
+        -- another object's drifts are not this one's
+        drift_count = excluded.drift_count
+            + CASE WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.drift_count ELSE 0 END,
+        last_drift_at = CASE
+            WHEN excluded.last_drift_at IS NOT NULL THEN excluded.last_drift_at
+            WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.last_drift_at
+        END,
+        last_drift_fields = CASE
+            WHEN excluded.last_drift_at IS NOT NULL THEN excluded.last_drift_fields
+            WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.last_drift_fields
+        END,
+        -- nor is what it was made from
+        password_source = CASE WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.password_source ELSE '' END,
+        connection_secret = CASE WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.connection_secret ELSE '' END,
+        released_at = NULL;
+    GET DIAGNOSTICS taken = ROW_COUNT;
+    IF taken <> 1 THEN
+        RAISE EXCEPTION 'role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
+$$;
+
+-- The object is gone; its role stays, and the claim remembers for whom.
+CREATE OR REPLACE FUNCTION pgrole.release_claim(claimed_name text, holder text) RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE pgrole.claim SET released_at = now()
+    WHERE role_name = claimed_name AND object_uid = holder AND released_at IS NULL
+$$;
+
+-- The role is gone with its object.
+CREATE OR REPLACE FUNCTION pgrole.forget_claim(claimed_name text, holder text) RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM pgrole.claim WHERE role_name = claimed_name AND object_uid = holder
+$$;
+
+-- What the holder of the claim knows of the role's password from now on.
+CREATE OR REPLACE FUNCTION pgrole.keep_credential(
+    claimed_name text, holder text, source text, digest text, rotated timestamptz, rotate text, connection text
+) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE pgrole.claim AS c
+    SET password_source = source, password_digest = keep_credential.digest, rotated_at = rotated, rotate_handled = rotate,
+        connection_secret = connection
+    WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
+$$;

@@ -1,0 +1,26 @@
+-- Claims live in one database, roles in the whole server: where schema pgrole is, is recorded where every database sees it.
+-- By a superuser alone: nobody else may set a parameter that PostgreSQL does not know, which is why it can be trusted.
+DO $$
+DECLARE
+    other text := (
+        SELECT d.datname
+        FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
+        WHERE s.setrole = 0 AND 'pgrole.home=on' = ANY (s.setconfig) AND d.datname <> current_database()
+        LIMIT 1
+    );
+BEGIN
+    IF EXISTS (
+        SELECT
+        FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
+        WHERE s.setrole = 0 AND 'pgrole.home=on' = ANY (s.setconfig) AND d.datname = current_database()
+    ) THEN
+        RETURN;
+    END IF;
+    IF other IS NOT NULL THEN
+        RAISE EXCEPTION 'schema pgrole of this server is in database "%"', other USING ERRCODE = 'duplicate_schema';
+    END IF;
+    IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = current_user) THEN
+        EXECUTE format('ALTER DATABASE %I SET pgrole.home = %L', current_database(), 'on');
+    END IF;
+END
+$$;
