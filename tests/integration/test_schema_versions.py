@@ -1,0 +1,267 @@
+"""sql/install: one version of schema pgrole can follow another, in either order, under whoever works with it."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.errors import Refused
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.install import VERSION, Installation, install, is_current
+from tests.releases import BEFORE
+
+#: What is called or written by name: each as one line, with all that a caller of it depends on.
+PARTS = """
+SELECT format('%s %s.%s %s %s', c.relkind, c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull)
+FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+WHERE c.relnamespace = 'pgrole'::regnamespace AND c.relkind IN ('r', 'v') AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL
+SELECT format('%s %s(%s) %s %s', p.prokind, p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
+              p.prosecdef)
+FROM pg_proc AS p WHERE p.pronamespace = 'pgrole'::regnamespace
+UNION ALL
+SELECT format('trigger %s on %s', t.tgname, t.tgrelid::regclass)
+FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+WHERE c.relnamespace = 'pgrole'::regnamespace AND NOT t.tgisinternal
+UNION ALL
+SELECT format('operator %s', o.oid::regoperator) FROM pg_operator AS o WHERE o.oprnamespace = 'pgrole'::regnamespace
+UNION ALL
+SELECT i.indexdef FROM pg_indexes AS i WHERE i.schemaname = 'pgrole' AND i.indexdef LIKE '%UNIQUE%'
+"""
+
+#: All of it, with bodies and rights; columns in their order.
+WHOLE = """
+SELECT format('%s: %s', p.oid::regprocedure, pg_get_functiondef(p.oid) || coalesce(p.proacl::text, ''))
+FROM pg_proc AS p WHERE p.pronamespace = 'pgrole'::regnamespace
+UNION ALL
+SELECT format('%s %s: %s', c.relkind, c.relname, coalesce(c.relacl::text, '') || coalesce(pg_get_viewdef(c.oid), ''))
+FROM pg_class AS c WHERE c.relnamespace = 'pgrole'::regnamespace AND c.relkind <> 'i'
+UNION ALL
+SELECT format('%s.%s %s %s %s %s', c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+              pg_get_expr(d.adbin, d.adrelid))
+FROM pg_class AS c
+JOIN pg_attribute AS a ON a.attrelid = c.oid
+LEFT JOIN pg_attrdef AS d ON (d.adrelid, d.adnum) = (c.oid, a.attnum)
+WHERE c.relnamespace = 'pgrole'::regnamespace AND c.relkind IN ('r', 'v') AND a.attnum > 0
+UNION ALL
+SELECT pg_get_constraintdef(n.oid) FROM pg_constraint AS n WHERE n.connamespace = 'pgrole'::regnamespace
+UNION ALL
+SELECT pg_get_triggerdef(t.oid)
+FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid WHERE c.relnamespace = 'pgrole'::regnamespace
+UNION ALL
+SELECT i.indexdef FROM pg_indexes AS i WHERE i.schemaname = 'pgrole'
+UNION ALL
+SELECT format('installation %s %s', i.version, i.parts) FROM pgrole.installation AS i
+UNION ALL
+SELECT format('schema %s', n.nspacl) FROM pg_namespace AS n WHERE n.nspname = 'pgrole'
+"""
+
+#: Claims as controllers leave them, with what is known of a password.
+CLAIMS = """
+INSERT INTO pgrole.claim (
+    role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, object_uid, applied, drift_count,
+    password_source, password_digest, rotated_at, rotate_handled, connection_secret, released_at
+) VALUES
+    ('held', 16999, 7, 'c', 'n', 'nu', 'held', 'u1', 'sha256', 4, 'one/2', 'digest', now(), '1', 'delivered', NULL),
+    ('released', 16998, 7, 'c', 'n', 'nu', 'gone', 'u2', 'sha256', 0, '', '', NULL, '', '', now())
+"""
+ROWS = "SELECT to_jsonb(c)::text || c.ctid || c.xmin FROM pgrole.claim AS c ORDER BY c.role_name"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def connection(database: str) -> AsyncIterator[Connection]:
+    async with connect(Endpoint(database), "test") as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def other(database: str, connection: Connection) -> AsyncIterator[Connection]:
+    """The same in a second database."""
+    name = f"{await connection.fetchval('SELECT current_database()')}_other"
+    await connection.execute(f'CREATE DATABASE "{name}"')
+    async with connect(Endpoint(f"{database}_other"), "test") as made:
+        yield made
+    await connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+async def forget_home(connection: Connection) -> None:
+    """One server has one home: so that a second one can be compared with it."""
+    await connection.execute(f'ALTER DATABASE "{await connection.fetchval("SELECT current_database()")}" RESET ALL')
+
+
+async def run_script(connection: Connection, script: str) -> None:
+    """As an administrator runs what `pgrole-controller sql` printed."""
+    async with connection.transaction():
+        await connection.execute(script)
+
+
+async def run_before(connection: Connection) -> None:
+    await run_script(connection, BEFORE.install_sql())
+
+
+async def run_present(connection: Connection) -> None:
+    await run_script(connection, queries.install())
+
+
+async def read(connection: Connection, question: str) -> list[Any]:
+    return sorted(row[0] for row in await connection.fetch(question))
+
+
+async def version(connection: Connection) -> int:
+    found: int = await connection.fetchval("SELECT version FROM pgrole.installation")
+    return found
+
+
+def test_what_is_kept_of_the_release_before_is_what_its_controller_has(tmp_path: Path) -> None:
+    BEFORE.unpack(tmp_path / "before")
+    packed = tmp_path / "before" / "pgrole_controller" / "_data"
+    for kept, own in (("crds", "crds"), ("sql/install", "sql/install"), ("samples", "deploy/samples")):
+        files = {path.relative_to(packed / own) for path in (packed / own).rglob("*") if path.is_file()}
+        assert files
+        assert {
+            path.relative_to(BEFORE.folder / kept) for path in (BEFORE.folder / kept).rglob("*") if path.is_file()
+        } == files
+        for name in files:
+            assert (BEFORE.folder / kept / name).read_bytes() == (packed / own / name).read_bytes()
+
+
+async def test_the_controller_that_is_kept_is_the_one_of_that_release(tmp_path: Path) -> None:
+    environment = BEFORE.unpack(tmp_path / "before")
+    command = [sys.executable, "-m", "pgrole_controller", "--version"]
+    with anyio.fail_after(60):
+        done = await anyio.run_process(command, env=environment)
+    assert done.stdout.decode().split() == ["pgrole-controller", BEFORE.version]
+
+
+async def test_each_release_installs_the_version_that_it_names(connection: Connection, other: Connection) -> None:
+    await run_before(connection)
+    assert await version(connection) == BEFORE.schema == VERSION - 1
+    await forget_home(connection)
+    await run_present(other)
+    assert await version(other) == VERSION
+
+
+async def test_every_part_of_the_version_before_is_there_still_as_it_was(
+    connection: Connection, other: Connection
+) -> None:
+    await run_before(connection)
+    before = await read(connection, PARTS)
+    await forget_home(connection)
+    await run_present(other)
+    assert len(before) > 60
+    assert set(before) - set(await read(other, PARTS)) == set()
+
+
+async def test_what_was_added_to_a_table_of_the_version_before_can_be_left_out_of_an_insert(
+    connection: Connection, other: Connection
+) -> None:
+    columns = """
+        SELECT format('%s.%s', a.attrelid::regclass, a.attname), a.atthasdef OR NOT a.attnotnull AS optional
+        FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+        WHERE c.relnamespace = 'pgrole'::regnamespace AND c.relkind = 'r' AND a.attnum > 0
+    """
+    await run_before(connection)
+    before = {name for name, _ in await connection.fetch(columns)}
+    tables = {name.rsplit(".", 1)[0] for name in before}
+    await forget_home(connection)
+    await run_present(other)
+    added = {name: optional for name, optional in await other.fetch(columns) if name not in before}
+    assert [name for name, optional in added.items() if name.rsplit(".", 1)[0] in tables and not optional] == []
+
+
+async def test_one_that_was_upgraded_is_the_same_as_one_that_is_new_and_keeps_every_claim(
+    connection: Connection, other: Connection
+) -> None:
+    await run_before(connection)
+    await connection.execute(CLAIMS)
+    claims = await read(connection, ROWS)
+    assert await install(connection) is Installation.CHANGED
+    assert await read(connection, ROWS) == claims
+    upgraded = await read(connection, WHOLE)
+    await forget_home(connection)
+    assert await install(other) is Installation.MADE
+    assert upgraded == await read(other, WHOLE)
+
+
+async def test_the_script_of_the_version_before_run_by_mistake_takes_nothing_away(connection: Connection) -> None:
+    await install(connection)
+    await connection.execute(CLAIMS)
+    await connection.execute("SELECT pgrole.lead('i', pgrole.draw_number('i'), 'first')")
+    claims, whole = await read(connection, ROWS), await read(connection, WHOLE)
+    parts = await read(connection, PARTS)
+    await run_before(connection)
+    assert set(parts) - set(await read(connection, PARTS)) == set()
+    assert await read(connection, ROWS) == claims
+    await connection.execute("SELECT pgrole.check_lead('i', 1)")
+    assert await install(connection) is Installation.CHANGED
+    assert await read(connection, WHOLE) == whole
+    assert await connection.fetchval("SELECT number FROM pgrole.leader WHERE installation = 'i'") == 1
+
+
+async def test_one_of_the_version_before_that_may_not_be_changed_is_worked_with(connection: Connection) -> None:
+    await run_before(connection)
+    whole = await read(connection, WHOLE)
+    assert await install(connection, allowed=False) is Installation.OLDER
+    assert not await is_current(connection)
+    assert await read(connection, WHOLE) == whole
+
+
+async def test_rights_that_were_given_on_the_parts_of_the_version_before_outlast_the_upgrade_and_new_parts_lack_them(
+    connection: Connection,
+) -> None:
+    await connection.execute("CREATE ROLE versions_steward")
+    lacking = """
+        SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = 'pgrole'::regnamespace
+          AND NOT has_function_privilege('versions_steward', p.oid, 'EXECUTE')
+        UNION ALL
+        SELECT c.relname FROM pg_class AS c WHERE c.relnamespace = 'pgrole'::regnamespace AND c.relkind IN ('r', 'v')
+          AND NOT has_table_privilege('versions_steward', c.oid, 'SELECT')
+    """
+    try:
+        await run_before(connection)
+        before = set(await read(connection, lacking))
+        await connection.execute(
+            "GRANT USAGE ON SCHEMA pgrole TO versions_steward;"
+            "GRANT SELECT ON ALL TABLES IN SCHEMA pgrole TO versions_steward;"
+            "GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO versions_steward"
+        )
+        await run_present(connection)
+        added = set(await read(connection, lacking))
+        assert {"leader", "draw_number", "lead", "check_lead"} <= added
+        assert not added & before
+    finally:
+        await connection.execute("DROP OWNED BY versions_steward; DROP ROLE versions_steward")
+
+
+async def test_in_a_part_that_a_tenant_has_a_hand_in_the_version_before_is_not_trusted_either(
+    connection: Connection,
+) -> None:
+    await connection.execute("CREATE ROLE versions_tenant")
+    try:
+        await run_before(connection)
+        await connection.execute("ALTER FUNCTION pgrole.take_turn() OWNER TO versions_tenant")
+        for allowed in (True, False):
+            with pytest.raises(Refused, match="versions_tenant"):
+                await install(connection, allowed=allowed)
+    finally:
+        await connection.execute("DROP OWNED BY versions_tenant; DROP ROLE versions_tenant")
+
+
+async def test_the_version_is_not_changed_while_a_visit_is_under_way(database: str, connection: Connection) -> None:
+    """A transaction that has its turn ends before the functions that it calls are replaced."""
+    await run_before(connection)
+    async with connect(Endpoint(database), "test") as visitor:
+        async with visitor.transaction():
+            await visitor.execute("SELECT pgrole.take_turn()")
+            await connection.execute("SET lock_timeout = '100ms'")
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await run_present(connection)
+        await connection.execute("RESET lock_timeout")
+        await run_present(connection)
+    assert await version(connection) == VERSION
