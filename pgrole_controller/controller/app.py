@@ -1,6 +1,7 @@
 """The controller as a whole: wires the rooms together, runs until it is asked to stop, and stops in order."""
 
 import asyncio
+import itertools
 import json
 import logging
 import secrets
@@ -103,9 +104,11 @@ async def _run_terms(plan: Plan, client: Client, cluster: str, health: Health, a
         return
     lease = Key(plan.site.namespace, plan.election.lease)
     elector = Elector(client, lease, f"{plan.election.identity}_{secrets.token_hex(4)}")
+    terms = itertools.count(1)
     while not asked.is_set():
         term = Term()
-        lead = Lead(term, f"{cluster}/{lease}", elector.identity)
+        # In databases each term is another holder: what was sent in one that was lost is not taken for the next one's.
+        lead = Lead(term, f"{cluster}/{lease}", f"{elector.identity}_{next(terms)}")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(elector.run, term)
             await _Controller(plan, client, cluster, health, lead).run(asked)

@@ -16,7 +16,7 @@ from pgrole_controller.postgres.connection import Connection, speaking
 
 @dataclass(frozen=True, slots=True)
 class Candidacy:
-    """What a session needs to know where several processes could lead. `holder` names this one, for people.
+    """What a session needs to know where several processes could lead. `holder` names this process's lead and no other.
 
     `stand_by` returns when this process leads; `confirm` when that was found to be so after it was called, and raises
     PgRoleError otherwise.
@@ -55,12 +55,11 @@ async def take_lead(connection: Connection, candidacy: Candidacy, *, guarded: bo
     The number is drawn first, and whether this process leads is asked after that: so whoever leads later has a later
     one. Raises PgRoleError when another process leads.
     """
-    installation = literal(candidacy.installation)
-    number: int = await _ask(connection, f"SELECT pgrole.draw_number({installation})", guarded=guarded)
+    installation, holder = literal(candidacy.installation), literal(candidacy.holder)
+    drawn: int = await _ask(connection, f"SELECT pgrole.draw_number({installation})", guarded=guarded)
     await candidacy.confirm()
-    await _ask(
-        connection, f"SELECT pgrole.lead({installation}, {number}, {literal(candidacy.holder)})", guarded=guarded
-    )
+    statement = f"SELECT pgrole.lead({installation}, {drawn}, {holder})"
+    number: int = await _ask(connection, statement, guarded=guarded)
     return Fence(candidacy.installation, number, guarded)
 
 

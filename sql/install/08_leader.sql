@@ -19,19 +19,28 @@ AS $$
     RETURNING l.drawn
 $$;
 
--- Fails with PGR04 when another leads with a later number. From its commit on whoever led before changes nothing any more,
--- and no change of theirs is under way.
-CREATE OR REPLACE FUNCTION pgrole.lead(of_installation text, with_number bigint, new_holder text) RETURNS void
+-- The number to bring along from now on. Whoever leads already keeps theirs: two sessions of one process, with a server that
+-- has two names, do not end each other's lead. Fails with PGR04 when another leads with a later number. From its commit on
+-- whoever led before changes nothing any more, and no change of theirs is under way.
+CREATE OR REPLACE FUNCTION pgrole.lead(of_installation text, with_number bigint, new_holder text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    led_with bigint;
 BEGIN
     PERFORM pgrole.take_turn();
+    SELECT l.number INTO led_with FROM pgrole.leader AS l
+    WHERE l.installation = of_installation AND l.holder = new_holder;
+    IF FOUND THEN
+        RETURN led_with;
+    END IF;
     UPDATE pgrole.leader AS l SET number = with_number, holder = new_holder, since = now()
     WHERE l.installation = of_installation AND l.number < with_number;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'another process leads' USING ERRCODE = 'PGR04';
     END IF;
+    RETURN with_number;
 END
 $$;
 
