@@ -24,8 +24,8 @@ async def declared(stage: Stage) -> AsyncIterator[PgServers]:
 
 
 def alone(stage: Stage) -> Controller:
-    """A controller that knows of no server but those that are declared."""
-    return Controller(stage.kube.server, "", stage.folder)
+    """A controller that knows of no server but those that are declared; it leads."""
+    return Controller(stage.kube.server, "", stage.folder, "--leader-election", "true")
 
 
 async def test_a_declared_server_is_connected_to_and_says_what_it_is(
@@ -36,7 +36,7 @@ async def test_a_declared_server_is_connected_to_and_says_what_it_is(
         await stage.kube.wait_reason("app", "ServerGone")
         await declared.apply("main", stage.postgres)
         await stage.kube.wait_ready("app")
-        server = await declared.wait_for("main", lambda obj: "roles" in obj.get("status", {}), "counts")
+        server = await declared.wait_for("main", lambda obj: "detection" in obj.get("status", {}), "what it is")
         async with stage.database() as database:
             identifier = await database.fetchval("SELECT system_identifier::text FROM pg_control_system()")
             version = await database.fetchval("SHOW server_version")
@@ -170,12 +170,17 @@ async def test_an_object_that_is_made_again_for_another_server_leaves_no_claim_b
 async def test_two_that_name_one_live_server_are_noticed_and_the_younger_is_refused(
     stage: Stage, declared: PgServers, role: str
 ) -> None:
-    async with running(alone(stage), connected=False):
+    async with running(alone(stage), connected=False) as controller:
         await declared.apply("elder", stage.postgres)
         await declared.wait_ready("elder")
         await declared.apply("younger", stage.postgres)
         await stage.kube.apply("app", name=role, serverRef={"name": "younger"})
         await declared.wait_for("younger", lambda obj: says(obj, "Conflict", '"elder"'), "which it is")
+        await controller.wait_count("no session with PostgreSQL", 3)
+        await stage.kube.apply("first", name=f"{role}_first", serverRef={"name": "elder"})
+        await stage.kube.wait_ready("first")
+        assert "another process leads" not in controller.log
+        await stage.kube.delete("first")
         await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", '"elder"'), "which it is")
         await declared.delete("elder")
         await declared.wait_ready("younger")
