@@ -1,0 +1,161 @@
+"""A real API server takes all that is rendered, and Pod Security level restricted the pods."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from pgrole_controller.local.apiserver import ApiError, ApiServer, api_server
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
+from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS
+from tests.deploy.monitoring import definitions
+from tests.deploy.programs import Answer, Programs, run
+from tests.deploy.rendering import (
+    NAMESPACE,
+    Json,
+    dump,
+    read_objects,
+    render_chart,
+    render_kustomization,
+    the,
+)
+from tests.deploy.test_chart import EVERYTHING, WATCHED
+
+WITH_SERVERS = ("--api-versions", "pgrole.dev/v1alpha1")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def prepared(cluster: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> ApiServer:
+    """With all kinds and namespaces that are needed; nothing else is ever written to it."""
+    await apply_crds(cluster)
+    folder = tmp_path_factory.mktemp("monitoring")
+    (folder / "crds.yaml").write_text(dump(definitions()), encoding="utf-8")
+    await apply_crds(cluster, folder)
+    await create_namespace(cluster, "team-a")
+    await apply(cluster, the(read_objects(INSTALL.read_text(encoding="utf-8")), "Namespace", NAMESPACE))
+    return cluster
+
+
+async def dry_run(programs: Programs, server: ApiServer, objects: list[Json]) -> Answer:
+    """Unknown fields are refused, and a warning is an error."""
+    return await run(
+        programs.kubectl,
+        *("--kubeconfig", server.kubeconfig, "--warnings-as-errors"),
+        *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-"),
+        stdin=dump(objects),
+    )
+
+
+@pytest.mark.parametrize("overlay", ["cluster", "namespace"])
+async def test_every_object_of_an_overlay_is_admitted(programs: Programs, prepared: ApiServer, overlay: str) -> None:
+    objects = await render_kustomization(programs, OVERLAYS / overlay)
+    answer = await dry_run(programs, prepared, objects)
+    assert answer.code == 0, answer.err
+    assert len(answer.out.splitlines()) == len(objects)
+
+
+async def test_every_component_is_admitted(programs: Programs, prepared: ApiServer) -> None:
+    files = [path for path in COMPONENTS.rglob("*.yaml") if path.name != "kustomization.yaml"]
+    objects = [one for path in files for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    answer = await dry_run(programs, prepared, objects)
+    assert answer.code == 0, answer.err
+    assert len(answer.out.splitlines()) == len(files) == 4
+
+
+@pytest.mark.parametrize("values", [{}, WATCHED, EVERYTHING], ids=["none", "one namespace", "everything"])
+async def test_every_object_of_the_chart_is_admitted(programs: Programs, prepared: ApiServer, values: Json) -> None:
+    objects = await render_chart(programs, *WITH_SERVERS, values=values)
+    answer = await dry_run(programs, prepared, objects)
+    assert answer.code == 0, answer.err
+    assert len(answer.out.splitlines()) == len(objects)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Deployment", ("spec", "template", "spec", "restartPolicies")),
+        ("PrometheusRule", ("spec", "groups", 0, "rules", 0, "fore")),
+        ("ServiceMonitor", ("spec", "endpoints", 0, "every")),
+        ("PgServer", ("spec", "connection", "host")),
+    ],
+)
+async def test_a_misspelt_field_would_be_refused(
+    programs: Programs, prepared: ApiServer, kind: str, path: tuple[str | int, ...]
+) -> None:
+    objects = await render_chart(
+        programs, *WITH_SERVERS, values=EVERYTHING | {"servers": {"default": EVERYTHING["servers"]["default"]}}
+    )
+    changed = deepcopy(next(one for one in objects if one["kind"] == kind))
+    part: Any = changed
+    for step in path[:-1]:
+        part = part[step]
+    part[path[-1]] = "x"
+    answer = await dry_run(programs, prepared, [changed])
+    assert answer.code != 0
+    assert str(path[-1]) in answer.err
+
+
+async def create_pod(server: ApiServer, deployment: Json) -> None:
+    """As the Deployment's controller would, and as a dry run. Raises ApiError."""
+    template = deployment["spec"]["template"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**template["metadata"], "name": "pgrole-controller-0"},
+        "spec": template["spec"],
+    }
+    await server.request("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod, query={"dryRun": "All"})
+
+
+async def test_the_pods_are_admitted_where_restricted_is_enforced(programs: Programs, prepared: ApiServer) -> None:
+    for objects in (
+        await render_kustomization(programs, OVERLAYS / "cluster"),
+        await render_kustomization(programs, OVERLAYS / "namespace"),
+        await render_chart(programs),
+        await render_chart(programs, *WITH_SERVERS, values=EVERYTHING | {"priorityClassName": ""}),
+    ):
+        await create_pod(prepared, the(objects, "Deployment"))
+
+
+@pytest.mark.parametrize(
+    ("weaker", "named"),
+    [
+        ({"podSecurityContext": {"runAsNonRoot": False}}, "runAsNonRoot"),
+        ({"podSecurityContext": {"seccompProfile": {"type": "Unconfined"}}}, "seccompProfile"),
+        ({"securityContext": {"allowPrivilegeEscalation": True}}, "allowPrivilegeEscalation"),
+        ({"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}}, "capabilities"),
+        ({"securityContext": {"capabilities": None}}, "capabilities"),
+        ({"extraVolumes": [{"name": "x", "hostPath": {"path": "/"}}]}, "hostPath"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+async def test_weaker_pods_are_refused_and_their_deployment_warns(
+    programs: Programs, prepared: ApiServer, weaker: Json, named: str
+) -> None:
+    deployment = the(await render_chart(programs, values=weaker), "Deployment")
+    with pytest.raises(ApiError, match=f"violates PodSecurity.*{named}") as refused:
+        await create_pod(prepared, deployment)
+    assert refused.value.status == 403
+    answer = await dry_run(programs, prepared, [deployment])
+    assert answer.code != 0
+    assert "would violate PodSecurity" in answer.err
+
+
+async def test_what_restricted_does_not_ask_for_is_there_too(programs: Programs) -> None:
+    pod = the(await render_chart(programs), "Deployment")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert pod["securityContext"]["runAsUser"] > 0  # a name would not be known to be none of root's
+    assert "volumes" not in pod
+    assert "hostNetwork" not in pod
+
+
+async def test_install_yaml_installs_in_one_command_and_again(programs: Programs, binaries: Binaries) -> None:
+    async with api_server(binaries=binaries) as server:
+        command = ("--kubeconfig", server.kubeconfig, "--warnings-as-errors", "apply", "--server-side", "-f", INSTALL)
+        for _ in range(2):
+            answer = await run(programs.kubectl, *command)
+            assert answer.code == 0, answer.err

@@ -1,0 +1,317 @@
+"""The Helm chart: what its values do, which it refuses, and that it says what kustomize says."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from pgrole_controller import __version__
+from pgrole_controller.settings import RUN
+from tests.deploy.manifests import CHART, OVERLAYS, ROOT, RULES
+from tests.deploy.programs import Programs, run
+from tests.deploy.rendering import (
+    NAMESPACE,
+    RELEASE,
+    Json,
+    environment_of,
+    of_kind,
+    render_chart,
+    render_kustomization,
+    template,
+    the,
+    without_helm,
+)
+
+WATCHED: Json = {"watch": {"namespace": "team-a", "clusterId": "eu-1"}}
+SERVER: Json = {
+    "connection": {"hosts": ["pg.example.internal"], "credentialsSecretRef": {"name": "pg-admin"}},
+    "allow": {"namespaces": {"matchNames": ["shop"]}, "roleNames": ["{namespace}_*"]},
+}
+EVERYTHING: Json = {
+    "replicas": 3,
+    "image": {"digest": f"sha256:{'0' * 64}", "pullPolicy": "Always", "pullSecrets": ["registry"]},
+    "settings": {
+        "logFormat": "json",
+        "logLevel": "debug",
+        "strictTls": False,
+        "tokenCommand": "aws rds generate-db-auth-token --hostname {host}",
+        "allow": ["createrole", "replication"],
+        "protected": ["rds_*", "cloudsql*"],
+        "forbiddenMetadata": ["argoproj.io"],
+        "install": False,
+        "detection": "poll",
+        "pollInterval": "500ms",
+        "resyncInterval": "1h30m",
+    },
+    "labels": {"team": "databases"},
+    "podLabels": {"tier": "platform"},
+    "podAnnotations": {"example.com/scrape": "yes"},
+    "serviceAccount": {"name": "pg", "annotations": {"example.com/role": "arn"}},
+    "service": {"annotations": {"example.com/a": "b"}},
+    "priorityClassName": "system-cluster-critical",
+    "nodeSelector": {"kubernetes.io/os": "linux"},
+    "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+    ],
+    "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"}],
+    "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+    "networkPolicy": {
+        "enabled": True,
+        "ingressFrom": [{"namespaceSelector": {"matchLabels": {"monitoring": "true"}}}],
+        "postgresqlPorts": [5432, 6432],
+    },
+    "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
+    "serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "servers": {"default": SERVER, "reports": SERVER},
+}
+#: Of `run`: what the chart sets by other values than `settings`, or not at all in a pod.
+ELSEWHERE = {
+    "dsn",  # dsn
+    "namespace",  # watch
+    "cluster-id",
+    "leader-election",  # leaderElection
+    "lease",  # as everything is named
+    "identity",  # the pod's
+    "own-namespace",  # the pod's
+    "kubeconfig",  # the pod's ServiceAccount
+    "context",
+    "health-host",  # the ports are those of the probes
+    "health-port",
+}
+
+
+def schema() -> Json:
+    found: Json = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    return found
+
+
+def defaults() -> Json:
+    found: Json = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def parts(of: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+    for name, part in of.get("properties", {}).items():
+        yield f"{path}{name}", part
+        yield from parts(part, f"{path}{name}.")
+
+
+@pytest.mark.parametrize(
+    "values", [{}, WATCHED, EVERYTHING | {"servers": {}}], ids=["none", "one namespace", "everything"]
+)
+async def test_the_chart_has_nothing_that_helm_objects_to(programs: Programs, values: Json) -> None:
+    answer = await run(programs.helm, "lint", "--strict", CHART, "--values", "-", stdin=yaml.safe_dump(values))
+    assert answer.code == 0, answer.out + answer.err
+    assert "[WARNING]" not in answer.out
+
+
+def test_chart_image_and_program_are_of_one_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert str(chart["version"]) == str(chart["appVersion"]) == __version__
+
+
+@pytest.mark.parametrize(("path", "part"), [*parts(schema())])
+def test_every_value_is_described_and_what_is_unknown_is_refused(path: str, part: Json) -> None:
+    assert part.get("description")
+    if "properties" in part and path != "servers":
+        assert part["additionalProperties"] is False
+
+
+def test_values_and_their_schema_have_the_same_names() -> None:
+    described = {path for path, _ in parts(schema())} - {"global"}
+
+    def names(values: Json, path: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            yield f"{path}{name}"
+            if f"{path}{name}" in branches and isinstance(value, dict):
+                yield from names(value, f"{path}{name}.")
+
+    branches = {path.rpartition(".")[0] for path in described}
+    written = set(names(defaults()))
+    assert written <= described
+    assert {path for path in described - written if not path.startswith("settings.")} == set()
+
+
+def test_every_setting_of_the_program_can_be_given() -> None:
+    names = {one.name for one in RUN} - ELSEWHERE
+    camel = {first + "".join(word.title() for word in rest) for first, *rest in (name.split("-") for name in names)}
+    assert set(schema()["properties"]["settings"]["properties"]) == camel
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"replicas": "two"}, "replicas"),
+        ({"image": {"digest": "sha256:1234"}}, "digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"fullnameOverride": "Not A Name"}, "fullnameOverride"),
+        ({"watch": {"namespaces": ["a"]}}, "namespaces"),
+        ({"watch": {"namespace": "team-a"}}, "watch.clusterId"),
+        ({"settings": {"logLevel": "loud"}}, "logLevel"),
+        ({"settings": {"pollInterval": 5}}, "pollInterval"),
+        ({"settings": {"healthPort": 80}}, "healthPort"),
+        ({"settings": {"allow": ["login"]}}, "allow"),
+        ({"leaderElection": False}, "leaderElection"),
+        ({"rbac": {"connectionSecrets": "no"}}, "connectionSecrets"),
+        ({"terminationGracePeriodSeconds": 5}, "terminationGracePeriodSeconds"),
+        ({"networkPolicy": {"postgresqlPorts": []}}, "postgresqlPorts"),
+        ({"podDisruptionBudget": {"maxUnavailable": "half"}}, "maxUnavailable"),
+        ({"servers": {"default": {"allow": {}}}}, "connection"),
+        ({"servers": {"Default": SERVER}}, "servers"),
+        ({"dsn": {"secretName": ""}}, "secretName"),
+    ],
+    ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
+)
+async def test_a_wrong_value_is_refused_by_name(programs: Programs, values: Json, named: str) -> None:
+    answer = await template(programs, values=values)
+    assert answer.code != 0
+    assert named in answer.err
+
+
+async def test_by_default_it_says_what_the_overlay_of_a_cluster_says(programs: Programs) -> None:
+    chart = without_helm(await render_chart(programs))
+    overlay = without_helm(await render_kustomization(programs, OVERLAYS / "cluster"))
+    namespace = overlay.pop(("Namespace", "", NAMESPACE))  # of `helm install --create-namespace`
+    assert namespace
+    assert chart.keys() == overlay.keys()
+    for key, found in overlay.items():
+        assert chart[key] == found, key
+
+
+async def test_for_one_namespace_it_says_what_that_overlay_says(programs: Programs) -> None:
+    chart = without_helm(await render_chart(programs, values=WATCHED | {"crds": {"install": False}}))
+    overlay = without_helm(await render_kustomization(programs, OVERLAYS / "namespace"))
+    del overlay["Namespace", "", NAMESPACE]
+    [settings] = [key for key in overlay if key[0] == "ConfigMap"]
+    del overlay[settings]
+    key = ("Deployment", NAMESPACE, RELEASE)
+    [container] = overlay[key]["spec"]["template"]["spec"]["containers"]
+    assert container.pop("envFrom") == [{"configMapRef": {"name": settings[2]}}]
+    variables = environment_of(chart[key])
+    assert (variables["PGROLE_NAMESPACE"], variables["PGROLE_CLUSTER_ID"]) == ("team-a", "eu-1")
+    [mine] = chart[key]["spec"]["template"]["spec"]["containers"]
+    mine["env"] = [one for one in mine["env"] if one["name"] not in ("PGROLE_NAMESPACE", "PGROLE_CLUSTER_ID")]
+    assert chart == overlay
+
+
+async def test_in_its_own_namespace_no_right_is_given_twice(programs: Programs) -> None:
+    objects = await render_chart(programs, values={"watch": {"namespace": NAMESPACE, "clusterId": "eu-1"}})
+    assert [one["metadata"]["name"] for one in of_kind(objects, "Role")] == [
+        RELEASE,
+        f"{RELEASE}-roles",
+        f"{RELEASE}-connection-secrets",
+    ]
+
+
+async def test_options_are_those_of_kustomize(programs: Programs) -> None:
+    on = {"enabled": True}
+    objects = await render_chart(
+        programs,
+        values={
+            "networkPolicy": on,
+            "podDisruptionBudget": on,
+            "serviceMonitor": on,
+            "prometheusRule": on,
+        },
+    )
+    for name in ("network-policy", "pod-disruption-budget", "service-monitor", "prometheus-rule"):
+        folder = OVERLAYS.parent / "components" / name
+        file = folder / f"{name.replace('-', '_')}.yaml"
+        component = yaml.safe_load(file.read_text(encoding="utf-8"))
+        assert the(objects, component["kind"])["spec"] == component["spec"]
+
+
+async def test_the_definitions_can_be_left_to_an_administrator(programs: Programs) -> None:
+    assert not of_kind(await render_chart(programs, values={"crds": {"install": False}}), "CustomResourceDefinition")
+
+
+async def test_the_definitions_are_those_of_crds_and_stay(programs: Programs) -> None:
+    found = of_kind(await render_chart(programs), "CustomResourceDefinition")
+    written = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "crds").glob("*.yaml")]
+    assert {one["metadata"]["name"]: one["spec"] for one in found} == {
+        one["metadata"]["name"]: one["spec"] for one in written
+    }
+    assert all(one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for one in found)
+
+
+async def test_alerts_reach_prometheus_as_they_are_written(programs: Programs) -> None:
+    """Their own templates, {{ $labels.server }}, are not helm's."""
+    objects = await render_chart(programs, values={"prometheusRule": {"enabled": True}})
+    assert the(objects, "PrometheusRule")["spec"] == yaml.safe_load(RULES.read_text(encoding="utf-8"))
+
+
+async def test_who_uses_no_connection_secrets_gives_no_right_to_write_secrets(programs: Programs) -> None:
+    objects = await render_chart(programs, values={"rbac": {"connectionSecrets": False}})
+    rules = [rule for one in of_kind(objects, "Role", "ClusterRole") for rule in one["rules"]]
+    secrets = {verb for rule in rules if "secrets" in rule["resources"] for verb in rule["verbs"]}
+    assert secrets == {"get", "list", "watch"}
+
+
+async def test_without_rbac_there_is_none_and_another_account_is_used(programs: Programs) -> None:
+    values = {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "given"}}
+    objects = await render_chart(programs, values=values)
+    assert not of_kind(objects, "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "ServiceAccount")
+    assert the(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "given"
+
+
+async def test_settings_become_variables(programs: Programs) -> None:
+    objects = await render_chart(programs, "--api-versions", "pgrole.dev/v1alpha1", values=EVERYTHING)
+    found = environment_of(the(objects, "Deployment"))
+    assert found["PGROLE_STRICT_TLS"] == "false"
+    assert found["PGROLE_TOKEN_COMMAND"] == EVERYTHING["settings"]["tokenCommand"]
+    assert found["PGROLE_ALLOW"] == "createrole,replication"
+    assert found["PGROLE_PROTECTED"] == "rds_*,cloudsql*"
+    assert found["PGROLE_FORBIDDEN_METADATA"] == "argoproj.io"
+    assert found["PGROLE_POLL_INTERVAL"] == "500ms"
+    known = {one.variable: one for one in RUN}
+    for name, value in found.items():
+        if name in known and isinstance(value, str) and "$(" not in value:
+            known[name].read(value)
+
+
+async def test_one_without_election_never_runs_beside_another(programs: Programs) -> None:
+    deployment = the(await render_chart(programs, values={"leaderElection": False, "replicas": 1}), "Deployment")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert environment_of(deployment)["PGROLE_LEADER_ELECTION"] == "false"
+
+
+async def test_two_releases_have_nothing_of_one_name(programs: Programs) -> None:
+    async def names(release: str) -> set[tuple[str, str]]:
+        values = {"watch": {"namespace": release, "clusterId": "eu-1"}, "crds": {"install": False}}
+        arguments = ("template", release, CHART, "-n", NAMESPACE, "--values", "-")
+        answer = await run(programs.helm, *arguments, stdin=yaml.safe_dump(values))
+        return {(one["kind"], one["metadata"]["name"]) for one in yaml.safe_load_all(answer.out) if one}
+
+    assert not await names("team-a") & await names("team-b")
+
+
+async def test_servers_before_the_definitions_are_refused_with_what_to_do(programs: Programs) -> None:
+    answer = await template(programs, values={"servers": {"default": SERVER}})
+    assert answer.code != 0
+    assert "install without servers first" in answer.err
+
+
+async def test_servers_are_as_they_are_given_and_stay(programs: Programs) -> None:
+    objects = await render_chart(
+        programs, "--api-versions", "pgrole.dev/v1alpha1", values={"servers": {"default": SERVER, "reports": SERVER}}
+    )
+    servers = of_kind(objects, "PgServer")
+    assert [one["metadata"]["name"] for one in servers] == ["default", "reports"]
+    for one in servers:
+        assert one["spec"] == SERVER
+        assert one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_nothing_is_fetched_to_render_it() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert "dependencies" not in chart
+    for file in OVERLAYS.parent.rglob("kustomization.yaml"):
+        kustomization = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for resource in kustomization["resources"]:
+            assert (file.parent / resource).exists(), f"{file}: {resource}"

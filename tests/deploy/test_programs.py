@@ -1,0 +1,74 @@
+"""Where helm and kubectl come from."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from pgrole_controller.local.binaries import KUBERNETES
+from pgrole_controller.local.display import Display
+from tests.deploy.programs import NoPrograms, Programs, Version, find, fits, run, wanted
+
+
+def write_program(folder: Path, name: str, says: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def helm(folder: Path, version: str) -> Path:
+    return write_program(folder, "helm", version)
+
+
+def kubectl(folder: Path, version: str) -> Path:
+    return write_program(folder, "kubectl", f'{{"clientVersion": {{"gitVersion": "{version}"}}}}')
+
+
+def test_kubectl_is_of_the_version_of_the_api_server() -> None:
+    assert str(wanted()["kubectl"]) == KUBERNETES
+
+
+def test_what_fits_is_what_kubernetes_and_helm_say_fits() -> None:
+    wish = wanted()
+    minor = wish["kubectl"].minor
+    assert [fits("kubectl", Version(1, minor + by, 0)) for by in (-2, -1, 0, 1, 2)] == [False, True, True, True, False]
+    assert fits("helm", wish["helm"])
+    assert not fits("helm", Version(wish["helm"].major, wish["helm"].minor - 1, 9))
+    assert not fits("helm", Version(wish["helm"].major + 1, 0, 0))
+
+
+async def test_what_is_on_the_path_is_used_when_it_fits(tmp_path: Path) -> None:
+    versions = wanted()
+    there = Programs(
+        helm(tmp_path / "bin", f"v{versions['helm']}"), kubectl(tmp_path / "bin", f"v{versions['kubectl']}")
+    )
+    environment = {"PATH": f"{tmp_path / 'bin'}:/bin:/usr/bin", "PGROLE_CACHE_DIR": str(tmp_path / "cache")}
+    assert await find(Display(io.StringIO()), environment) == there
+
+
+async def test_what_is_too_old_is_not_used_and_without_go_it_is_said_what_would_do(tmp_path: Path) -> None:
+    helm(tmp_path / "bin", "v3.0.0")
+    kubectl(tmp_path / "bin", "v1.20.0")
+    environment = {"PATH": str(tmp_path / "bin"), "PGROLE_CACHE_DIR": str(tmp_path / "cache")}
+    with pytest.raises(NoPrograms, match=rf"like helm v{wanted()['helm']}, kubectl v{wanted()['kubectl']}: .* or Go"):
+        await find(Display(io.StringIO()), environment)
+
+
+async def test_a_build_that_fails_leaves_nothing_and_says_why(tmp_path: Path) -> None:
+    go = write_program(tmp_path / "bin", "go", "")
+    go.write_text("#!/bin/sh\necho 'no route to host' >&2\nexit 1\n", encoding="utf-8")
+    cache = tmp_path / "cache"
+    environment = {"PATH": f"{tmp_path / 'bin'}:/bin:/usr/bin", "PGROLE_CACHE_DIR": str(cache)}
+    with pytest.raises(NoPrograms, match="no route to host"):
+        await find(Display(io.StringIO()), environment)
+    assert [path.name for path in cache.iterdir()] == ["tools.lock"]
+
+
+async def test_what_was_built_says_its_version(programs: Programs) -> None:
+    versions = wanted()
+    said = await run(programs.helm, "version", "--template", "{{.Version}}")
+    assert said.out.startswith(f"v{versions['helm'].major}.")
+    answer = await run(programs.helm, "template", "x", Path(__file__).parents[2] / "deploy/helm/pgrole-controller")
+    assert answer.code == 0, "helm takes another Kubernetes for granted than the chart asks for"

@@ -1,0 +1,164 @@
+"""A release of the chart on a real API server: installed, upgraded, rolled back, removed."""
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from pgrole_controller.local.apiserver import ApiError, ApiServer, api_server
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
+from tests.deploy.manifests import CHART
+from tests.deploy.programs import Answer, Programs, run
+from tests.deploy.rendering import NAMESPACE, RELEASE, Json, of_kind, render_chart
+from tests.deploy.test_chart import SERVER
+
+NEWER_FIELD = "resyncInterval"  # of PgServer, for a chart of before it
+ROLE: Json = {
+    "apiVersion": "pgrole.dev/v1alpha1",
+    "kind": "PgRole",
+    "metadata": {"name": "orders-app", "namespace": "shop"},
+    "spec": {"name": "orders_app"},
+}
+DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}.pgrole.dev"
+PGSERVER = "/apis/pgrole.dev/v1alpha1/pgservers/default"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def empty(binaries: Binaries) -> AsyncIterator[ApiServer]:
+    """An API server that nobody has installed anything on."""
+    async with api_server(binaries=binaries) as server:
+        yield server
+
+
+@pytest.fixture
+def older_chart(tmp_path: Path) -> Path:
+    """One whose PgServer has a field less."""
+    folder = tmp_path / "older"
+    shutil.copytree(CHART, folder)
+    file = folder / "files" / "crds" / "pgrole.dev_pgservers.yaml"
+    crd = yaml.safe_load(file.read_text(encoding="utf-8"))
+    del crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"][NEWER_FIELD]
+    file.write_text(yaml.safe_dump(crd), encoding="utf-8")
+    return folder
+
+
+async def helm(programs: Programs, server: ApiServer, *arguments: str | Path, values: Json | None = None) -> Answer:
+    given = () if values is None else ("--values", "-")
+    command = ("--kubeconfig", server.kubeconfig, "-n", NAMESPACE, *arguments, *given)
+    return await run(programs.helm, *command, stdin=yaml.safe_dump(values or {}))
+
+
+async def helm_well(programs: Programs, server: ApiServer, *arguments: str | Path, values: Json | None = None) -> str:
+    answer = await helm(programs, server, *arguments, values=values)
+    assert answer.code == 0, answer.err
+    return answer.out
+
+
+async def fields_of_server(server: ApiServer) -> set[str]:
+    """Of spec, as the API server knows them."""
+    crd = await server.request("GET", DEFINITION.format("pgservers"))
+    return set(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
+
+
+async def is_there(server: ApiServer, path: str) -> bool:
+    try:
+        await server.request("GET", path)
+    except ApiError as error:
+        if error.status == 404:
+            return False
+        raise
+    return True
+
+
+async def list_own(server: ApiServer) -> list[str]:
+    """What the release has beside definitions and PgServers."""
+    group, version = "rbac.authorization.k8s.io", "v1"
+    paths = [
+        f"/apis/{group}/{version}/clusterroles",
+        f"/apis/{group}/{version}/clusterrolebindings",
+        f"/apis/{group}/{version}/namespaces/{NAMESPACE}/roles",
+        f"/apis/{group}/{version}/namespaces/{NAMESPACE}/rolebindings",
+        f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments",
+        f"/api/v1/namespaces/{NAMESPACE}/services",
+        f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
+        f"/api/v1/namespaces/{NAMESPACE}/secrets",
+    ]
+    found = []
+    for path in paths:
+        items = (await server.request("GET", path, query={"labelSelector": f"app.kubernetes.io/instance={RELEASE}"}))[
+            "items"
+        ]
+        found += [f"{path}/{one['metadata']['name']}" for one in items]
+    return found
+
+
+async def test_an_upgrade_brings_the_new_definitions_and_removal_keeps_them_with_every_object(
+    programs: Programs, empty: ApiServer, older_chart: Path
+) -> None:
+    said = await helm_well(programs, empty, "install", RELEASE, older_chart, "--create-namespace")
+    assert "kubectl apply -f - <<END" in said
+    assert NEWER_FIELD not in await fields_of_server(empty)
+    await create_namespace(empty, "shop")
+    role = await apply(empty, ROLE)
+
+    await helm_well(programs, empty, "upgrade", RELEASE, CHART, values={"servers": {"default": SERVER}})
+    assert NEWER_FIELD in await fields_of_server(empty)
+    pgserver = await empty.request("GET", PGSERVER)
+    assert pgserver["spec"][NEWER_FIELD] == "1h"
+    rendered = await render_chart(programs)
+    assert len(await list_own(empty)) == len(rendered) - len(of_kind(rendered, "CustomResourceDefinition"))
+
+    await helm_well(programs, empty, "uninstall", RELEASE)
+    assert await list_own(empty) == []
+    for path, before in ((await path_of(empty, ROLE), role), (PGSERVER, pgserver)):
+        found = await empty.request("GET", path)
+        assert found["metadata"]["uid"] == before["metadata"]["uid"]
+        assert "deletionTimestamp" not in found["metadata"]
+    for plural in ("pgroles", "pgservers"):
+        assert await is_there(empty, DEFINITION.format(plural))
+
+    await helm_well(programs, empty, "install", RELEASE, CHART, values={"servers": {"default": SERVER}})
+    assert (await empty.request("GET", PGSERVER))["metadata"]["uid"] == pgserver["metadata"]["uid"]
+
+
+async def test_a_rollback_brings_the_definitions_of_before(
+    programs: Programs, empty: ApiServer, older_chart: Path
+) -> None:
+    await helm_well(programs, empty, "install", RELEASE, older_chart, "--create-namespace")
+    await helm_well(programs, empty, "upgrade", RELEASE, CHART)
+    await create_namespace(empty, "shop")
+    role = await apply(empty, ROLE)
+    await helm_well(programs, empty, "rollback", RELEASE, "1")
+    assert NEWER_FIELD not in await fields_of_server(empty)
+    found = await empty.request("GET", await path_of(empty, ROLE))
+    assert found["metadata"]["uid"] == role["metadata"]["uid"]
+
+
+async def test_definitions_that_somebody_else_applied_are_left_or_taken_over_as_asked(
+    programs: Programs, empty: ApiServer
+) -> None:
+    await apply_crds(empty)
+    refused = await helm(programs, empty, "install", RELEASE, CHART, "--create-namespace")
+    assert refused.code != 0
+    assert "invalid ownership metadata" in refused.err
+
+    without = {"crds": {"install": False}, "servers": {"default": SERVER}}
+    said = await helm_well(programs, empty, "install", RELEASE, CHART, "--create-namespace", values=without)
+    assert "are not part of this release" in said
+    assert await is_there(empty, PGSERVER)
+    await helm_well(
+        programs, empty, "upgrade", RELEASE, CHART, "--take-ownership", values={"servers": {"default": SERVER}}
+    )
+    crd = await empty.request("GET", DEFINITION.format("pgroles"))
+    assert crd["metadata"]["annotations"]["meta.helm.sh/release-name"] == RELEASE
+
+
+async def test_a_server_that_is_not_named_any_more_stays(programs: Programs, empty: ApiServer) -> None:
+    await helm_well(programs, empty, "install", RELEASE, CHART, "--create-namespace")
+    await helm_well(programs, empty, "upgrade", RELEASE, CHART, values={"servers": {"default": SERVER}})
+    await helm_well(programs, empty, "upgrade", RELEASE, CHART)
+    assert "deletionTimestamp" not in (await empty.request("GET", PGSERVER))["metadata"]
