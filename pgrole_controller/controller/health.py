@@ -34,9 +34,9 @@ Answer = TypeVar("Answer")
 
 
 class Health:
-    def __init__(self) -> None:
+    def __init__(self, pulse: Pulse | None = None) -> None:
         self.stopping = False
-        self._pulse = Pulse()
+        self._pulse = pulse or Pulse()
         self._store: Store | None = None
         self._servers: Servers | None = None
         self._lead = Lead()

@@ -1,0 +1,57 @@
+"""What a controller measures, as Prometheus would read it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from pgrole_controller.local.deadline import reached
+from tests.acceptance.world import PATIENCE, Controller
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`/metrics` at one moment."""
+
+    text: str
+    samples: dict[Series, float]
+
+    def get(self, name: str, **labels: str) -> float | None:
+        """The one sample with these labels; None when there is none."""
+        return self.samples.get((name, frozenset(labels.items())))
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Of all samples that have at least these labels."""
+        return sum(
+            value for (of, held), value in self.samples.items() if of == name and labels.items() <= dict(held).items()
+        )
+
+
+async def scrape(controller: Controller) -> Figures:
+    url = f"http://127.0.0.1:{controller.health_port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        assert response.status == 200
+        text = await response.text()
+    families = text_string_to_metric_families(text)
+    samples = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    return Figures(text, samples)
+
+
+async def wait_figures(controller: Controller, true: Callable[[Figures], bool], what: str) -> Figures:
+    """The figures as soon as `true` holds for them."""
+    last: list[Figures] = []
+
+    async def is_so() -> bool:
+        last[:] = [await scrape(controller)]
+        return true(last[0])
+
+    if not await reached(is_so, PATIENCE):
+        raise AssertionError(f"{what} did not come true within {PATIENCE} s:\n{last[0].text}")
+    return last[0]

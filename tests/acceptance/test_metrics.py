@@ -1,0 +1,212 @@
+"""What the controller measures of itself is right, and tells nothing of anybody's roles, objects or Secrets."""
+
+import re
+import secrets
+import time
+
+import pytest
+
+from pgrole_controller import __version__
+from tests.acceptance.figures import Figures, Series, scrape, wait_figures
+from tests.acceptance.servers import pgservers
+from tests.acceptance.world import Controller, Database, Stage, condition, running
+from tests.servers import Servers
+
+MANY = 100
+
+
+@pytest.fixture
+def role() -> str:
+    return f"m{secrets.token_hex(3)}"
+
+
+async def test_a_drift_is_counted_from_its_hint_to_its_repair(stage: Stage, role: str) -> None:
+    async with running(stage.controller()) as controller, stage.database() as database:
+        await stage.kube.apply("app", name=role, login=True)
+        await stage.kube.wait_ready("app")
+        began = time.time()
+        await database.execute(f"ALTER ROLE {role} SUPERUSER CONNECTION LIMIT 3")
+        await database.wait_role(role, lambda row: not row["rolsuper"] and row["rolconnlimit"] == -1, "repair")
+        found = await wait_figures(
+            controller,
+            lambda figures: (
+                figures.sum("pgrole_drifts_total") == 2
+                and figures.sum("pgrole_objects_ready") == 1
+                and figures.sum("pgrole_notifications_total") >= 2
+                and figures.sum("pgrole_loop_lag_seconds_count") >= 1
+            ),
+            "drifts of two fields, and an object that is Ready again",
+        )
+        for field in ("superuser", "connectionLimit"):
+            assert found.get("pgrole_drifts_total", server="default", field=field, action="corrected") == 1
+        assert found.get("pgrole_repair_seconds_count", source="notify") == 1
+        assert 0 < found.sum("pgrole_repair_seconds_sum", source="notify") < time.time() - began
+        assert found.get("pgrole_application_seconds_count", source="object") == 1
+        assert found.sum("pgrole_reconciles_total", server="default", ending="done", reason="Reconciled") >= 2
+        assert began <= found.sum("pgrole_last_notification_timestamp_seconds", server="default") <= time.time()
+        assert_at_rest(found)
+        assert_spoken(found)
+
+
+def assert_at_rest(found: Figures) -> None:
+    """One server that is well, and one object that is Ready."""
+    for name, value in {
+        "pgrole_server_connected": 1,
+        "pgrole_server_detection_fallback": 0,
+        "pgrole_sessions_total": 1,
+        "pgrole_unheard_changes": 0,
+        "pgrole_objects": 1,
+        "pgrole_objects_ready": 1,
+        "pgrole_queue_depth": 0,
+        "pgrole_queue_oldest_seconds": 0,
+    }.items():
+        assert found.get(name, server="default") == value, name
+    assert found.get("pgrole_server_detection", server="default", mode="Watch") == 1
+    assert found.get("pgrole_contested_objects") == 0
+    assert found.get("pgrole_leader") == 1
+    assert found.get("pgrole_leaderships_total") == 1
+    assert found.get("pgrole_build_info", version=__version__) == 1
+    assert 0 <= found.sum("pgrole_loop_heartbeat_age_seconds") < 10
+
+
+def assert_spoken(found: Figures) -> None:
+    """With the database and with the API server."""
+    for statement in ("connect", "identify", "look", "transaction"):
+        assert found.sum("pgrole_sql_seconds_count", statement=statement) >= 1, statement
+    for verb, resource in (
+        ("list", "pgroles"),
+        ("watch", "pgroles"),
+        ("patch", "pgroles/status"),
+        ("create", "events"),
+    ):
+        assert found.sum("pgrole_api_request_seconds_count", verb=verb, resource=resource, code="2xx") >= 1, resource
+    assert found.sum("pgrole_lists_total", resource="pgroles") == 1
+    assert found.sum("process_resident_memory_bytes") > 2**20
+
+
+async def test_how_late_changes_are_noticed_is_measured_by_the_controllers_own(stage: Stage, role: str) -> None:
+    async with running(stage.controller()) as controller:
+        began = time.time()
+        found = await scrape(controller)
+        for number in range(20):  # one that is heard of before its answer is read tells nothing
+            await stage.kube.apply("app", name=role, comment=f"number {number}")
+            await stage.kube.wait_ready("app")
+            found = await wait_notifications(controller, number + 1)
+            if found.sum("pgrole_echo_seconds_count", server="default"):
+                break
+        assert found.sum("pgrole_echo_seconds_count", server="default") >= 1
+        assert 0 < found.sum("pgrole_echo_seconds_sum", server="default") < time.time() - began
+        assert found.get("pgrole_unheard_changes", server="default") == 0
+
+
+async def wait_notifications(controller: Controller, count: int) -> Figures:
+    return await wait_figures(
+        controller, lambda figures: figures.sum("pgrole_notifications_total") >= count, f"{count} notifications"
+    )
+
+
+async def test_a_drift_that_is_left_is_counted_once_however_often_it_is_looked_at(stage: Stage, role: str) -> None:
+    async with running(stage.controller()) as controller, stage.database() as database:
+        await stage.kube.apply("app", name=role, drift={"policy": "Report"})
+        await stage.kube.wait_ready("app")
+        await database.execute(f"ALTER ROLE {role} CREATEDB")
+        await stage.kube.wait_reason("app", "DriftReported")
+        reported = {"server": "default", "field": "createdb", "action": "reported"}
+        await wait_figures(controller, lambda figures: figures.get("pgrole_drifts_total", **reported) == 1, "one drift")
+        before = (await scrape(controller)).sum("pgrole_reconciles_total", reason="DriftReported")
+        await stage.kube.patch("app", {"metadata": {"annotations": {"note": "look again"}}})
+        found = await wait_figures(
+            controller,
+            lambda figures: figures.sum("pgrole_reconciles_total", reason="DriftReported") > before,
+            "another look",
+        )
+        assert found.get("pgrole_drifts_total", **reported) == 1
+        assert found.sum("pgrole_drifts_total", action="corrected") == 0
+
+
+async def test_no_series_tells_of_a_role_an_object_or_a_secret_and_more_objects_make_no_more_series(
+    stage: Stage, role: str
+) -> None:
+    async with running(stage.controller()) as controller, stage.database() as database:
+        await stage.kube.apply_secret(f"{role}-secret", password=f"{role}-password")
+        first = await drift_many(stage, database, controller, f"{role}-one", role)
+        second = await drift_many(stage, database, controller, f"{role}-two", role)
+        assert second.sum("pgrole_drifts_total") >= 2 * MANY
+        assert len(series(second) - series(first)) < MANY, sorted(series(second) - series(first), key=str)
+        for name in (role, stage.kube.namespace, "secretRef", stage.postgres.password):
+            assert name not in second.text
+        servers = {dict(labels).get("server", "default") for _, labels in second.samples}
+        assert servers == {"default", "(undeclared)"}
+
+
+def series(figures: Figures) -> set[Series]:
+    return set(figures.samples)
+
+
+async def drift_many(stage: Stage, database: Database, controller: Controller, prefix: str, role: str) -> Figures:
+    """So many objects more, each with a drift, one with a password; the figures when all are Ready again."""
+    before = (await scrape(controller)).sum("pgrole_drifts_total")
+    names = [f"{prefix}-{number}" for number in range(MANY)]
+    await stage.kube.apply_all({name: {"comment": name} for name in names})
+    await stage.kube.apply(f"{prefix}-secret", password={"secretRef": {"name": f"{role}-secret"}})
+    await stage.kube.wait_all_ready()
+    for name in names:
+        await database.execute(f'ALTER ROLE "{name}" CREATEDB')
+    found = await wait_figures(
+        controller, lambda figures: figures.sum("pgrole_drifts_total") >= before + MANY, f"{MANY} drifts set back"
+    )
+    assert await database.fetchval("SELECT count(*) FROM pg_roles WHERE rolcreatedb AND NOT rolsuper") == 0
+    return found
+
+
+async def test_a_server_that_goes_takes_its_series_with_it(stage: Stage, servers: Servers, role: str) -> None:
+    async with (
+        pgservers(stage.kube.server) as declared,
+        servers.run() as other,
+        running(Controller(stage.kube.server, "", stage.folder), connected=False) as controller,
+    ):
+        await declared.apply("stays", stage.postgres)
+        await declared.apply("goes", other)
+        await declared.wait_ready("stays")
+        await declared.wait_ready("goes")
+        found = await scrape(controller)
+        assert found.get("pgrole_server_connected", server="goes") == 1
+        assert found.get("pgrole_sessions_total", server="goes") == 1
+        await stage.kube.apply("lost", name=role, serverRef={"name": "nowhere"})
+        await stage.kube.wait_reason("lost", "ServerGone")
+        await declared.delete("goes")
+        await declared.wait_gone("goes")
+        found = await wait_figures(controller, lambda figures: 'server="goes"' not in figures.text, "no such series")
+        assert found.get("pgrole_server_connected", server="stays") == 1
+        assert found.get("pgrole_objects", server="(undeclared)") == 1
+        assert found.sum("pgrole_reconciles_total", server="(undeclared)", reason="ServerGone") >= 1
+
+
+async def test_one_visit_can_be_followed_by_its_id_from_hint_to_status(stage: Stage, role: str) -> None:
+    async with running(stage.controller()) as controller, stage.database() as database:
+        await stage.kube.apply_secret("secret", password="hush-hush")
+        await stage.kube.apply("app", name=role, password={"secretRef": {"name": "secret"}})
+        await stage.kube.wait_ready("app")
+        await database.execute(f"ALTER ROLE {role} SUPERUSER")
+        await database.wait_role(role, lambda row: not row["rolsuper"], "repair")
+        await stage.kube.wait_for("app", lambda obj: obj["status"].get("driftCount") == 1, "the count")
+        await controller.wait_log("deed=corrected")
+        corrected = next(line for line in controller.log.splitlines() if "deed=corrected" in line)
+        visit = re.search(r"visit=([0-9a-f]{8})\b", corrected)
+        assert visit
+        await controller.wait_log(f"visit ends  object={stage.kube.namespace}/app result=again")
+        lines = [line for line in controller.log.splitlines() if f"visit={visit[1]}" in line]
+        told = [re.split(r"  +", line)[1] if " INFO" not in line else line for line in lines]
+        said = "\n".join(lines)
+        for expected in (
+            r"visit begins  object=\S+ server=default reason=notify waited_ms=[\d.]+ failures=0",
+            r"looked  object=\S+ decided=corrected differs=superuser drift=superuser",
+            r"transaction  plans=1 changes=1 took_ms=[\d.]+ failed=\"\"",
+            r"looked  object=\S+ decided=nothing",
+            r"role brought in  object=\S+ deed=corrected fields=superuser",
+            r"status written  object=\S+ reason=Reconciled",
+            r"visit ends  object=\S+ result=again in_seconds=",
+        ):
+            assert re.search(expected, said), (expected, told)
+        assert "hush-hush" not in controller.log
+        assert condition(await stage.kube.wait_ready("app"), "Ready")["reason"] == "Reconciled"

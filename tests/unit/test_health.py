@@ -1,0 +1,124 @@
+"""controller/health: it answers also while the event loop of the controller stands still, and then says so."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.health import Health
+from pgrole_controller.controller.pulse import BEAT_SECONDS, STILL_SECONDS, Pulse
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.ports import free_port
+from pgrole_controller.metrics import Scrape
+
+PATIENCE = 30.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """Status and body; 0 while nobody listens."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+    except URLError:
+        return 0, ""
+
+
+async def wait_served(port: int) -> None:
+    async def is_served() -> bool:
+        return await anyio.to_thread.run_sync(get, port, "/healthz") == (200, "ok\n")
+
+    assert await reached(is_served, PATIENCE)
+
+
+async def test_a_loop_that_stands_still_is_told_of_and_one_that_goes_on_is_well_again() -> None:
+    clock, port = Clock(), free_port()
+    health = Health(Pulse(clock))
+    with ThreadPoolExecutor(1) as thread:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(health.serve, "127.0.0.1", port)
+            await wait_served(port)
+            clock.ahead = STILL_SECONDS + 1  # as if the loop had not turned for so long
+            answers = {path: thread.submit(get, port, path) for path in ("/healthz", "/readyz", "/metrics")}
+            stands_still = {path: answer.result(PATIENCE) for path, answer in answers.items()}  # it does
+            await wait_served(port)
+            tasks.cancel_scope.cancel()
+    status, text = stands_still["/healthz"]
+    assert (status, text.split(" since ")[0]) == (503, "the event loop stands still")
+    status, text = stands_still["/readyz"]
+    assert (status, json.loads(text)["ready"]) == (503, False)
+    status, text = stands_still["/metrics"]
+    assert status == 200
+    (age,) = (line for line in text.splitlines() if line.startswith("pgrole_loop_heartbeat_age_seconds "))
+    assert float(age.split()[1]) >= STILL_SECONDS
+    assert "\npgrole_leader " not in text  # who could be asked?
+
+
+async def test_before_the_api_server_is_reached_it_is_alive_and_not_ready() -> None:
+    port = free_port()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Health().serve, "127.0.0.1", port)
+        await wait_served(port)
+        status, text = await anyio.to_thread.run_sync(get, port, "/readyz")
+        assert (status, json.loads(text)["synced"]) == (503, False)
+        status, text = await anyio.to_thread.run_sync(get, port, "/metrics")
+        assert status == 200
+        assert "\npgrole_leader 0.0\n" in text
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_fails_in_a_scrape_is_an_answer_and_not_the_end() -> None:
+    def fail() -> Scrape:
+        raise RuntimeError("a scrape that fails")
+
+    port, health = free_port(), Health()
+    health._scrape = fail
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(health.serve, "127.0.0.1", port)
+        await wait_served(port)
+        status, _ = await anyio.to_thread.run_sync(get, port, "/metrics")
+        assert status == 500
+        await wait_served(port)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_taken_port_is_named() -> None:
+    port = free_port()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Health().serve, "127.0.0.1", port)
+        await wait_served(port)
+        with pytest.raises(CannotStart, match=f"--health-port {port}"):
+            await Health().serve("127.0.0.1", port)
+        tasks.cancel_scope.cancel()
+
+
+async def test_the_heart_is_as_old_as_its_last_beat() -> None:
+    clock = Clock()
+    pulse = Pulse(clock)
+    clock.ahead = STILL_SECONDS + 1
+    assert not pulse.alive
+
+    async def is_alive() -> bool:
+        return pulse.alive
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pulse.beat)
+        assert await reached(is_alive, PATIENCE)
+        tasks.cancel_scope.cancel()
+    assert pulse.age < STILL_SECONDS
+    assert BEAT_SECONDS * 10 <= STILL_SECONDS
