@@ -4,7 +4,12 @@ The times in a Lease are other machines' and are never compared with ours. What 
 the rule of client-go's leader election. Time is an argument, in seconds of any one monotonic clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+#: Nobody is waited for longer, in seconds, whatever a Lease says: it may have been written by hand.
+LONGEST_SECONDS = 60
+#: leaseTransitions is a 32-bit number.
+_MOST_TRANSITIONS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +36,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A Lease, and since when we have seen it as it is."""
+    """A Lease, and since when we have seen it as it is. `version` None: it was deleted, and was like this before."""
 
     record: Record
-    version: str
+    version: str | None
     at: float
 
     @property
     def free_at(self) -> float:
-        """When it may be taken, if nothing is seen of its holder until then."""
-        return self.at + self.record.duration if self.record.holder else self.at
+        """When it may be taken, if nothing is seen of its holder until then.
+
+        One that was deleted is its holder's still: who deletes it does not stop whoever leads.
+        """
+        return self.at + min(self.record.duration, LONGEST_SECONDS) if self.record.holder else self.at
 
 
 def see(before: Seen | None, record: Record, version: str, now: float) -> Seen:
@@ -50,12 +58,25 @@ def see(before: Seen | None, record: Record, version: str, now: float) -> Seen:
     return Seen(record, version, now)
 
 
+def miss(before: Seen | None) -> Seen | None:
+    """What is known of a Lease that is not there; None: nothing."""
+    return None if before is None else replace(before, version=None)
+
+
 def take(seen: Seen | None, holder: str, timing: Timing, stamp: str) -> Record:
-    """The Lease as this holder takes it. `stamp`: the time of day."""
-    transitions = 0 if seen is None else seen.record.transitions + 1
-    return Record(holder, timing.duration, stamp, stamp, transitions)
+    """The Lease as this holder takes it, or keeps it. `stamp`: the time of day."""
+    if seen is None:
+        return Record(holder, timing.duration, stamp, stamp, 0)
+    if seen.record.holder == holder:
+        return renew(seen.record, timing, stamp)
+    return Record(holder, timing.duration, stamp, stamp, min(seen.record.transitions + 1, _MOST_TRANSITIONS))
+
+
+def renew(record: Record, timing: Timing, stamp: str) -> Record:
+    """The Lease as its holder keeps it."""
+    return replace(record, duration=timing.duration, acquired=record.acquired or stamp, renewed=stamp)
 
 
 def give_up(record: Record, stamp: str) -> Record:
     """The Lease as it is left to whoever comes first."""
-    return Record("", 1, record.acquired, stamp, record.transitions)
+    return replace(record, holder="", duration=1, renewed=stamp)

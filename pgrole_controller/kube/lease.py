@@ -3,24 +3,26 @@
 Expected flow: stand by until the Lease is free, take it, renew it every two seconds in a task of its own, and lose it
 when it could not be renewed for ten, or is another's. Whoever led ends all writing before fifteen seconds are over.
 
-Guarantees: nothing depends on other machines' clocks (`core.lease`); a Lease that is given up or deleted is taken at
-once, since it is watched; every write names the version that was read, so that of two who take it one succeeds.
+Guarantees: nothing depends on other machines' clocks (`core.lease`); a Lease that is given up is taken at once, since
+it is watched; one that is deleted is made again by its holder, and others wait as long as for one that is not renewed;
+every write names the version that was read, so that of two who take it one succeeds.
 
 Caveats: a process that is paused goes on for a moment as if it led. That is what the fencing number in the database is
-for (sql/install/08_leader.sql), which is drawn before `confirm` is asked.
+for (sql/install/08_leader.sql), which is drawn before `confirm` is asked. Who sees the Lease for the first time after
+it was deleted knows of no holder and takes it: there can be two for as long as a holder needs to notice.
 """
 
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.hint import Key
-from pgrole_controller.core.lease import Record, Seen, Timing, give_up, see, take
+from pgrole_controller.core.lease import Record, Seen, Timing, give_up, miss, renew, see, take
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.events import micro_time
@@ -64,7 +66,7 @@ class Term:
         while self._renewed_from < asked:
             if not self.leading:
                 raise Transient(Reason.PROGRESSING, "another process leads")
-            self._wanted.set()
+            self.want()
             with anyio.CancelScope(deadline=self._until):
                 await self._renewed.wait()
 
@@ -73,11 +75,16 @@ class Term:
         self._renewed_from, self._until = since, until
         self._renewed.set()
         self._renewed = anyio.Event()
-        self.led.set()
+        if anyio.current_time() < until:  # an answer may come late, to a process that was paused
+            self.led.set()
 
     @property
     def until(self) -> float:
         return self._until
+
+    def want(self) -> None:
+        """Asks for a renewal at once."""
+        self._wanted.set()
 
     async def wanted(self) -> None:
         """Until somebody asks for a renewal."""
@@ -99,9 +106,11 @@ class Elector:
         self._timing = timing
         self._seen: Seen | None = None
         self._changed = anyio.Event()
+        self._term = Term()
 
     async def run(self, term: Term) -> None:
         """Returns when the term is lost; until it is cancelled otherwise."""
+        self._term = term
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow)
             try:
@@ -118,7 +127,7 @@ class Elector:
         with anyio.move_on_after(RESIGN_SECONDS):
             try:
                 seen = await self._read()
-                if seen is not None and seen.record.holder == self.identity:
+                if self._is_mine(seen) and seen.version is not None:
                     await self._write(give_up(seen.record, _now()), seen.version)
                     log.info("lease given up", extra={"lease": str(self.lease)})
             except _FAILURES as error:
@@ -128,20 +137,22 @@ class Elector:
 
     async def _stand(self, term: Term) -> None:
         """Until the Lease is ours."""
-        holder = None
+        holder = said = None
         while True:
             try:
                 seen = await self._read()
                 self.answered.set()
-                if seen is None or seen.record.holder == self.identity or seen.free_at <= anyio.current_time():
+                said = None
+                if seen is None or self._is_mine(seen) or seen.free_at <= anyio.current_time():
                     await self._take(term, seen)
                     return
                 if holder != seen.record.holder:
                     holder = seen.record.holder
                     log.info("standing by", extra={"lease": str(self.lease), "leader": holder})
             except _FAILURES as error:
-                if not isinstance(error, ApiError) or error.status != 409:
-                    log.warning("lease not read or taken", extra={"lease": str(self.lease), "error": str(error)})
+                if said != str(error) and not _is_conflict(error):
+                    said = str(error)
+                    log.warning("lease not read or taken", extra={"lease": str(self.lease), "error": said})
                 await anyio.sleep(AGAIN_SECONDS)
             else:
                 await self._await_free()
@@ -174,25 +185,15 @@ class Elector:
         while True:
             term.begin()
             began, seen = anyio.current_time(), self._seen
+            if not self._is_mine(seen):
+                return False
             try:
-                if seen is None or seen.record.holder != self.identity:
+                await self._write(renew(seen.record, self._timing, _now()), seen.version)
+            except _FAILURES as error:
+                if not _is_conflict(error):
+                    await self._fail(error)
+                elif not await self._is_ours():
                     return False
-                renewed = Record(
-                    seen.record.holder,
-                    self._timing.duration,
-                    seen.record.acquired,
-                    _now(),
-                    seen.record.transitions,
-                )
-                await self._write(renewed, seen.version)
-            except ApiError as error:
-                if error.status in (404, 409):
-                    if not await self._is_ours():
-                        return False
-                    continue
-                await self._fail(error)
-            except (Unreachable, BadStream) as error:
-                await self._fail(error)
             else:
                 metrics.note_renewal(renewed=True)
                 term.hold(began, began + self._timing.deadline)
@@ -206,7 +207,10 @@ class Elector:
             except _FAILURES as error:
                 await self._fail(error)
             else:
-                return seen is not None and seen.record.holder == self.identity
+                return self._is_mine(seen)
+
+    def _is_mine(self, seen: Seen | None) -> TypeGuard[Seen]:
+        return seen is not None and seen.record.holder == self.identity
 
     async def _fail(self, error: Exception) -> None:
         metrics.note_renewal(renewed=False)
@@ -219,11 +223,19 @@ class Elector:
         )
 
     def _see_change(self, change: Change) -> None:
+        version = None if self._seen is None else self._seen.version
         if change.new is None:
-            self._seen = None
-            self._changed.set()
-        elif self._seen is None or not is_older(change.new.resource_version, than=self._seen.version):
+            if change.old is None or version is None or not is_older(change.old.resource_version, than=version):
+                self._miss()
+        elif version is None or not is_older(change.new.resource_version, than=version):
             self._see(change.new.object())
+        if not self._is_mine(self._seen) or self._seen.version is None:
+            self._term.want()  # whoever leads has to know at once
+
+    def _miss(self) -> Seen | None:
+        self._seen = miss(self._seen)
+        self._changed.set()
+        return self._seen
 
     def _see(self, lease: Mapping[str, Any]) -> Seen:
         version = str(lease["metadata"]["resourceVersion"])
@@ -248,8 +260,7 @@ class Elector:
         except ApiError as error:
             if error.status != 404:
                 raise
-            self._seen = None
-            return None
+            return self._miss()
         return self._see(parse(answer))
 
     async def _write(self, record: Record, version: str | None) -> None:
@@ -258,20 +269,21 @@ class Elector:
         metadata = {"namespace": namespace, "name": name}
         if version is not None:
             metadata["resourceVersion"] = version
-        body = {
-            "apiVersion": LEASES.api_version,
-            "kind": "Lease",
-            "metadata": metadata,
-            "spec": {
-                "holderIdentity": record.holder,
-                "leaseDurationSeconds": record.duration,
-                "acquireTime": record.acquired,
-                "renewTime": record.renewed,
-                "leaseTransitions": record.transitions,
-            },
+        spec = {
+            "holderIdentity": record.holder,
+            "leaseDurationSeconds": record.duration,
+            "acquireTime": record.acquired or None,
+            "renewTime": record.renewed,
+            "leaseTransitions": record.transitions,
         }
+        body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata, "spec": spec}
         method, path = ("POST", LEASES.path(namespace)) if version is None else ("PUT", LEASES.path(namespace, name))
         self._see(parse(await self._client.request(method, path, body=body, timeout=REQUEST_SECONDS)))
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Whether it is not as it was read any more, or not there."""
+    return isinstance(error, ApiError) and error.status in (404, 409)
 
 
 def _now() -> str:

@@ -1,0 +1,58 @@
+"""An event loop whose time passes only while nothing can be done, and then at once: minutes of waiting take none.
+
+For what does no I/O. Time is the loop's, `anyio.current_time()`.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+
+
+class Timelapse(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._now = 1_000.0
+        super().__init__(_Selector(self.pause))
+
+    def time(self) -> float:
+        return self._now
+
+    def pause(self, seconds: float) -> None:
+        """As if the process had been stopped for so long."""
+        self._now += seconds
+
+
+class _Selector(selectors.SelectSelector):
+    def __init__(self, pause: Callable[[float], None]) -> None:
+        super().__init__()
+        self._pause = pause
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = super().select(0)
+        if events or timeout == 0:
+            return events
+        if timeout is None:
+            raise AssertionError("everything waits, and for nothing that will ever happen")
+        self._pause(timeout)
+        return events
+
+
+def pause(seconds: float) -> None:
+    """The process is stopped for so long, and then goes on."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Timelapse)
+    loop.pause(seconds)
+
+
+def in_timelapse(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs an async test in such a loop of its own."""
+
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=Timelapse) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
