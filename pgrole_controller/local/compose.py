@@ -1,0 +1,178 @@
+"""What compose.yaml does once: `python -m pgrole_controller.local.compose keys | cluster | guide`.
+
+`keys` makes tokens, the key for tokens of ServiceAccounts, and PostgreSQL's password; what is there is kept. `cluster`
+waits for the API server, applies CRDs, rights, the server and the samples, and writes two kubeconfigs: one for the
+controller, which is its ServiceAccount, and one for people on the host. `guide` waits for the samples to be Ready, and
+tells what to do next. The folders are those that compose.yaml mounts; its settings, PGROLE_COMPOSE_…, are passed on.
+"""
+
+import argparse
+import csv
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import aiohttp
+import anyio
+
+from pgrole_controller import resources
+from pgrole_controller.local import credentials
+from pgrole_controller.local.apiserver import Json
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.display import Display
+from pgrole_controller.local.manifests import apply, apply_crds, apply_folder, path_of, read_folder
+from pgrole_controller.local.process import LocalError
+from pgrole_controller.local.remote import RemoteApiServer
+from pgrole_controller.local.rights import Installation, install
+
+_KEYS = Path("/keys")
+_PASSWORD = Path("/password/postgres")
+_CONTROLLER = Path("/controller")
+_HOST = Path("/host")
+_CA = "ca.crt"
+_URL = "https://kubernetes:6443"  # a name in the certificate that kube-apiserver makes for itself, as is localhost
+_USER = 65532
+_READY_SECONDS = 60.0
+_RULE = "─" * 78
+
+
+def make_keys() -> None:
+    credentials.write_tokens(_KEYS / "tokens.csv", {})
+    credentials.write_service_account_key(_KEYS / "service-account.key")
+    if not _PASSWORD.exists():
+        _write(_PASSWORD, secrets.token_urlsafe(18))
+
+
+async def prepare_cluster(display: Display) -> None:
+    """Raises LocalError when the API server is not ready in time, or refuses something."""
+    installation = Installation()
+    async with _api_server() as server:
+        display.say(f"API server {server.version} ready")
+        await apply_crds(server)
+        user = await install(server, installation)
+        await apply(server, _credentials_of_server(installation))
+        await apply_folder(server, resources.path("deploy", "compose"))
+        await apply_folder(server, resources.path("deploy", "samples"))
+        display.say("CRDs, rights, PgServer and samples applied")
+        _write_kubeconfig(_CONTROLLER, _URL, user, server.token_of(user), (_USER, _USER))
+        port = os.environ["PGROLE_COMPOSE_API_PORT"]
+        _write_kubeconfig(_HOST, f"https://localhost:{port}", credentials.ADMIN, server.token, _owner(_HOST))
+
+
+async def tell(display: Display) -> None:
+    """Raises LocalError when the samples are not Ready in time."""
+    async with _api_server() as server:
+        roles = [one for one in read_folder(resources.path("deploy", "samples")) if one["kind"] == "PgRole"]
+        paths = [await path_of(server, role) for role in roles]
+
+        async def are_ready() -> bool:
+            try:
+                return all([_is_ready(await server.request("GET", path)) for path in paths])
+            except (aiohttp.ClientError, TimeoutError):
+                return False
+
+        if not await reached(are_ready, _READY_SECONDS, every=0.2):
+            raise LocalError(f"The samples are not Ready after {_READY_SECONDS:.0f} s; the controller's log says why")
+        names = ", ".join(role["metadata"]["name"] for role in roles)
+        display.say(f"PgRoles {names} are Ready: the controller runs")
+        display.say(_guide(os.environ))
+
+
+@asynccontextmanager
+async def _api_server() -> AsyncIterator[RemoteApiServer]:
+    """Ready, and spoken to as admin."""
+    with (_KEYS / "tokens.csv").open(newline="", encoding="utf-8") as file:
+        tokens = {user: token for token, user, *_ in csv.reader(file)}
+    server = RemoteApiServer(_KEYS, url=_URL, ca=_KEYS / "certificates" / "apiserver.crt", tokens=tokens)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.stop()
+
+
+def _credentials_of_server(installation: Installation) -> Json:
+    """The Secret that deploy/compose/server.yaml names."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "pg-admin", "namespace": installation.namespace},
+        "stringData": {"username": "postgres", "password": _PASSWORD.read_text(encoding="utf-8")},
+    }
+
+
+def _write_kubeconfig(folder: Path, url: str, user: str, token: str, owner: tuple[int, int]) -> None:
+    """`kubeconfig` and the certificate that it names, in `folder`, for `owner` (user and group) alone."""
+    ca = folder / _CA
+    _write(ca, (_KEYS / "certificates" / "apiserver.crt").read_text(encoding="utf-8"))
+    path = credentials.write_kubeconfig(folder / "kubeconfig", url=url, ca=Path(_CA), user=user, token=token)
+    for file in (ca, path):
+        os.chown(file, *owner)
+
+
+def _owner(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_uid, found.st_gid
+
+
+def _is_ready(role: Json) -> bool:
+    status = role.get("status", {})
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
+    return ready and status.get("observedGeneration") == role["metadata"]["generation"]
+
+
+def _guide(environment: Mapping[str, str]) -> str:
+    password = quote(_PASSWORD.read_text(encoding="utf-8"), safe="")
+    dsn = f"postgresql://postgres:{password}@localhost:{environment['PGROLE_COMPOSE_POSTGRES_PORT']}/postgres"
+    return f"""{_RULE}
+Everything runs. In another terminal, in the folder of compose.yaml:
+
+  export KUBECONFIG={environment["PGROLE_COMPOSE_FOLDER"]}/kubeconfig
+  export PGROLE_DSN={dsn}
+
+1. The declared roles, and what became of them:
+  kubectl get pgr -A
+
+2. Cause drift (repaired within milliseconds; look at Drifts in 1):
+  psql "$PGROLE_DSN" -c 'ALTER ROLE orders_app CREATEDB'
+
+3. Watch the repair (in a third terminal, before 2):
+  kubectl get pgr -A -w
+
+4. What the controller measures:
+  curl -s http://localhost:{environment["PGROLE_COMPOSE_HTTP_PORT"]}/metrics
+
+Without psql: docker compose exec postgres psql -U postgres -c …
+
+docker compose down stops all of it, and keeps what it holds; down -v removes that too.
+{_RULE}"""
+
+
+def _write(path: Path, text: str) -> None:
+    """Readable by its owner alone."""
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pgrole_controller.local.compose", description=__doc__)
+    parser.add_argument("step", choices=("keys", "cluster", "guide"))
+    step = parser.parse_args(arguments).step
+    display = Display(sys.stdout)
+    try:
+        if step == "keys":
+            make_keys()
+        else:
+            anyio.run(prepare_cluster if step == "cluster" else tell, display)
+    except LocalError as error:
+        display.say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

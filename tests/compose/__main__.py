@@ -1,0 +1,64 @@
+"""`make compose-test`: compose.yaml brought up, judged from outside, and taken down again.
+
+With --stand-ins on a machine without registry: with an engine of its own and with images of tests/compose/images.py.
+compose.yaml and Dockerfile are the same either way. Its project, its ports and its folder are not those of a
+demonstration that may be running.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+
+from pgrole_controller.local.binaries import cache_directory, find
+from pgrole_controller.local.display import Display
+from pgrole_controller.local.postgres import DEFAULT_VERSION, find_programs
+from tests.compose import images
+from tests.compose.checks import Project, check_all
+from tests.compose.engine import EngineError, build_etcdctl, engine, say
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.compose", description=__doc__)
+    parser.add_argument("--stand-ins", action="store_true", help="reach no registry: make the images here (root)")
+    parser.add_argument("command", nargs="*", help="run this instead of the checks, with that engine")
+    chosen = parser.parse_args(arguments)
+    try:
+        with _docker(stand_ins=chosen.stand_ins) as environment:
+            if chosen.command:
+                return os.spawnvpe(os.P_WAIT, chosen.command[0], chosen.command, environment)
+            with tempfile.TemporaryDirectory(prefix="pgrole-compose-") as folder:
+                check_all(Project(environment, Path(folder)))
+    except (EngineError, AssertionError) as error:
+        say(f"FAILED: {error}")
+        return 1
+    return 0
+
+
+@contextmanager
+def _docker(*, stand_ins: bool) -> Iterator[Mapping[str, str]]:
+    """The environment that docker and docker compose work in."""
+    if not stand_ins:
+        yield os.environ
+        return
+    cache = cache_directory() / "compose"
+    cache.mkdir(parents=True, exist_ok=True)
+    display = Display(sys.stdout)
+    binaries = anyio.run(find, display)
+    programs = anyio.run(find_programs, DEFAULT_VERSION, display)
+    etcdctl = build_etcdctl(cache)
+    with engine(cache) as environment:
+        images.make_bases(environment, cache)
+        images.make_control_plane(environment, binaries, etcdctl)
+        for tag in (images.names()["postgres"], f"postgres:{DEFAULT_VERSION}"):
+            images.make_postgres(environment, cache, DEFAULT_VERSION, programs, tag)
+        yield environment
+
+
+if __name__ == "__main__":
+    sys.exit(main())

