@@ -1,0 +1,198 @@
+"""What a team has on one server, made by whichever controller runs, for the tests of what comes after it.
+
+Of every kind of thing that a release could lose or do twice: a membership, parameters, a password from a Secret, a
+generated one, a role that is dropped with its object, one that was retained, and one whose drift tells who looked.
+"""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pgrole_controller.core.scram import verifies
+from pgrole_controller.core.wanted import ROTATE
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.manifests import create_namespace
+from tests.acceptance.account import OWN_NAMESPACE
+from tests.acceptance.servers import PgServers, pgservers
+from tests.acceptance.world import Controller, Database, Json, Kube, make_kube, open_database, remove
+from tests.releases import Release
+from tests.servers import Servers
+
+SERVER = "estate"
+CHOSEN = "of their own choice"
+
+ROLES: dict[str, Json] = {
+    "readers": {"comment": "may read, cannot log in"},
+    "app": {
+        "login": True,
+        "connectionLimit": 20,
+        "comment": "a service",
+        "memberOf": [{"role": "readers"}],
+        "parameters": {"work_mem": "8MB", "search_path": "app, public"},
+        "databaseParameters": [{"database": "template1", "parameters": {"work_mem": "4MB"}}],
+        "password": {"generate": {"length": 40}},
+        "connectionSecret": {"name": "app-connection"},
+    },
+    "chosen": {
+        "login": True,
+        "password": {"secretRef": {"name": "chosen"}},
+        "connectionSecret": {"name": "chosen-connection"},
+    },
+    "passing": {"login": True, "deletionPolicy": "Drop", "drift": {"ignore": ["connectionLimit"]}},
+    "watchful": {"drift": {"policy": "Report"}},
+    "retained": {"comment": "of an object that goes"},
+    "canary": {},
+}
+
+#: Whatever of these is not as it was, somebody has written. The canary is left out.
+_PICTURE = {
+    "roles": "SELECT a.rolname, to_jsonb(a)::text, a.xmin::text FROM pg_authid AS a"
+    " WHERE a.oid >= 16384 AND a.rolname <> 'canary'",
+    "members": "SELECT m.roleid::regrole::text || m.member::regrole, to_jsonb(m)::text, m.xmin::text"
+    " FROM pg_auth_members AS m",
+    "settings": "SELECT s.setrole::text || s.setdatabase, s.setconfig::text, s.xmin::text FROM pg_db_role_setting AS s"
+    " WHERE s.setrole <> 0",
+    "comments": "SELECT d.objoid::text, d.description, d.xmin::text FROM pg_shdescription AS d",
+    "claims": "SELECT c.role_name, to_jsonb(c)::text, c.xmin::text FROM pgrole.claim AS c"
+    " WHERE c.role_name <> 'canary'",
+}
+
+#: Role → what somebody does to it in the database.
+DRIFTS = {
+    "readers": "ALTER ROLE readers LOGIN",
+    "app": "ALTER ROLE app CREATEDB; REVOKE readers FROM app; ALTER ROLE app PASSWORD 'guessed'",
+    "chosen": "ALTER ROLE chosen RESET ALL; ALTER ROLE chosen PASSWORD NULL",
+    "passing": "ALTER ROLE passing SUPERUSER",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Estate:
+    kube: Kube
+    servers: PgServers
+    database: Database
+    folder: Path
+
+    def controller(self, release: Release | None = None, *arguments: str) -> Controller:
+        """That of a release, of this one when none is given; it is not started. It works for all namespaces."""
+        environment = {} if release is None else release.unpack(self.folder / release.version)
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        return Controller(self.kube.server, "", folder, *arguments, **environment)
+
+    async def make_objects(self) -> None:
+        await self.kube.apply_secret("chosen", password=CHOSEN)
+        await self.kube.apply_all({name: self._spec(name) for name in ROLES})
+
+    async def make(self) -> None:
+        """All of it is Ready and at rest, and one object has gone whose role stays."""
+        await self.make_objects()
+        await self.kube.wait_all_ready()
+        await self.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE password_digest <> ''", 2)
+        await self.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE connection_secret <> ''", 2)
+        await self.kube.delete("retained")
+        await self.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NOT NULL", 1)
+
+    async def picture(self) -> dict[str, Any]:
+        """By what it is about: roles with all they have, claims, each with the transaction that wrote it; Secrets."""
+        found: dict[str, Any] = {}
+        for what, question in _PICTURE.items():
+            found |= {
+                f"{what} {row[0]}": tuple(row[1:])
+                for row in await self.database.connection.fetch(f"{question} ORDER BY 1, 2")
+            }
+        for secret in (await self.kube.server.request("GET", self.kube.secret_path()))["items"]:
+            metadata = secret["metadata"]
+            found[f"secret {metadata['name']}"] = (metadata["uid"], metadata["resourceVersion"], secret["data"])
+        for obj in await self.kube.objects():
+            metadata = obj["metadata"]
+            found[f"object {metadata['name']}"] = (metadata["uid"], metadata["generation"])
+        return found
+
+    async def drift_canary(self) -> int:
+        """While nobody looks; whoever repairs it has looked at everything. How often it will have drifted then."""
+        count = drifts(await self._object("canary"))
+        await self.database.execute("ALTER ROLE canary CONNECTION LIMIT 3")
+        return count + 1
+
+    async def wait_canary(self, count: int) -> None:
+        """Until a controller has looked at all of it, and everything says Ready."""
+        await self.kube.wait_for("canary", lambda obj: drifts(obj) >= count, f"{count} drifts")
+        await self.kube.wait_all_ready()
+
+    async def prove(self, token: str) -> None:
+        """What a controller is for: drift goes, a password is rotated on demand, a role comes and is dropped.
+
+        `token` is another one each time.
+        """
+        before = {name: drifts(await self._object(name)) for name in DRIFTS}
+        for statements in DRIFTS.values():
+            await self.database.execute(statements)
+        for name, count in before.items():
+            await self.kube.wait_for(name, lambda obj, count=count: drifts(obj) > count, "its drift")  # type: ignore[misc]
+        await self.kube.wait_all_ready()
+        await self.check()
+        await self.rotate(token)
+        await self.kube.apply(f"new-{token}", **self._spec("passing") | {"name": f"new_{token}"})
+        await self.kube.wait_ready(f"new-{token}")
+        await self.kube.delete(f"new-{token}")
+        await self.kube.wait_gone(f"new-{token}")
+        assert await self.database.role(f"new_{token}") is None
+
+    async def rotate(self, token: str) -> None:
+        held = await self.kube.wait_secret("app-connection")
+        await self.kube.patch("app", {"metadata": {"annotations": {ROTATE: token}}})
+        await self.kube.wait_secret(
+            "app-connection", lambda now: bool(now["text"]["password"] != held["text"]["password"]), "a new password"
+        )
+        await self.database.wait_value("SELECT rotate_handled FROM pgrole.claim WHERE role_name = 'app'", token)
+        await self.kube.wait_all_ready()
+        await self.check()
+
+    async def check(self) -> None:
+        """The roles are as declared, and log in with what the Secrets hold."""
+        rows = {name: await self.database.role(name) or {} for name in ROLES}
+        assert [name for name, row in rows.items() if row["rolsuper"] or row["rolcreatedb"]] == []
+        assert [name for name, row in rows.items() if row["rolcanlogin"]] == ["app", "chosen", "passing"]
+        assert rows["app"]["rolconfig"] == ["search_path=app, public", "work_mem=8MB"]
+        member = "SELECT pg_has_role('app', 'readers', 'MEMBER')"
+        assert await self.database.fetchval(member)
+        for role in ("app", "chosen"):
+            secret = await self.kube.wait_secret(f"{role}-connection")
+            await self.database.wait_password(role, secret["text"]["password"])
+        chosen = await self.database.verifier("chosen")
+        assert chosen is not None
+        assert verifies(CHOSEN, chosen)
+
+    async def take_back(self) -> None:
+        """The object of the retained role is made again."""
+        oid = await self.database.fetchval("SELECT oid FROM pg_roles WHERE rolname = 'retained'")
+        await self.kube.apply("retained", **self._spec("retained"))
+        obj = await self.kube.wait_ready("retained")
+        assert obj["status"]["role"]["oid"] == oid
+
+    async def _object(self, name: str) -> Json:
+        obj = await self.kube.get(name)
+        assert obj is not None
+        return obj
+
+    def _spec(self, name: str) -> Json:
+        return {"serverRef": {"name": SERVER}, **ROLES[name]}
+
+
+def drifts(obj: Json) -> int:
+    """How often the object's role was set back."""
+    return int(obj.get("status", {}).get("driftCount", 0))
+
+
+@asynccontextmanager
+async def open_estate(server: ApiServer, servers: Servers, folder: Path, **spec: Any) -> AsyncIterator[Estate]:
+    """A namespace, a PgServer (with these fields) and its PostgreSQL; nothing is declared, and no controller runs."""
+    await create_namespace(server, OWN_NAMESPACE)
+    kube = await make_kube(server)
+    async with servers.run() as postgres, pgservers(server) as declared, open_database(postgres.dsn()) as database:
+        await declared.apply(SERVER, postgres, **spec)
+        yield Estate(kube, declared, database, folder)
+        await remove(kube)

@@ -1,0 +1,235 @@
+"""This release and the one before it follow each other, in both directions and at once, and nothing is lost."""
+
+import math
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from pgrole_controller import resources
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.manifests import apply_crds, apply_folder
+from pgrole_controller.postgres.install import VERSION
+from tests.acceptance.account import serving
+from tests.acceptance.estate import DRIFTS, Estate, drifts, open_estate
+from tests.acceptance.world import GROUP, Json, Kube, running
+from tests.releases import BEFORE, Release
+from tests.servers import Servers
+
+PRESENT = None
+#: A field that neither release knows.
+LATER = "ofALaterRelease"
+SCHEMA = "SELECT version FROM pgrole.installation"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
+    """An API server whose CRDs change from test to test."""
+    async with serving(binaries) as server:
+        await apply_crds(server)
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def estate(cluster: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[Estate]:
+    """With the CRDs of the release before."""
+    await apply_crds(cluster, BEFORE.crds)
+    async with open_estate(cluster, servers, tmp_path) as opened:
+        yield opened
+
+
+async def succeed(estate: Estate, release: Release | None, token: str) -> None:
+    """The next controller finds everything as the last one left it, writes nothing, and does all there is to do."""
+    left = await estate.picture()
+    canary = await estate.drift_canary()
+    async with running(estate.controller(release)):
+        await estate.wait_canary(canary)
+        assert await estate.picture() == left
+        await estate.prove(token)
+
+
+async def test_after_an_upgrade_nothing_is_altered_and_everything_is_worked_on(estate: Estate) -> None:
+    async with running(estate.controller(BEFORE)):
+        await estate.make()
+        await estate.prove("first")
+    assert await estate.database.fetchval(SCHEMA) == BEFORE.schema
+    await apply_crds(estate.kube.server)
+    await succeed(estate, PRESENT, "second")
+    assert await estate.database.fetchval(SCHEMA) == VERSION
+
+
+async def test_after_a_rollback_the_release_before_works_on_with_what_this_one_installed(estate: Estate) -> None:
+    async with running(estate.controller(BEFORE)):
+        await estate.make()
+    await apply_crds(estate.kube.server)
+    async with running(estate.controller(PRESENT)):
+        await estate.prove("first")
+        await estate.take_back()
+    await succeed(estate, BEFORE, "second")
+    assert await estate.database.fetchval(SCHEMA) == VERSION
+    await succeed(estate, PRESENT, "third")
+
+
+@pytest.mark.parametrize("release", [PRESENT, BEFORE], ids=["this-release", "the-one-before"])
+@pytest.mark.parametrize("crds", ["before", "present", "later"])
+async def test_a_controller_works_with_the_crds_of_another_release(
+    estate: Estate, tmp_path: Path, crds: str, release: Release | None
+) -> None:
+    folders = {"before": BEFORE.crds, "present": resources.path("crds"), "later": write_later_crds(tmp_path / "later")}
+    await apply_crds(estate.kube.server, folders[crds])
+    async with running(estate.controller(release)):
+        await estate.make()
+        await estate.prove("first")
+        if crds == "later":
+            await write_later_fields(estate.kube, "app")
+            await estate.prove("second")
+            assert ((await estate.kube.get("app")) or {})["spec"][LATER] == "there"
+        await estate.kube.delete_all()
+        await estate.kube.wait_number(0)
+
+
+async def test_a_deletion_that_the_release_before_could_not_end_is_ended(estate: Estate) -> None:
+    async with running(estate.controller(BEFORE)):
+        await estate.make()
+        await estate.database.execute("GRANT CREATE ON SCHEMA public TO passing; SET ROLE passing")
+        await estate.database.execute("CREATE TABLE left_behind (); RESET ROLE")
+        await estate.kube.delete("passing")
+        await estate.kube.wait_reason("passing", "DropBlocked")
+    await apply_crds(estate.kube.server)
+    async with running(estate.controller(PRESENT)):
+        await estate.database.execute("DROP OWNED BY passing")
+        await estate.kube.patch("passing", {"metadata": {"annotations": {"look": "again"}}})
+        await estate.kube.patch("passing", {"spec": {"connectionLimit": 5}})
+        await estate.kube.wait_gone("passing")
+    assert await estate.database.role("passing") is None
+
+
+async def test_both_at_the_same_time_do_no_harm_to_each_other(estate: Estate) -> None:
+    """The schema is upgraded under the one before; a rolling update that has no leader yet."""
+    async with running(estate.controller(BEFORE)) as before:
+        await estate.make()
+        await apply_crds(estate.kube.server)
+        left = await estate.picture()
+        async with running(estate.controller(PRESENT, "--leader-election", "true")):
+            await estate.database.wait_value(SCHEMA, VERSION)
+            assert await estate.picture() == left
+            await estate.prove("first")
+            await estate.prove("second")
+            assert await estate.database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
+            counted = {obj["metadata"]["name"]: drifts(obj) for obj in await estate.kube.objects()}
+            # told twice at most: both may see a drift before either has set it back
+            assert {name for name in DRIFTS if not 2 <= counted[name] <= 8} == set()
+            assert await before.stop() == 0
+            await estate.prove("third")
+            await estate.take_back()
+    await succeed(estate, BEFORE, "fourth")
+
+
+async def test_objects_of_the_release_before_and_all_samples_are_valid_now_and_can_be_changed(estate: Estate) -> None:
+    """As they are stored: what an update brings back is checked as a whole."""
+    await estate.make_objects()
+    server = estate.kube.server
+    for folder in (BEFORE.samples, BEFORE.samples / "servers"):
+        await apply_folder(server, folder)
+    stored = await read_all(server)
+    assert len(stored) > 10
+    await apply_crds(server)
+    for folder in (resources.path("deploy", "samples"), resources.path("deploy", "samples", "servers")):
+        await apply_folder(server, folder)
+    for path, obj in stored.items():
+        metadata = (await server.request("GET", path))["metadata"] | {"labels": {"seen": "again"}}
+        answer = await server.request("PUT", path, obj | {"metadata": metadata})
+        assert answer["spec"] == obj["spec"], path
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in BEFORE.crds.glob("*.yaml")))
+def test_no_field_of_the_release_before_is_gone_or_narrower(name: str) -> None:
+    before, present = (
+        yaml.safe_load((folder / name).read_text(encoding="utf-8")) for folder in (BEFORE.crds, resources.path("crds"))
+    )
+    assert {key: before["spec"][key] for key in ("group", "names", "scope")} == {
+        key: present["spec"][key] for key in ("group", "names", "scope")
+    }
+    for version in before["spec"]["versions"]:
+        (same,) = (one for one in present["spec"]["versions"] if one["name"] == version["name"])
+        assert list(narrowed(version["schema"]["openAPIV3Schema"], same["schema"]["openAPIV3Schema"], "")) == []
+
+
+def narrowed(before: Json, present: Json, path: str) -> Iterator[str]:
+    """What is valid by the one schema and may not be by the other, or means something else: paths with a word each."""
+    for word in ("type", "format", "pattern", "default", "nullable", "x-kubernetes-list-type"):
+        if before.get(word) != present.get(word):
+            yield f"{path}: {word}"
+    for word, sign in (("minimum", 1), ("minLength", 1), ("minItems", 1), ("minProperties", 1)):
+        if present.get(word, -math.inf) * sign > before.get(word, -math.inf) * sign:
+            yield f"{path}: {word}"
+    for word in ("maximum", "maxLength", "maxItems", "maxProperties"):
+        if present.get(word, math.inf) < before.get(word, math.inf):
+            yield f"{path}: {word}"
+    if not set(present.get("required", [])) <= set(before.get("required", [])):
+        yield f"{path}: required"
+    if "enum" in present and not set(before.get("enum", [object()])) <= set(present["enum"]):
+        yield f"{path}: enum"
+    rules = {one["rule"] for one in before.get("x-kubernetes-validations", [])}
+    if not {one["rule"] for one in present.get("x-kubernetes-validations", [])} <= rules:
+        yield f"{path}: x-kubernetes-validations"
+    for name, field in before.get("properties", {}).items():
+        if name not in present.get("properties", {}):
+            yield f"{path}.{name}: gone"
+        else:
+            yield from narrowed(field, present["properties"][name], f"{path}.{name}")
+    for word in ("items", "additionalProperties"):
+        if isinstance(before.get(word), dict):
+            yield from narrowed(before[word], present.get(word) or {}, f"{path}.{word}")
+
+
+def test_what_would_be_narrower_is_found() -> None:
+    wide = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"enum": ["x", "y"]}}}
+    tight = {"type": "object", "required": ["a"], "properties": {"a": {"type": "string", "maxLength": 4}}}
+    assert list(narrowed(wide, tight, "")) == [": required", ".a: maxLength", ".b: gone"]
+    assert list(narrowed({"enum": ["x", "y"]}, {"enum": ["x"]}, "")) == [": enum"]
+    assert list(narrowed(tight, wide, "")) == []
+
+
+def write_later_crds(folder: Path) -> Path:
+    """The definitions as a later release may have them: with one more field in spec, with a default, and in status."""
+    folder.mkdir()
+    for path in resources.path("crds").glob("*.yaml"):
+        crd = yaml.safe_load(path.read_text(encoding="utf-8"))
+        fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+        fields["spec"]["properties"][LATER] = {"type": "string", "default": "there"}
+        fields["status"]["properties"][LATER] = {"type": "string"}
+        (folder / path.name).write_text(yaml.safe_dump(crd), encoding="utf-8")
+    return folder
+
+
+async def write_later_fields(kube: Kube, name: str) -> None:
+    """Status as the controller of that release would have written it."""
+    obj = await kube.get(name)
+    assert obj is not None
+    await kube.server.request(
+        "PATCH",
+        f"{kube.path(name)}/status",
+        {
+            "apiVersion": obj["apiVersion"],
+            "kind": obj["kind"],
+            "metadata": {"name": name, "uid": obj["metadata"]["uid"]},
+            "status": obj["status"] | {LATER: "written"},
+        },
+        content_type="application/apply-patch+yaml",
+        query={"fieldManager": "pgrole-controller", "force": "true"},
+    )
+    assert (await kube.get(name) or {})["status"][LATER] == "written"
+
+
+async def read_all(server: ApiServer) -> dict[str, Json]:
+    """Every PgRole and PgServer by its path."""
+    found: dict[str, Json] = {}
+    for obj in (await server.request("GET", f"{GROUP}/pgroles"))["items"]:
+        found[f"{GROUP}/namespaces/{obj['metadata']['namespace']}/pgroles/{obj['metadata']['name']}"] = obj
+    for obj in (await server.request("GET", f"{GROUP}/pgservers"))["items"]:
+        found[f"{GROUP}/pgservers/{obj['metadata']['name']}"] = obj
+    return found
