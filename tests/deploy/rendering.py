@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from tests.deploy.manifests import CHART, render_overlay
+from tests.deploy.manifests import CHART, ROOT, render_overlay
 from tests.deploy.programs import Answer, Programs, run
 
 Json = dict[str, Any]
@@ -33,6 +33,13 @@ async def render_chart(programs: Programs, *arguments: str | Path, values: Json 
 
 async def render_kustomization(programs: Programs, folder: Path) -> list[Json]:
     return read_objects(await render_overlay(programs.kubectl, folder))
+
+
+def write_overlay(folder: Path, text: str) -> Path:
+    """The folder with a kustomization of somebody's own; ROOT in it is the repository's. kustomize takes relative paths."""
+    up = "/".join(".." for _ in folder.resolve().parts[1:])
+    (folder / "kustomization.yaml").write_text(text.replace("ROOT", f"{up}{ROOT.resolve()}"), encoding="utf-8")
+    return folder
 
 
 def read_objects(text: str) -> list[Json]:

@@ -7,17 +7,18 @@ import yaml
 
 from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
 from tests.deploy.programs import Programs
-from tests.deploy.rendering import NAMESPACE, Json, environment_of, of_kind, read_objects, render_kustomization, the
+from tests.deploy.rendering import (
+    NAMESPACE,
+    Json,
+    environment_of,
+    of_kind,
+    read_objects,
+    render_kustomization,
+    the,
+    write_overlay,
+)
 
 CLUSTER, ONE_NAMESPACE = OVERLAYS / "cluster", OVERLAYS / "namespace"
-
-
-def make_overlay(folder: Path, text: str) -> Path:
-    """A kustomization of somebody's own: kustomize takes no absolute paths."""
-    up = "/".join(".." for _ in folder.resolve().parts[1:])
-    whole = text.replace("ROOT", f"{up}{ROOT.resolve()}")
-    (folder / "kustomization.yaml").write_text(whole, encoding="utf-8")
-    return folder
 
 
 def rules_of(objects: list[Json]) -> dict[str, list[Json]]:
@@ -68,7 +69,7 @@ async def test_the_namespace_is_named_once_and_stands_in_roles_and_settings(prog
     for file in ONE_NAMESPACE.iterdir():
         text = file.read_text(encoding="utf-8").replace("PGROLE_NAMESPACE=team-a", "PGROLE_NAMESPACE=shop")
         (copy / file.name).write_text(text.replace("../../base", "ROOT/deploy/kustomize/base"), encoding="utf-8")
-    make_overlay(copy, (copy / "kustomization.yaml").read_text(encoding="utf-8"))
+    write_overlay(copy, (copy / "kustomization.yaml").read_text(encoding="utf-8"))
     objects = await render_kustomization(programs, copy)
     for name in ("pgrole-controller-roles", "pgrole-controller-connection-secrets"):
         assert {the(objects, kind, name)["metadata"]["namespace"] for kind in ("Role", "RoleBinding")} == {"shop"}
@@ -110,7 +111,7 @@ async def test_only_the_controller_may_write_status(programs: Programs) -> None:
 
 
 async def test_connection_secrets_can_be_left_out(programs: Programs, tmp_path: Path) -> None:
-    overlay = make_overlay(
+    overlay = write_overlay(
         tmp_path,
         """
 resources: [ROOT/deploy/kustomize/overlays/cluster]
@@ -125,7 +126,7 @@ patches:
 
 
 async def test_it_can_be_installed_under_another_namespace(programs: Programs, tmp_path: Path) -> None:
-    overlay = make_overlay(tmp_path, "namespace: databases\nresources: [ROOT/deploy/kustomize/overlays/cluster]\n")
+    overlay = write_overlay(tmp_path, "namespace: databases\nresources: [ROOT/deploy/kustomize/overlays/cluster]\n")
     objects = await render_kustomization(programs, overlay)
     assert of_kind(objects, "Namespace")[0]["metadata"]["name"] == "databases"
     for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
@@ -135,7 +136,7 @@ async def test_it_can_be_installed_under_another_namespace(programs: Programs, t
 async def test_every_component_adds_one_object_that_is_about_these_pods(programs: Programs, tmp_path: Path) -> None:
     folders = sorted(folder.name for folder in COMPONENTS.iterdir() if folder.is_dir())
     listed = "".join(f"  - ROOT/deploy/kustomize/components/{name}\n" for name in folders)
-    overlay = make_overlay(tmp_path, f"resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents:\n{listed}")
+    overlay = write_overlay(tmp_path, f"resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents:\n{listed}")
     objects = await render_kustomization(programs, overlay)
     added = objects[:0] + [one for one in objects if one not in await render_kustomization(programs, CLUSTER)]
     assert sorted(one["kind"] for one in added) == [
