@@ -37,7 +37,7 @@ spec:
 
 def copies() -> dict[Path, str]:
     """File → text, of all that needs no program."""
-    rules = (RULES if RULES.is_file() else CHART / "files" / "rules.yaml").read_text(encoding="utf-8")
+    rules = RULES.read_text(encoding="utf-8")
     indented = "".join(f"  {line}" if line.strip() else line for line in rules.splitlines(keepends=True))
     return {
         **{CHART / "files" / "crds" / name: text for name, text in crd.files().items()},

@@ -36,7 +36,7 @@ async def render_kustomization(programs: Programs, folder: Path) -> list[Json]:
 
 
 def write_overlay(folder: Path, text: str) -> Path:
-    """The folder with a kustomization of somebody's own; ROOT in it is the repository's. kustomize takes relative paths."""
+    """The folder with a kustomization of somebody's own. ROOT in it is the repository's, as kustomize takes it."""
     up = "/".join(".." for _ in folder.resolve().parts[1:])
     (folder / "kustomization.yaml").write_text(text.replace("ROOT", f"{up}{ROOT.resolve()}"), encoding="utf-8")
     return folder
