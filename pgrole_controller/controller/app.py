@@ -160,6 +160,7 @@ async def _read_cluster_id(client: Client) -> str:
 
 class _Controller:
     def __init__(self, plan: Plan, client: Client, cluster: str, health: Health, lead: Lead) -> None:
+        client = client.limited(lambda: lead.leading)
         self._plan = plan
         self._client = client
         self._lead = lead

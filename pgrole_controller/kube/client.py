@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -86,10 +86,13 @@ class Lines:
 
 
 class Client:
-    def __init__(self, api: ApiClient, known: credentials.Credentials) -> None:
+    def __init__(
+        self, api: ApiClient, known: credentials.Credentials, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
         """Use `connect`."""
         self._api = api
         self._credentials = known
+        self._may_write = may_write
         self._renewing = anyio.Lock()
         self._renewals = 0
 
@@ -118,6 +121,10 @@ class Client:
         async with api:
             yield cls(api, known)
 
+    def limited(self, may_write: Callable[[], bool]) -> "Client":
+        """One that reads always, and writes while `may_write` is true: else nothing is sent, and Unreachable raised."""
+        return Client(self._api, self._credentials, may_write)
+
     async def request(
         self,
         method: str,
@@ -133,6 +140,8 @@ class Client:
 
         Raises ApiError, Unreachable.
         """
+        if method != "GET" and not self._may_write():
+            raise Unreachable(f"{method} {path}: not sent, another process leads")
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIMEOUT)
         headers = {"Accept": accept, "Content-Type": content_type or JSON}
         with Latency(method, path) as latency:

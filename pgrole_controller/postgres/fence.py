@@ -1,17 +1,23 @@
 """Who leads, as the server knows it: a number that every transaction of a leader brings along.
 
 A process that was paused while it led goes on, when it is woken, with what it had in mind, whoever leads by then. What
-it sends then is refused by `pgrole.check_lead`, under the lock that whoever came after it had to take as well.
+it sends then is refused by `pgrole.check_lead`, under the lock that whoever came after it had to take as well. Where
+the schema cannot tell, its own clock does, right before it sends anything.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pgrole_controller.core.ddl import literal
+from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.sqlstate import NOT_LEADING
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
+
+
+class NotLeading(Transient):
+    def __init__(self) -> None:
+        super().__init__(Reason.PROGRESSING, "another process leads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,46 +37,64 @@ class Candidacy:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """This process's lead of an installation. `guarded` as in `Session`."""
+    """This process's lead of an installation. `guarded` as in `Session`; `is_leading` by its own clock.
+
+    `number` None: there is no schema pgrole that could tell.
+    """
 
     installation: str
-    number: int
+    number: int | None
     guarded: bool
+    is_leading: Callable[[], bool]
 
     @property
-    def statement(self) -> str:
+    def statement(self) -> str | None:
         """Fails with SQLSTATE PGR04 when another process leads."""
+        if self.number is None:
+            return None
         return f"SELECT pgrole.check_lead({literal(self.installation)}, {self.number})"
+
+    def check_clock(self) -> None:
+        """Raises NotLeading when this process knows by itself that it does not lead any more."""
+        if not self.is_leading():
+            raise NotLeading
 
     async def check(self, connection: Connection) -> None:
         """Raises PgRoleError unless this process still leads. `connection` is with the home database."""
-        guard = f"{queries.inspect('guard').strip()};\n" if self.guarded else ""
-        with speaking():
-            await connection.execute(guard + self.statement)
+        self.check_clock()
+        if self.statement is not None:
+            with speaking():
+                await connection.execute(_guard(self.statement, guarded=self.guarded))
 
 
-async def take_lead(connection: Connection, candidacy: Candidacy, *, guarded: bool) -> Fence:
-    """From its return on no transaction of whoever led before is carried out.
+async def take_lead(connection: Connection, candidacy: Candidacy, *, guarded: bool, fencing: bool = True) -> Fence:
+    """From its return on no transaction of whoever led before is carried out, unless the schema is not `fencing`.
 
     The number is drawn first, and whether this process leads is asked after that: so whoever leads later has a later
     one. Raises PgRoleError when another process leads.
     """
     installation, holder = literal(candidacy.installation), literal(candidacy.holder)
-    drawn: int = await _ask(connection, f"SELECT pgrole.draw_number({installation})", guarded=guarded)
+    number = None
+    if fencing:
+        number = await _call(connection, f"pgrole.draw_number({installation})", guarded=guarded)
     await candidacy.confirm()
-    statement = f"SELECT pgrole.lead({installation}, {drawn}, {holder})"
-    number: int = await _ask(connection, statement, guarded=guarded)
-    return Fence(candidacy.installation, number, guarded)
+    if fencing:
+        number = await _call(connection, f"pgrole.lead({installation}, {number}, {holder})", guarded=guarded)
+    return Fence(candidacy.installation, number, guarded, candidacy.is_leading)
 
 
 def is_another_leading(error: BaseException) -> bool:
     """Whether the server refused since another process leads."""
-    return getattr(error.__cause__, "sqlstate", None) == NOT_LEADING
+    return isinstance(error, NotLeading) or getattr(error.__cause__, "sqlstate", None) == NOT_LEADING
 
 
-async def _ask(connection: Connection, statement: str, *, guarded: bool) -> Any:  # noqa: ANN401 -- PostgreSQL's
+async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
+    """As one message, which is one transaction: a process that is paused leaves none open, with its locks."""
+    statement = f"SELECT pg_catalog.set_config('pgrole.number', {call}::text, false)"
     with speaking():
-        async with connection.transaction():
-            if guarded:
-                await connection.execute(queries.inspect("guard"))
-            return await connection.fetchval(statement)
+        await connection.execute(_guard(statement, guarded=guarded))
+        return int(await connection.fetchval("SELECT pg_catalog.current_setting('pgrole.number')"))
+
+
+def _guard(statement: str, *, guarded: bool) -> str:
+    return f"{queries.inspect('guard').strip()};\n{statement}" if guarded else statement

@@ -30,7 +30,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect,
 from pgrole_controller.postgres.culprits import look_for_culprits
 from pgrole_controller.postgres.fence import Candidacy, Fence, take_lead
 from pgrole_controller.postgres.inspect import Identity
-from pgrole_controller.postgres.install import Installation
+from pgrole_controller.postgres.install import Installation, is_current
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION
@@ -73,7 +73,7 @@ class Session:
     why: str = ""
     _ledger: Ledger | None = None  # the claims, where schema pgrole is not there
     _poller: Poller | None = None
-    fence: Fence | None = None  # None: nobody else could lead, or the schema cannot tell
+    fence: Fence | None = None  # None: nobody else could lead
 
     async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
         if self._ledger is not None:
@@ -169,11 +169,11 @@ async def attend(
         writer = await stack.enter_async_context(connect(endpoint, "work", **_PLANNING))
         sensing = partial(open_sense, stack, endpoint, writer, detection=detection, interval=interval, heard=heard)
         found = sense = None
-        if candidacy is not None and not candidacy.is_leading():
+        while candidacy is not None and not candidacy.is_leading():
             async with explaining(writer):
                 found = await look(writer)
             sense = await sensing(found) if found else None
-            await _stand_by(candidacy, (writer, *(sense.connections if sense else ())))
+            await _stand_by(candidacy, writer, sense)
         async with explaining(writer):
             found = await survey(writer, detection, may_install, found)
             fence = await _fence(writer, found, candidacy)
@@ -207,34 +207,44 @@ def _open(ledger: Ledger | None, found: Survey) -> Ledger | None:
     return opened if found.missing else None
 
 
-async def _stand_by(candidacy: Candidacy, connections: Sequence[Connection]) -> None:
-    """Until this process leads. Raises PgRoleError when a connection fails meanwhile."""
+async def _stand_by(candidacy: Candidacy, writer: Connection, sense: Sense | None) -> None:
+    """Until this process leads; without a `sense`, or until whoever leads has installed what that needs.
+
+    Raises PgRoleError when a connection fails meanwhile.
+    """
+    connections = (writer, *(sense.connections if sense else ()))
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_await_end, connections)
-            tasks.start_soon(_keep_alive, connections)
+            tasks.start_soon(_keep_alive, connections, tasks.cancel_scope if sense is None else None)
             await candidacy.stand_by()
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise _first(group) from group
 
 
-async def _keep_alive(connections: Sequence[Connection]) -> NoReturn:
-    """Neither is a peer that is gone taken for one that has nothing to say, nor is a connection idle for long."""
+async def _keep_alive(connections: Sequence[Connection], installed: anyio.CancelScope | None) -> NoReturn:
+    """Neither is a peer that is gone taken for one that has nothing to say, nor is a connection idle for long.
+
+    Cancels `installed` when schema pgrole is there. A question is not interrupted: the session goes on with the first
+    connection.
+    """
     while True:
         await anyio.sleep(PULSE_SECONDS)
-        for connection in connections:
-            with speaking():
+        with speaking(), anyio.fail_after(PULSE_SECONDS, shield=True):
+            for connection in connections:
                 await connection.fetchval("SELECT 1", timeout=_PULSE_DEADLINE)
+            if installed is not None and await is_current(connections[0]):
+                installed.cancel()
 
 
 async def _fence(writer: Connection, found: Survey, candidacy: Candidacy | None) -> Fence | None:
-    if candidacy is None or found.missing is not None:
+    if candidacy is None:
         return None
     if found.installation is Installation.OLDER:
         log.warning("schema pgrole is of the version before: no fencing number until an administrator installs it anew")
-        return None
-    return await take_lead(writer, candidacy, guarded=found.guarded)
+    fencing = found.missing is None and found.installation is not Installation.OLDER
+    return await take_lead(writer, candidacy, guarded=found.guarded, fencing=fencing)
 
 
 async def _reconsider(sense: Sense, found: Survey, seconds: float, session: anyio.CancelScope) -> None:

@@ -38,11 +38,13 @@ async def look(writer: Connection) -> Survey | None:
 
 
 async def survey(writer: Connection, detection: Mode, may_install: bool, seen: Survey | None) -> Survey:
-    """`seen`: as it was found before this process led; it must be so still."""
+    """`seen`: as it was found before this process led; what changes are noticed by must be so still."""
     if seen is not None:
-        if await install(writer, allowed=may_install) is not Installation.PRESENT:
-            raise Transient(Reason.SERVER_NOT_READY, "schema pgrole changed meanwhile")
-        return seen
+        found = await look(writer)
+        if found is None or (found.access, found.guarded) != (seen.access, seen.guarded):
+            raise Transient(Reason.SERVER_NOT_READY, "what the controller may do changed while another process led")
+        await install(writer, allowed=may_install)
+        return found
     identity = await inspect.identify(writer)
     access = await read_access(writer)
     try:

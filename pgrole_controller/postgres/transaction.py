@@ -31,6 +31,8 @@ TRANSACTION_SECONDS = 4.0
 ONE_BY_ONE_SECONDS = 3.0
 
 _BEGIN = ("SET LOCAL lock_timeout = '{lock_timeout}'", "SET LOCAL statement_timeout = '3500ms'")
+#: Of a process that is paused in the middle of it: whoever leads then finds the roles locked for no longer.
+_ABANDONED = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS:.0f}s'"
 _OIDS = "SELECT r.rolname::text AS name, r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY ($1::name[])"
 _TOGETHER = "2s"
 _ALONE = "300ms"
@@ -59,13 +61,14 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
     begin = [statement.format(lock_timeout=lock_timeout) for statement in _BEGIN]
     if dialect.ledger is not None:
+        begin.append(_ABANDONED)
         begin.append(queries.schemaless("take_turn"))
         rest = (statement for plan in plans for statement in _schemaless_statements(plan, dialect.options))
         return ";\n".join((*begin, *rest))
     if dialect.guarded:
         begin.append(queries.inspect("guard").strip())
     begin.append("SELECT pgrole.take_turn()")
-    if dialect.fence is not None:
+    if dialect.fence is not None and dialect.fence.statement is not None:
         begin.append(dialect.fence.statement)
     return ";\n".join((*begin, *(statement for plan in plans for statement in _statements(plan, dialect.options))))
 
@@ -152,6 +155,8 @@ async def _try(
 ) -> PgRoleError | None:
     try:
         text = script(plans, dialect, lock_timeout=lock_timeout)
+        if dialect.fence is not None:
+            dialect.fence.check_clock()
         if dialect.ledger is not None:
             return await _run_schemaless(connection, plans, dialect, dialect.ledger, text)
         with speaking("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):

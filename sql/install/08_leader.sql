@@ -2,6 +2,7 @@
 -- whoever holds it can be paused, and go on when it is another's.
 -- Who is to lead draws a number, then makes sure that the Lease is its own still, and then takes the lead with that number.
 -- So whoever comes to the Lease later has a later number, whatever the clocks say and whatever was restored in Kubernetes.
+-- The time of day is in it for one reason: a number is not drawn again after the table was dropped, or restored.
 CREATE TABLE IF NOT EXISTS pgrole.leader (
     installation text COLLATE "C" PRIMARY KEY,
     drawn        bigint NOT NULL,
@@ -14,8 +15,9 @@ CREATE OR REPLACE FUNCTION pgrole.draw_number(of_installation text) RETURNS bigi
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO pgrole.leader AS l (installation, drawn) VALUES (of_installation, 1)
-    ON CONFLICT (installation) DO UPDATE SET drawn = l.drawn + 1
+    INSERT INTO pgrole.leader AS l (installation, drawn)
+    VALUES (of_installation, (EXTRACT(epoch FROM clock_timestamp()) * 1000000)::bigint)
+    ON CONFLICT (installation) DO UPDATE SET drawn = greatest(l.drawn + 1, excluded.drawn)
     RETURNING l.drawn
 $$;
 

@@ -213,3 +213,49 @@ async def test_figures_are_those_of_the_lane() -> None:
     depth, oldest = queue.figures("s")
     assert depth == 1
     assert 0.0 <= oldest < DEADLINE
+
+
+async def test_a_held_queue_gives_nothing_and_everything_when_it_is_released() -> None:
+    queue = Queue(held=True)
+    taker, other = Taker(queue), Taker(queue, "other")
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(taker.run)
+            tasks.start_soon(other.run)
+            queue.put("s", hint(A))
+            queue.put("s", hint(B, "spec"))
+            queue.put("s", hint(A))
+            queue.put("other", hint(Key("shop", "c")))
+            await settle()
+            assert (taker.visits, other.visits) == (None, None)
+            queue.release()
+    assert taker.visits is not None
+    assert {visit.key for visit in taker.visits} == {A, B}
+    assert other.visits is not None
+    assert len(other.visits) == 1
+
+
+async def test_what_is_due_after_a_delay_is_not_taken_while_the_queue_is_held() -> None:
+    queue = Queue(held=True)
+    taker = Taker(queue)
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(taker.run)
+            queue.put("s", hint(A), delay=0.01)
+            await anyio.sleep(0.05)
+            await settle()
+            assert taker.visits is None
+            queue.release()
+    assert taker.visits is not None
+
+
+async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
+    queue = Queue(held=True)
+    taker = Taker(queue)
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(taker.run)
+            queue.put("s", hint(A))
+            await settle()
+            queue.close()
+    assert taker.visits == ()

@@ -1,0 +1,324 @@
+"""sql/install/08_leader.sql and postgres/fence: of two that could write, one does, whatever order they come in."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.claim import Owner
+from pgrole_controller.core.diff import Create
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.role import Role
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.fence import Candidacy, Fence, NotLeading, is_another_leading, take_lead
+from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.transaction import Dialect, carry_out
+
+DEADLINE = 30.0
+HERE = "cluster/pgrole-system/pgrole-controller"
+OWNER = Owner("cluster", "shop", "ns-uid", "app", "uid-1")
+
+
+_WAITING = """
+SELECT count(DISTINCT l.pid) FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+WHERE NOT l.granted AND a.datname = current_database()
+"""
+
+
+async def at_once() -> None:
+    pass
+
+
+class Process:
+    """One that could lead, with a connection of its own. `confirm` is asked between the two steps."""
+
+    def __init__(self, connection: Connection, holder: str, installation: str = HERE) -> None:
+        self.connection = connection
+        self.leading = True
+        self.confirm: Callable[[], Awaitable[None]] = at_once
+        self._candidacy = Candidacy(installation, holder, lambda: self.leading, at_once, lambda: self.confirm())
+
+    async def lead(self, *, guarded: bool = True, fencing: bool = True) -> Fence:
+        return await take_lead(self.connection, self._candidacy, guarded=guarded, fencing=fencing)
+
+    async def create(self, fence: Fence, name: str) -> PgRoleError | None:
+        plan = Plan(role_name=name, seen_as=name, changes=(Create(Role(name)),), owner=OWNER)
+        (failure,) = await carry_out(self.connection, [plan], Dialect(fence=fence, guarded=fence.guarded))
+        return failure
+
+
+Join = Callable[..., Awaitable[Process]]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def join(database: str) -> AsyncIterator[Join]:
+    async with AsyncExitStack() as stack:
+
+        async def join(holder: str, installation: str = HERE) -> Process:
+            connection = await stack.enter_async_context(connect(Endpoint(database), holder))
+            await install(connection)
+            return Process(connection, holder, installation)
+
+        yield join
+
+
+async def has_role(connection: Connection, name: str) -> bool:
+    return bool(await connection.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", name))
+
+
+@asynccontextmanager
+async def turn_taken(database: str) -> AsyncIterator[None]:
+    """Somebody else's transaction has the turn, so that whoever comes next waits."""
+    connection = await asyncpg.connect(database)
+    try:
+        async with connection.transaction():
+            await connection.execute("SELECT pgrole.take_turn()")
+            yield
+    finally:
+        await connection.close()
+
+
+async def wait_for_waiting(connection: Connection, count: int) -> None:
+    """Until so many backends wait for a lock of this database."""
+
+    async def wait() -> bool:
+        return bool(await connection.fetchval(_WAITING) == count)
+
+    assert await reached(wait, DEADLINE)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_who_led_before_changes_nothing_any_more(join: Join, guarded: bool) -> None:
+    one, two = await join("one"), await join("two")
+    old = await one.lead(guarded=guarded)
+    await old.check(one.connection)
+    new = await two.lead(guarded=guarded)
+    assert old.number is not None
+    assert new.number is not None
+    assert new.number > old.number
+    await new.check(two.connection)
+    with pytest.raises(Transient) as refused:
+        await old.check(one.connection)
+    assert is_another_leading(refused.value)
+    assert refused.value.reason is Reason.PROGRESSING
+
+
+async def test_a_transaction_of_the_one_before_fails_as_a_whole(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    old = await one.lead()
+    await two.lead()
+    with pytest.raises(Transient) as refused:
+        await one.create(old, "fenced_off")
+    assert is_another_leading(refused.value)
+    assert not await has_role(two.connection, "fenced_off")
+    assert await two.connection.fetchval("SELECT count(*) FROM pgrole.claim") == 0
+
+
+async def test_one_that_waits_for_its_turn_while_another_takes_the_lead_changes_nothing(
+    join: Join, database: str
+) -> None:
+    one, two, watcher = await join("one"), await join("two"), await join("watcher")
+    old = await one.lead()
+    ends: list[BaseException | None] = []
+
+    async def lead() -> None:
+        await two.lead()
+
+    async def create() -> None:
+        try:
+            ends.append(await one.create(old, "fenced_off"))
+        except PgRoleError as error:
+            ends.append(error)
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks, turn_taken(database):
+            tasks.start_soon(lead)
+            await wait_for_waiting(watcher.connection, 1)
+            tasks.start_soon(create)
+            await wait_for_waiting(watcher.connection, 2)
+    (end,) = ends
+    assert end is not None
+    assert is_another_leading(end)
+    assert not await has_role(watcher.connection, "fenced_off")
+
+
+async def test_one_that_has_its_turn_ends_before_another_leads(join: Join, database: str) -> None:
+    one, two = await join("one"), await join("two")
+    old = await one.lead()
+    led = anyio.Event()
+
+    async def lead() -> None:
+        await two.lead()
+        led.set()
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks, one.connection.transaction():
+            await one.connection.execute("SELECT pgrole.take_turn()")
+            assert old.statement is not None
+            await one.connection.execute(old.statement)
+            tasks.start_soon(lead)
+            watcher = await join("watcher")
+            await wait_for_waiting(watcher.connection, 1)
+            assert not led.is_set()
+
+
+async def test_whoever_draws_later_leads_whatever_the_order_of_the_rest(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    drawn, go_on = anyio.Event(), anyio.Event()
+    ends: list[BaseException] = []
+
+    async def wait() -> None:
+        drawn.set()
+        await go_on.wait()
+
+    async def lead_late() -> None:
+        try:
+            await one.lead()
+        except PgRoleError as error:
+            ends.append(error)
+
+    one.confirm = wait
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lead_late)
+            await drawn.wait()
+            new = await two.lead()
+            go_on.set()
+    (end,) = ends
+    assert is_another_leading(end)
+    await new.check(two.connection)
+
+
+async def test_who_is_not_confirmed_takes_no_lead(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+
+    async def lost() -> None:
+        raise NotLeading
+
+    two.confirm = lost
+    old = await one.lead()
+    with pytest.raises(NotLeading):
+        await two.lead()
+    await old.check(one.connection)
+
+
+async def test_a_second_session_of_who_leads_does_not_end_the_first(join: Join) -> None:
+    one, again = await join("one"), await join("one")
+    first = await one.lead()
+    second = await again.lead()
+    await first.check(one.connection)
+    await second.check(again.connection)
+
+
+async def test_another_installations_lead_is_its_own(join: Join) -> None:
+    here, there = await join("one"), await join("two", "cluster/elsewhere/pgrole-controller")
+    ours, theirs = await here.lead(), await there.lead()
+    await ours.check(here.connection)
+    await theirs.check(there.connection)
+    assert await here.connection.fetchval("SELECT count(*) FROM pgrole.leader") == 2
+
+
+async def test_a_number_is_not_drawn_again_when_the_schema_was_dropped(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    old = await one.lead()
+    await two.connection.execute("DROP SCHEMA pgrole CASCADE")
+    await install(two.connection)
+    new = await two.lead()
+    await new.check(two.connection)
+    with pytest.raises(Transient) as refused:
+        await old.check(one.connection)
+    assert is_another_leading(refused.value)
+
+
+async def test_what_was_drawn_before_the_schema_was_dropped_does_not_take_the_lead(join: Join) -> None:
+    one, two = await join("one"), await join("two")
+    new: list[Fence] = []
+
+    async def meanwhile() -> None:
+        await two.connection.execute("DROP SCHEMA pgrole CASCADE")
+        await install(two.connection)
+        new.append(await two.lead())
+
+    one.confirm = meanwhile
+    with pytest.raises(Transient) as refused:
+        await one.lead()
+    assert is_another_leading(refused.value)
+    await new[0].check(two.connection)
+
+
+async def test_no_transaction_is_open_while_the_lease_is_confirmed(join: Join) -> None:
+    one, watcher = await join("one"), await join("watcher")
+    pid = await one.connection.fetchval("SELECT pg_backend_pid()")
+    states: list[str] = []
+
+    async def look() -> None:
+        states.append(await watcher.connection.fetchval("SELECT state FROM pg_stat_activity WHERE pid = $1", pid))
+
+    one.confirm = look
+    await one.lead()
+    assert states == ["idle"]
+
+
+async def test_who_knows_that_it_leads_no_more_sends_nothing(join: Join) -> None:
+    one = await join("one")
+    fence = await one.lead()
+    one.leading = False
+    with pytest.raises(NotLeading):
+        await one.create(fence, "fenced_off")
+    with pytest.raises(NotLeading):
+        await fence.check(one.connection)
+    assert not await has_role(one.connection, "fenced_off")
+
+
+async def test_where_there_is_no_schema_the_clock_alone_tells(join: Join) -> None:
+    one = await join("one")
+    await one.connection.execute("DROP SCHEMA pgrole CASCADE")
+    confirmed: list[bool] = []
+
+    async def confirm() -> None:
+        confirmed.append(True)
+
+    one.confirm = confirm
+    fence = await one.lead(fencing=False)
+    assert (fence.number, confirmed) == (None, [True])
+    await fence.check(one.connection)
+    one.leading = False
+    plan = Plan(role_name="fenced_off", seen_as="fenced_off", changes=(Create(Role("fenced_off")),), owner=OWNER)
+    with pytest.raises(NotLeading):
+        await carry_out(one.connection, [plan], Dialect(fence=fence, ledger=Ledger().open(1), system_identifier=1))
+    assert not await has_role(one.connection, "fenced_off")
+
+
+async def test_a_role_without_rights_calls_none_of_it(join: Join, database: str) -> None:
+    one = await join("one")
+    fence = await one.lead()
+    await one.connection.execute("CREATE ROLE nobody_special")
+    try:
+        for call in (f"draw_number('{HERE}')", f"lead('{HERE}', 9, 'thief')", f"check_lead('{HERE}', 1)"):
+            async with one.connection.transaction():
+                await one.connection.execute("SET LOCAL ROLE nobody_special")
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    async with one.connection.transaction():
+                        await one.connection.execute(f"SELECT pgrole.{call}")
+        await fence.check(one.connection)
+    finally:
+        await one.connection.execute("DROP ROLE nobody_special")
+
+
+async def test_nothing_of_it_is_called_when_the_schema_is_not_ours_any_more(join: Join) -> None:
+    one = await join("one")
+    fence = await one.lead()
+    await one.connection.execute("CREATE ROLE tenant; ALTER SCHEMA pgrole OWNER TO tenant")
+    try:
+        with pytest.raises(Transient, match="not trusted"):
+            await fence.check(one.connection)
+        with pytest.raises(Transient, match="not trusted"):
+            await one.lead()
+    finally:
+        await one.connection.execute("DROP SCHEMA pgrole CASCADE; DROP ROLE tenant")
