@@ -34,7 +34,7 @@ def set_up(level: str, form: LogFormat) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pgrole_controller").setLevel(level.upper())
     # At DEBUG it prints bodies, Secrets among them.
-    logging.getLogger("kubernetes_asyncio.client.rest").setLevel(logging.INFO)
+    logging.getLogger("kubernetes_asyncio.client.rest").setLevel(logging.WARNING)
 
 
 def new_visit() -> str:

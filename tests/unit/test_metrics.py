@@ -1,0 +1,273 @@
+"""metrics: what exists is documented, and the dashboard and the alerts ask for nothing else."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from pgrole_controller import metrics
+from pgrole_controller.controller.objects import Request
+from pgrole_controller.controller.reconcile import Finding
+from pgrole_controller.controller.tally import Tally
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.hint import Key, Rank
+from pgrole_controller.core.outcome import Ending, Outcome
+from pgrole_controller.core.schedule import Visit
+from pgrole_controller.kube.errors import Unreachable
+from pgrole_controller.kube.latency import Latency, read_path
+from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS
+from pgrole_controller.metrics import REGISTRY, Scrape, ServerFigures, forget_server, render, source_of
+from tests.unit.test_docs import anchors, table_row
+
+ROOT = Path(__file__).parents[2]
+SERVER = ServerFigures("main", connected=True, mode="Watch", depth=2, oldest=1.5, objects=3, ready=2, unheard=1)
+
+#: What Prometheus adds to each series, and what only buckets have.
+ADDED = {"job", "instance", "namespace", "pod", "le"}
+
+
+def families() -> dict[str, set[str]]:
+    """Name of each metric, as Prometheus knows it, with its labels: all that there is, with a sample of each."""
+    made = {}
+    for metric in REGISTRY.collect():
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        made[name] = {label for sample in metric.samples for label in sample.labels} - {"le"}
+    declared = [value for value in vars(metrics).values() if hasattr(value, "_labelnames")]
+    for metric in declared:
+        name = f"{metric._name}_total" if metric._type == "counter" else metric._name
+        made[name] = set(metric._labelnames)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def one_server() -> None:
+    render(Scrape((SERVER,), leading=True), 0.0)
+
+
+def samples() -> dict[str, set[str]]:
+    """The same by the names of samples: a histogram has three."""
+    named: dict[str, set[str]] = {}
+    kinds = {metric.name: metric.type for metric in REGISTRY.collect()}
+    for name, labels in families().items():
+        ends = ("_bucket", "_count", "_sum") if kinds.get(name) == "histogram" else ("",)
+        named |= {name + end: labels for end in ends}
+    return named
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "deploy/grafana/pgrole-controller.json").read_text(encoding="utf-8"))
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    document = yaml.safe_load((ROOT / "deploy/alerts/rules.yaml").read_text(encoding="utf-8"))
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def questions() -> Iterator[tuple[str, str]]:
+    """Who asks, and what, of the dashboard and the alerts."""
+    for panel in panels():
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+    for variable in dashboard()["templating"]["list"][1:]:
+        yield variable["name"], re.sub(r"label_values\((.+), \w+\)", r"\1", variable["query"]["query"])
+    for alert in alerts():
+        yield alert["alert"], alert["expr"]
+
+
+def asked(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """Each metric that an expression names, with the labels that it is selected by."""
+    for name, selector in re.findall(r"\b((?:pgrole|process|python)_\w+)(?:\{([^}]*)\})?", expression):
+        yield name, set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector))
+
+
+@pytest.mark.parametrize(("title", "expression"), [*questions()])
+def test_every_metric_and_label_that_is_asked_for_exists(title: str, expression: str) -> None:
+    known = samples()
+    named = list(asked(expression))
+    assert named, f"{title} asks for nothing of ours"
+    for name, labels in named:
+        assert name in known, f"{title}: {name}"
+        assert labels <= known[name] | ADDED, f"{title}: {name} has {known[name]}"
+    held = set().union(*(known[name] for name, _ in named)) | ADDED
+    for group in re.findall(r"\bby \(([^)]*)\)", expression):
+        assert {label.strip() for label in group.split(",")} <= held, f"{title}: by ({group})"
+
+
+def test_every_metric_of_ours_is_on_the_dashboard_and_none_twice_in_the_table() -> None:
+    shown = {name for panel in panels() for target in panel["targets"] for name, _ in asked(target["expr"])}
+    known = samples()
+    ours = {name for name in families() if name.startswith("pgrole_")}
+    assert {name for name in ours if not any(one in shown for one in known if one.startswith(name))} == set()
+
+
+def test_the_documented_metrics_are_those_that_there_are_with_their_labels() -> None:
+    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`((?:pgrole|process|python)_\w+)`", tables))
+    ours = {name for name in families() if name.startswith("pgrole_")}
+    assert {name for name in named if name.startswith("pgrole_")} == ours
+    assert set(families()) <= named  # of the process only on Linux
+    assert set(re.findall(r"`(pgrole_\w+)`", text)) <= named
+    for name, labels in families().items():
+        if name.startswith("pgrole_"):
+            assert set(re.findall(r"`(\w+)`", table_row(text, name).split("|")[3])) == labels, name
+
+
+def test_the_documented_sources_are_those_that_there_are() -> None:
+    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^`source`: (.*?)\.$", text, flags=re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == {source_of(reason) for reason in (*metrics.SOURCES, "anything")}
+
+
+def test_every_reason_of_a_hint_is_a_source() -> None:
+    rooms = [*(ROOT / "pgrole_controller/controller").glob("*.py"), ROOT / "pgrole_controller/core/schedule.py"]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in rooms)
+    reasons = set(re.findall(r'(?:Hint\([^"()]*(?:\([^()]*\))?[^"()]*|hint(?:_all)?\((?:key, )?)"([a-z ]+)"', text))
+    assert reasons == metrics.SOURCES
+
+
+@pytest.mark.parametrize("alert", [pytest.param(alert, id=alert["alert"]) for alert in alerts()])
+def test_every_alert_says_what_is_wrong_and_has_its_place_in_the_runbook(alert: dict[str, Any]) -> None:
+    page, _, anchor = alert["annotations"]["runbook"].partition("#")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"\n## {alert['alert']}\n" in text
+    assert anchor == alert["alert"].lower()
+    assert anchor in anchors(text)
+    assert alert["annotations"]["summary"]
+    assert alert["labels"]["severity"] in ("critical", "warning")
+
+
+def test_the_runbook_has_no_alert_that_does_not_exist_and_names_only_metrics_that_do() -> None:
+    text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^## (.+)$", text, flags=re.MULTILINE)) == {alert["alert"] for alert in alerts()}
+    assert set(re.findall(r"`(pgrole_\w+)", text)) <= samples().keys() | families().keys()
+
+
+def test_the_dashboard_can_be_imported_anywhere() -> None:
+    found = dashboard()
+    assert found["id"] is None
+    assert found["templating"]["list"][0]["type"] == "datasource"
+    ids = [panel["id"] for panel in found["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in panels():
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
+        assert [target["datasource"] for target in panel["targets"]] == [panel["datasource"]] * len(panel["targets"])
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def read(text: bytes) -> dict[str, dict[tuple[str, ...], float]]:
+    """Samples by name and values of labels."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(value for _, value in sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_what_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
+    rest = ServerFigures(metrics.UNDECLARED, objects=4)
+    found = read(render(Scrape((SERVER, rest), contested=5, leading=True), 0.25))
+    assert found["pgrole_queue_depth"] == {("main",): 2, ("(undeclared)",): 0}
+    assert found["pgrole_queue_oldest_seconds"][("main",)] == 1.5
+    assert found["pgrole_objects"] == {("main",): 3, ("(undeclared)",): 4}
+    assert found["pgrole_objects_ready"][("main",)] == 2
+    assert found["pgrole_server_connected"] == {("main",): 1}
+    assert found["pgrole_server_detection"] == {("Watch", "main"): 1}
+    assert found["pgrole_unheard_changes"] == {("main",): 1}
+    assert found["pgrole_contested_objects"] == {(): 5}
+    assert found["pgrole_leader"] == {(): 1}
+    assert found["pgrole_loop_heartbeat_age_seconds"] == {(): 0.25}
+    assert "pgrole_server_connected" not in read(render(Scrape(), 0.0))
+
+
+def test_nothing_is_in_the_default_registry_of_the_library() -> None:
+    assert b"_created" not in render(None, 0.0)
+    assert metrics.REGISTRY is not __import__("prometheus_client").REGISTRY
+
+
+def test_a_server_that_is_forgotten_has_no_series_left() -> None:
+    for metric in metrics._BY_SERVER:
+        metric.labels(*["forgotten" if label == "server" else "x" for label in metric._labelnames])
+    assert b'server="forgotten"' in render(None, 0.0)
+    forget_server("forgotten")
+    assert b'server="forgotten"' not in render(None, 0.0)
+
+
+def test_every_metric_with_a_label_server_forgets() -> None:
+    declared = {value for value in vars(metrics).values() if "server" in getattr(value, "_labelnames", ())}
+    assert set(metrics._BY_SERVER) == declared
+
+
+def test_a_renewal_is_counted_by_its_result() -> None:
+    def count(result: str) -> float:
+        return REGISTRY.get_sample_value("pgrole_lease_renewals_total", {"result": result}) or 0.0
+
+    before = count("renewed"), count("failed")
+    metrics.note_renewal(renewed=True)
+    metrics.note_renewal(renewed=False)
+    assert (count("renewed"), count("failed")) == (before[0] + 1, before[1] + 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        (PGROLES.path(), ("pgroles", False)),
+        (PGROLES.path("shop"), ("pgroles", False)),
+        (PGROLES.path("shop", "status"), ("pgroles", True)),
+        (PGROLES.path("namespaces", "namespaces", "status"), ("pgroles/status", True)),
+        (PGSERVERS.path(name="main", subresource="status"), ("pgservers/status", True)),
+        (NAMESPACES.path(), ("namespaces", False)),
+        (NAMESPACES.path(name="kube-system"), ("namespaces", True)),
+        (SECRETS.path("a/b", "c/d"), ("secrets", True)),
+        (EVENTS.path("shop", "secrets"), ("events", True)),
+        ("/", ("other", False)),
+    ],
+)
+def test_a_path_gives_its_resource_and_never_a_name(path: str, found: tuple[str, bool]) -> None:
+    assert read_path(path) == found
+
+
+def test_a_request_is_counted_by_class_of_code_and_a_cancelled_one_is_not() -> None:
+    def count(verb: str, code: str) -> float:
+        labels = {"verb": verb, "resource": "pgservers", "code": code}
+        return REGISTRY.get_sample_value("pgrole_api_request_seconds_count", labels) or 0.0
+
+    before = {pair: count(*pair) for pair in (("list", "4xx"), ("patch", "none"), ("watch", "2xx"), ("delete", "none"))}
+    with Latency("GET", PGSERVERS.path()) as latency:
+        latency.status = 409
+    with pytest.raises(Unreachable), Latency("PATCH", PGSERVERS.path(name="x")):
+        raise Unreachable("away")
+    with Latency("GET", PGSERVERS.path(), watch=True) as latency:
+        latency.status = 200
+    with pytest.raises(TimeoutError), Latency("DELETE", PGSERVERS.path(name="x")):
+        raise TimeoutError
+    after = {pair: count(*pair) - number for pair, number in before.items()}
+    assert after == {("list", "4xx"): 1, ("patch", "none"): 1, ("watch", "2xx"): 1, ("delete", "none"): 0}
+
+
+async def test_the_time_of_a_repair_begins_when_the_hint_was_due() -> None:
+    def value(suffix: str) -> float:
+        labels = {"source": "secret"}
+        return REGISTRY.get_sample_value(f"pgrole_repair_seconds_{suffix}", labels) or 0.0
+
+    key = Key("shop", "app")
+    before, now = (value("count"), value("sum")), anyio.current_time()
+    tally = Tally("counted", (Visit(key, "secret", Rank.CHANGE, 7.0, 0),))
+    outcome = Outcome(Ending.DONE, Reason.RECONCILED, "")
+    tally.count(Finding(Request(key, None), outcome, changed_at=now + 2.0, corrected=("superuser",)))
+    assert value("count") - before[0] == 1
+    assert 8.9 < value("sum") - before[1] <= 9.0
+    labels = {"server": "counted", "field": "superuser", "action": "corrected"}
+    assert REGISTRY.get_sample_value("pgrole_drifts_total", labels) == 1
+    forget_server("counted")
