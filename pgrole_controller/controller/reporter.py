@@ -142,7 +142,10 @@ class Reporter:
         if finding.errand is not None:
             # It may have waited: nothing is written for what is being deleted, or asks for something else by now.
             if self._objects.asks_still(stored):
-                self._objects.hand_over(stored, await self._errands.run(finding.errand, stored))
+                brought = await self._errands.run(finding.errand, stored)
+                problem = brought.problem.reason.value if brought.problem else ""
+                log.debug("errand run", extra={"object": str(finding.key), "problem": problem})
+                self._objects.hand_over(stored, brought)
             return After(0.0)
         if finding.outcome is None:
             return Retry()

@@ -123,7 +123,7 @@ async def _prepare(
     home: Connection, endpoint: Endpoint, task: Disown, new_owner: int | None, still: Still
 ) -> _Emptying:
     oids = {"pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner), "pgrole.piece": str(PIECE)}
-    with speaking():
+    with speaking("disown"):
         place = await home.fetchrow(_sql("place"))
     if place is None:
         raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of itself")
@@ -131,7 +131,7 @@ async def _prepare(
 
 
 async def _find_new_owner(home: Connection, task: Disown) -> int | None:
-    with speaking():
+    with speaking("disown"):
         row = await home.fetchrow(_sql("roles"), task.oid, task.role, task.new_owner or "")
     if row is None or not row["is_named"]:
         raise Transient(Reason.PROGRESSING, f'role "{task.role}" is not the one that was looked at any more')
@@ -156,7 +156,7 @@ async def _end_sessions(home: Connection, task: Disown, still: Still) -> None:
     if count:
         remedy = "they were asked to end and have not" if task.terminate else "spec.terminateSessions: true ends them"
         obstacles.append(Obstacle("", f"sessions of the role that are open: {count} ({remedy})"))
-    with speaking():
+    with speaking("disown"):
         prepared = await home.fetch(_sql("prepared"), task.role)
     obstacles.extend(
         Obstacle(
@@ -169,7 +169,7 @@ async def _end_sessions(home: Connection, task: Disown, still: Still) -> None:
 
 
 async def _count_sessions(home: Connection, task: Disown) -> int:
-    with speaking():
+    with speaking("disown"):
         rows = await home.fetch(queries.inspect("sessions"), [task.oid])
     return sum(row["count"] for row in rows)
 
@@ -184,7 +184,7 @@ async def _empty(home: Connection, emptying: _Emptying) -> None:
 
 async def _visit_each(home: Connection, emptying: _Emptying, work: Callable[[Connection], Awaitable[None]]) -> None:
     """Does `work` in each database that needs the role. Raises Waiting with all that stood in the way."""
-    with speaking():
+    with speaking("disown"):
         rows = await home.fetch(_sql("databases"), emptying.task.oid)
     obstacles: list[Obstacle] = []
     for row in rows:
@@ -239,14 +239,14 @@ async def _try(
 
 
 async def _exists(home: Connection, database: _Database) -> bool:
-    with speaking():
+    with speaking("disown"):
         found = await home.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE oid = $1)", database.oid)
     return bool(found)
 
 
 async def _check_place(connection: Connection, home: asyncpg.Record, database: _Database) -> None:
     """A pooler may lead elsewhere, and settings of the database may make us act as another role."""
-    with speaking():
+    with speaking("disown"):
         place = await connection.fetchrow(_sql("place"))
     if place is None or any(place[some] != home[some] for some in ("system_identifier", "started_at")):
         raise Waiting(Reason.DROP_BLOCKED, "the same address leads to another server for this database")
@@ -281,7 +281,7 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
     """Whether there was anything to hand over."""
     relations: int | None = None
     while True:
-        with speaking():
+        with speaking("disown"):
             owned = await connection.fetchrow(_sql("owned"), emptying.task.oid)
         if owned is None or not owned["anything"]:
             return relations is not None
@@ -295,7 +295,7 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
 
 async def _check_left(home: Connection, task: Disown) -> None:
     """Raises Waiting for what came to need the role meanwhile, or is about to."""
-    with speaking():
+    with speaking("disown"):
         needs = await home.fetch(queries.inspect("needs"), [task.oid])
         makers = await home.fetch(_sql("makers"), task.oid)
     obstacles = [
@@ -314,7 +314,7 @@ async def _execute(emptying: _Emptying, connection: Connection, name: str) -> No
     """One file as one message, which is one transaction; between two of them is where a task can be cancelled."""
     await emptying.still()
     await anyio.lowlevel.checkpoint()
-    with speaking(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
+    with speaking("disown"), anyio.fail_after(STATEMENT_SECONDS, shield=True):
         await connection.execute(_sql(name))
 
 
@@ -322,7 +322,7 @@ async def _execute(emptying: _Emptying, connection: Connection, name: str) -> No
 async def _refusing(task: Disown) -> AsyncIterator[None]:
     """What PostgreSQL refuses in here, of what the whole server shares, is said as what stands in the way."""
     try:
-        with speaking():
+        with speaking("disown"):
             yield
     except PgRoleError as error:
         raise blocked(task.role, [Obstacle("", _words(error))]) from error

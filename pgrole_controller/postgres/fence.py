@@ -63,7 +63,7 @@ class Fence:
         """Raises PgRoleError unless this process still leads. `connection` is with the home database."""
         self.check_clock()
         if self.statement is not None:
-            with speaking():
+            with speaking("lead"):
                 await connection.execute(_guard(self.statement, guarded=self.guarded))
 
 
@@ -91,7 +91,7 @@ def is_another_leading(error: BaseException) -> bool:
 async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
     """As one message, which is one transaction: a process that is paused leaves none open, with its locks."""
     statement = f"SELECT pg_catalog.set_config('pgrole.number', {call}::text, false)"
-    with speaking():
+    with speaking("lead"):
         await connection.execute(_guard(statement, guarded=guarded))
         return int(await connection.fetchval("SELECT pg_catalog.current_setting('pgrole.number')"))
 

@@ -47,7 +47,7 @@ async def install(connection: Connection, *, allowed: bool = True) -> Installati
     Raises Missing when it is not there and may not be made, Refused when it belongs to somebody else, is in another
     database of the server, or is too old and may not be changed, Transient when the server fails.
     """
-    with speaking():
+    with speaking("install"):
         try:
             return await _install(connection, allowed=allowed)
         except _ANOTHER_MADE_IT:
@@ -56,7 +56,7 @@ async def install(connection: Connection, *, allowed: bool = True) -> Installati
 
 async def is_current(connection: Connection) -> bool:
     """Whether there is nothing to install. Changes nothing."""
-    with speaking():
+    with speaking("install"):
         version = await _read_version(connection, await _survey(connection))
     return version is not None and version >= VERSION
 
@@ -66,7 +66,7 @@ async def others_may_create(connection: Connection) -> bool:
 
     If so, a schema `pgrole` that is dropped can be theirs a moment later: sql/inspect/guard.sql.
     """
-    with speaking():
+    with speaking("install"):
         return bool((await _ask(connection))["others_may_create"])
 
 

@@ -58,7 +58,7 @@ async def listen(ear: Connection, eye: Connection, heard: Callable[[tuple[str, .
 
 async def observe(eye: Connection, *, guarded: bool) -> None:
     """Once: what may not be read must fail the attempt at a session, and not the session."""
-    with speaking():
+    with speaking("observe"):
         async with eye.transaction():
             if guarded:
                 await eye.execute(queries.inspect("guard"))
@@ -82,7 +82,7 @@ async def keep_alive(ear: Connection, turn: anyio.Lock) -> NoReturn:
     while True:
         await anyio.sleep(_HEARTBEAT_SECONDS)
         async with turn:
-            with speaking():
+            with speaking("heartbeat"):
                 channels = await ear.fetch(
                     "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)", timeout=_HEARTBEAT_DEADLINE
                 )
