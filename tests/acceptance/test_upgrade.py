@@ -1,9 +1,11 @@
 """This release and the one before it follow each other, in both directions and at once, and nothing is lost."""
 
 import math
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 import pytest_asyncio
 import yaml
@@ -14,8 +16,9 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds, apply_folder
 from pgrole_controller.postgres.install import VERSION
 from tests.acceptance.account import serving
-from tests.acceptance.estate import DRIFTS, Estate, drifts, open_estate
-from tests.acceptance.world import GROUP, Json, Kube, running
+from tests.acceptance.estate import DRIFTS, SERVER, Estate, drifts, open_estate
+from tests.acceptance.privileges import PASSWORD, STEWARD, documented_sql, follow, role_sql
+from tests.acceptance.world import GROUP, Json, Kube, running, says
 from tests.releases import BEFORE, Release
 from tests.servers import Servers
 
@@ -128,6 +131,46 @@ async def test_both_at_the_same_time_do_no_harm_to_each_other(estate: Estate) ->
     await succeed(estate, BEFORE, "fourth")
 
 
+async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_until_that_is_done(
+    cluster: ApiServer, servers: Servers, tmp_path: Path
+) -> None:
+    async with open_estate(cluster, servers, tmp_path, install=False) as estate:
+        database = estate.database
+        await database.execute(role_sql(servers.version))
+        await database.execute(f"BEGIN; {BEFORE.install_sql()}; COMMIT")
+        await database.execute(documented_sql("Where a superuser installed schema pgrole"))
+        await database.execute(f"GRANT SELECT ON pg_catalog.pg_authid TO {STEWARD}")
+        await estate.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+        async with running(estate.controller(BEFORE)):
+            await estate.make()
+        left, canary = await estate.picture(), await estate.drift_canary()
+        async with running(estate.controller(PRESENT, "--leader-election", "true")) as controller:
+            await estate.wait_canary(canary)
+            assert await estate.picture() == left
+            assert "schema pgrole is of the version before" in controller.log
+            await estate.prove("first")
+            await database.execute(await print_sql())
+            await estate.prove("second")
+            await database.execute(
+                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{STEWARD}'"
+            )
+            asked = await follow(
+                database, await estate.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "GRANT"), "grants")
+            )
+            documented = documented_sql("Where a superuser installed schema pgrole")
+            assert [f"{one};" for one in asked] == documented.replace(STEWARD, f'"{STEWARD}"').splitlines()
+            await database.wait_value("SELECT count(*) FROM pgrole.leader WHERE number > 0", 1)
+            await estate.kube.wait_all_ready()
+            await estate.prove("third")
+        await succeed(estate, BEFORE, "fourth")
+
+
+async def print_sql() -> str:
+    """What `pgrole-controller sql` gives an administrator."""
+    done = await anyio.run_process([sys.executable, "-m", "pgrole_controller", "sql"])
+    return done.stdout.decode()
+
+
 async def test_objects_of_the_release_before_and_all_samples_are_valid_now_and_can_be_changed(estate: Estate) -> None:
     """As they are stored: what an update brings back is checked as a whole."""
     await estate.make_objects()
@@ -210,7 +253,7 @@ async def write_later_fields(kube: Kube, name: str) -> None:
     """Status as the controller of that release would have written it."""
     obj = await kube.get(name)
     assert obj is not None
-    await kube.server.request(
+    written = await kube.server.request(
         "PATCH",
         f"{kube.path(name)}/status",
         {
@@ -222,7 +265,7 @@ async def write_later_fields(kube: Kube, name: str) -> None:
         content_type="application/apply-patch+yaml",
         query={"fieldManager": "pgrole-controller", "force": "true"},
     )
-    assert (await kube.get(name) or {})["status"][LATER] == "written"
+    assert written["status"][LATER] == "written"
 
 
 async def read_all(server: ApiServer) -> dict[str, Json]:
