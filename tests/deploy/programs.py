@@ -36,7 +36,11 @@ _LAST_LINES = 12
 
 
 class NoPrograms(LocalError):
-    """helm or kubectl could not be had; the message says why, and what would do."""
+    """Neither helm and kubectl nor Go are on this machine; the message says what would do."""
+
+
+class BuildFailed(LocalError):
+    """Go could not build them; the message has its last lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ async def run(program: Path, *arguments: str | Path, stdin: str = "", seconds: f
 
 
 async def find(display: Display, environment: Mapping[str, str] = os.environ) -> Programs:
-    """Find both; build them when they are nowhere. Raises NoPrograms."""
+    """Find both; build them when they are nowhere. Raises NoPrograms, BuildFailed."""
     found = _find_present(environment)
     if found is not None:
         return found
@@ -172,7 +176,7 @@ async def _build(into: Path, scratch: Path, display: Display, environment: Mappi
         done = await anyio.run_process(bound_to_us(command), cwd=scratch, env=settings, check=False)
     if done.returncode != 0:
         last = "\n".join(done.stderr.decode(errors="replace").splitlines()[-_LAST_LINES:])
-        raise NoPrograms(f"`go build` of helm and kubectl failed with exit code {done.returncode}:\n{last}")
+        raise BuildFailed(f"`go build` of helm and kubectl failed with exit code {done.returncode}:\n{last}")
 
 
 def _ldflags() -> str:

@@ -22,7 +22,7 @@ SECTIONS = {
     for heading, text in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, flags=re.MULTILINE | re.DOTALL)
 }
 #: What a section takes to be done.
-BEFORE = {"A server": SECTIONS["One file"]}
+BEFORE = {"A server": SECTIONS["One file"], "From 0.1.0": SECTIONS["One file"]}
 LASTING = 180
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pgrole_controller.local.binaries import KUBERNETES
 from pgrole_controller.local.display import Display
-from tests.deploy.programs import NoPrograms, Programs, Version, find, fits, run, wanted
+from tests.deploy.programs import BuildFailed, NoPrograms, Programs, Version, find, fits, run, wanted
 
 
 def write_program(folder: Path, name: str, says: str) -> Path:
@@ -61,7 +61,7 @@ async def test_a_build_that_fails_leaves_nothing_and_says_why(tmp_path: Path) ->
     go.write_text("#!/bin/sh\necho 'no route to host' >&2\nexit 1\n", encoding="utf-8")
     cache = tmp_path / "cache"
     environment = {"PATH": f"{tmp_path / 'bin'}:/bin:/usr/bin", "PGROLE_CACHE_DIR": str(cache)}
-    with pytest.raises(NoPrograms, match="no route to host"):
+    with pytest.raises(BuildFailed, match="no route to host"):
         await find(Display(io.StringIO()), environment)
     assert [path.name for path in cache.iterdir()] == ["tools.lock"]
 

@@ -1,5 +1,6 @@
 """A release of the chart on a real API server: installed, upgraded, rolled back, removed."""
 
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from pgrole_controller.api.pgserver import PgServer
 from pgrole_controller.local.apiserver import ApiError, ApiServer, api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
@@ -100,7 +102,8 @@ async def test_an_upgrade_brings_the_new_definitions_and_removal_keeps_them_with
     programs: Programs, empty: ApiServer, older_chart: Path
 ) -> None:
     said = await helm_well(programs, empty, "install", RELEASE, older_chart, "--create-namespace")
-    assert "kubectl apply -f - <<END" in said
+    [shown] = re.findall(r"<<END\n(.*?)^  END$", said, flags=re.MULTILINE | re.DOTALL)
+    PgServer.model_validate(yaml.safe_load(shown))
     assert NEWER_FIELD not in await fields_of_server(empty)
     await create_namespace(empty, "shop")
     role = await apply(empty, ROLE)
