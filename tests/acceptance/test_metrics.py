@@ -210,3 +210,26 @@ async def test_one_visit_can_be_followed_by_its_id_from_hint_to_status(stage: St
             assert re.search(expected, said), (expected, told)
         assert "hush-hush" not in controller.log
         assert condition(await stage.kube.wait_ready("app"), "Ready")["reason"] == "Reconciled"
+
+
+async def test_of_two_processes_one_says_that_it_leads_until_the_other_takes_over(stage: Stage, role: str) -> None:
+    first, second = (stage.controller(None, "--leader-election", "true") for _ in range(2))
+    async with running(second, connected=False):
+        await second.wait_log("session with PostgreSQL begins")
+        async with running(first, connected=False):
+            await first.wait_log("ready to lead")
+            await stage.kube.apply("app", name=role)
+            await stage.kube.wait_ready("app")
+            leader = await wait_figures(second, lambda figures: figures.sum("pgrole_objects_ready") == 1, "Ready")
+            standby = await wait_figures(first, lambda figures: figures.sum("pgrole_objects_ready") == 1, "Ready")
+            assert (leader.get("pgrole_leader"), leader.get("pgrole_leaderships_total")) == (1, 1)
+            assert (standby.get("pgrole_leader"), standby.get("pgrole_leaderships_total")) == (0, 0)
+            assert standby.get("pgrole_server_connected", server="default") == 1
+            assert standby.sum("pgrole_reconciles_total") == 0
+            await wait_figures(
+                second, lambda figures: figures.sum("pgrole_lease_renewals_total", result="renewed") >= 1, "a renewal"
+            )
+            await second.stop()
+            await wait_figures(first, lambda figures: figures.get("pgrole_leader") == 1, "the other leads")
+            found = await wait_figures(first, lambda figures: figures.sum("pgrole_reconciles_total") >= 1, "it works")
+            assert found.get("pgrole_leaderships_total") == 1
