@@ -281,6 +281,12 @@ def source_of(reason: str) -> str:
     return reason.replace(" ", "_") if reason in SOURCES else OTHER
 
 
+def expect_server(name: str) -> None:
+    """Counters of a server begin at 0: Prometheus cannot tell that one rose which it has not seen before."""
+    for metric in (NOTIFICATIONS, SESSIONS, SESSION_FAILURES):
+        metric.labels(name)
+
+
 def forget_server(name: str) -> None:
     """Removes the series of a server that is not declared any more."""
     for metric in _BY_SERVER:

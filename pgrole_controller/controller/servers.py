@@ -156,6 +156,7 @@ class Servers:
 
     def _start(self, declared: DeclaredServer, tasks: TaskGroup) -> None:
         log.info("server is declared", extra={"server": declared.name})
+        metrics.expect_server(declared.name)
         running = _Running(self._make_lane(declared), anyio.CancelScope(), anyio.Event())
         self._running[declared.name] = running
         tasks.start_soon(self._run, declared.name, running, self._ending.get(declared.name))

@@ -204,6 +204,13 @@ def test_a_server_that_is_forgotten_has_no_series_left() -> None:
     assert b'server="forgotten"' not in render(None, 0.0)
 
 
+def test_the_counters_of_a_server_begin_at_nothing() -> None:
+    metrics.expect_server("expected")
+    for name in ("pgrole_sessions_total", "pgrole_session_failures_total", "pgrole_notifications_total"):
+        assert REGISTRY.get_sample_value(name, {"server": "expected"}) == 0
+    forget_server("expected")
+
+
 def test_every_metric_with_a_label_server_forgets() -> None:
     declared = {value for value in vars(metrics).values() if "server" in getattr(value, "_labelnames", ())}
     assert set(metrics._BY_SERVER) == declared
