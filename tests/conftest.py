@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries, find, find_present
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer, find_programs
+from tests import k3s
 from tests.servers import DEFAULT, Servers, missing_docker, read_choice
 
 SERVERS = pytest.StashKey[Servers]()
@@ -27,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("TEST_POSTGRES", DEFAULT),
         metavar="VERSION",
         help=f"PostgreSQL to test against: a major version, or docker:VERSION (TEST_POSTGRES, else {DEFAULT})",
+    )
+    parser.addoption(
+        "--kubernetes",
+        default=os.environ.get("TEST_KUBERNETES", k3s.CHOICES[0]),
+        choices=k3s.CHOICES,
+        help="the API server that tests share: of this machine, or K3s in a container (TEST_KUBERNETES)",
     )
 
 
@@ -79,10 +85,21 @@ async def servers(request: pytest.FixtureRequest) -> Servers:
     return chosen
 
 
+@pytest.fixture(scope="session")
+def shared_binaries(request: pytest.FixtureRequest) -> Binaries | None:
+    """What an API server that tests share is run with; None: it is in a container."""
+    if request.config.getoption("--kubernetes") == k3s.CHOICES[0]:
+        found: Binaries = request.getfixturevalue("binaries")
+        return found
+    if why := missing_docker():
+        pytest.skip(why)
+    return None
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
+async def api_server(shared_binaries: Binaries | None) -> AsyncIterator[ApiServer]:
     """One API server with the CRDs for all tests: never stop, freeze or kill this one."""
-    async with run_api_server(binaries=binaries, audit=True) as server:
+    async with k3s.api_server(shared_binaries) as server:
         await apply_crds(server)
         yield server
 

@@ -9,6 +9,7 @@ import aiohttp
 
 from pgrole_controller.local import credentials
 from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.process import LocalError
 
@@ -18,14 +19,17 @@ _READY_SECONDS = 90.0
 class RemoteApiServer(ApiServer):
     """`tokens` are of its users, admin among them; kubeconfigs are written to `folder` when they are asked for."""
 
-    def __init__(self, folder: Path, *, url: str, ca: Path, tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, *, url: str, ca: Path, tokens: Mapping[str, str], audit: AuditLog | None = None
+    ) -> None:
         self.folder = folder
         self.version = ""
         self.url = url
         self.ca = ca
         self.token = tokens[credentials.ADMIN]
         self._tokens = dict(tokens)
-        self._audit = None
+        self.kubeconfig = folder / f"{credentials.ADMIN}.kubeconfig"
+        self._audit = audit
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:

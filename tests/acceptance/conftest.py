@@ -7,10 +7,10 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.postgres import PostgresServer
+from tests import k3s
 from tests.acceptance.account import Refusals
 from tests.acceptance.court import Court, open_court
 from tests.acceptance.world import Controller, Database, Kube, Stage, make_kube, open_database, remove, running
@@ -44,9 +44,9 @@ async def shared_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_api_server(binaries: Binaries, refusals: Refusals) -> AsyncIterator[ApiServer]:
+async def shared_api_server(shared_binaries: Binaries | None, refusals: Refusals) -> AsyncIterator[ApiServer]:
     """The API server of the shared controller, which writes to every PgRole there: never stop or kill this one."""
-    async with run_api_server(binaries=binaries, audit=True) as server:
+    async with k3s.api_server(shared_binaries) as server:
         await apply_crds(server)
         refusals.watch(server)
         yield server

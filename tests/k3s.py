@@ -1,0 +1,75 @@
+"""The second way to an API server: K3s in a container, for whoever has Docker and neither Go nor the programs.
+
+Chosen by --kubernetes k3s. It is asked as the local one is, by the same tokens, and keeps the same audit log. Unlike
+there, Kubernetes' own controllers run in it: what is owned by what was deleted goes, and namespaces end.
+"""
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import anyio
+import anyio.to_thread
+import pytest
+import yaml
+
+from pgrole_controller.local import credentials
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.apiserver import api_server as local_api_server
+from pgrole_controller.local.audit import AuditLog
+from pgrole_controller.local.binaries import KUBERNETES, Binaries
+from pgrole_controller.local.home import home
+from pgrole_controller.local.remote import RemoteApiServer
+
+CHOICES = ("local", "k3s")
+IMAGE = f"rancher/k3s:v{KUBERNETES}-k3s1"
+_WITHOUT = "traefik,metrics-server,servicelb,local-storage,coredns"
+
+
+class K3s(RemoteApiServer):
+    """A test that would stop or freeze it is skipped."""
+
+    def _refuse(self, what: str) -> NoReturn:
+        pytest.skip(f"this test has the API server {what}: run it without --kubernetes k3s")
+
+
+@asynccontextmanager
+async def api_server(binaries: Binaries | None) -> AsyncIterator[ApiServer]:
+    """On this machine with an audit log, or without `binaries` in a container."""
+    if binaries is not None:
+        async with local_api_server(binaries=binaries, audit=True) as server:
+            yield server
+        return
+    with home(None, "pgrole-k3s-") as folder:
+        async with _container(folder) as server:
+            yield server
+
+
+@asynccontextmanager
+async def _container(folder: Path) -> AsyncIterator[ApiServer]:
+    """`folder` is mounted at its own path, so that what the API server is told of its files holds in the container."""
+    from testcontainers.community.k3s import K3SContainer
+
+    tokens = credentials.write_tokens(folder / "tokens.csv", {})
+    audit = AuditLog(folder)
+    asked = [f"--token-auth-file={folder / 'tokens.csv'}", *audit.arguments()]
+    made = K3SContainer(IMAGE).with_volume_mapping(str(folder), str(folder), "rw")
+    arguments = " ".join(f"--kube-apiserver-arg={one.removeprefix('--')}" for one in asked)
+    made.with_command(f"server --disable={_WITHOUT} --tls-san={made.get_container_host_ip()} {arguments}")
+    try:
+        await anyio.to_thread.run_sync(made.start)
+        config = yaml.safe_load(await anyio.to_thread.run_sync(made.config_yaml))["clusters"][0]["cluster"]
+        ca = anyio.Path(folder / "ca.crt")
+        await ca.write_bytes(base64.b64decode(config["certificate-authority-data"]))
+        server = K3s(folder, url=config["server"], ca=Path(ca), tokens=tokens, audit=audit)
+        try:
+            server.kubeconfig_of(credentials.ADMIN)
+            await server.start()
+            yield server
+        finally:
+            await server.stop()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(made.stop)
