@@ -1,7 +1,7 @@
-"""Passes requests on to the API server, and can keep back what a watch tells."""
+"""Passes requests on to the API server, can keep back what a watch tells, and be ahead of a request."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from ssl import create_default_context
 
@@ -26,6 +26,7 @@ class Relay:
         self._server = server
         self._session = session
         self._holds: Holds | None = None
+        self._before: dict[tuple[str, str], Callable[[], Awaitable[object]]] = {}
         self._held: list[tuple[web.StreamResponse, bytes]] = []
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -42,7 +43,13 @@ class Relay:
             for stream, line in held:
                 await stream.write(line)
 
+    def forestall(self, method: str, path: str, act: Callable[[], Awaitable[object]]) -> None:
+        """Does this before the next such request is passed on."""
+        self._before[method, path] = act
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if (act := self._before.pop((request.method, request.path), None)) is not None:
+            await act()
         async with self._session.request(
             request.method,
             self._server.url + request.path_qs,

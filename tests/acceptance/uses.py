@@ -1,0 +1,261 @@
+"""For each thing that RBAC allows the controller: what has it done, and where it is said when it may not be done."""
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.account import OWN_NAMESPACE, Account
+from tests.acceptance.permissions import Permission
+from tests.acceptance.relay import Relay
+from tests.acceptance.servers import PgServers
+from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, apply, condition
+
+SERVER = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An installation at work on one namespace, whose requests pass a relay."""
+
+    account: Account
+    kube: Kube
+    servers: PgServers
+    postgres: PostgresServer
+    database: Database
+    relay: Relay
+    controller: Controller
+
+    @property
+    def server(self) -> ApiServer:
+        return self.account.server
+
+    async def declare(self, name: str, **spec: object) -> None:
+        """A PgRole of this name, for a role of this name."""
+        await self.kube.apply(name, name=name, serverRef={"name": SERVER}, **spec)
+
+    async def tidy(self) -> None:
+        """No objects are left, and no servers but the first."""
+        await self.kube.delete_all()
+        await self.kube.wait_number(0)
+        for obj in (await self.server.request("GET", self.servers.path()))["items"]:
+            if obj["metadata"]["name"] != SERVER:
+                await self.servers.delete(obj["metadata"]["name"])
+                await self.servers.wait_gone(obj["metadata"]["name"])
+
+    async def wait_used(self, permission: Permission, since: int, *, refused: bool = False) -> None:
+        """Until the audit log has a request that this is for, and that was allowed, or was refused."""
+
+        async def is_so() -> bool:
+            entries = self.server.audit.read(since)
+            return any(permission.covers(entry) and entry.refused == refused for entry in entries)
+
+        if not await reached(is_so, PATIENCE):
+            what = "did not what is refused" if refused else "did not what is allowed"
+            raise self.controller.process.failure(f"{what}: {permission}")
+
+
+Do = Callable[[Place, str], Awaitable[object]]
+
+#: Whether these words are said, of what was done under this name, in the log from that character on.
+Said = Callable[[Place, str, str, int], Awaitable[bool]]
+
+
+async def do_nothing(place: Place, name: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """`do` (with a name of its own) has the controller do it; `said` tells where it says that it may not.
+
+    `prepare` is what must have been done before, under the same name.
+    """
+
+    do: Do
+    said: Said
+    prepare: Do = do_nothing
+
+
+async def log_says(place: Place, name: str, words: str, since: int) -> bool:
+    said = place.controller.log[since:].replace('\\"', '"')
+    return any(words in line for line in said.splitlines())
+
+
+async def object_says(place: Place, name: str, words: str, since: int) -> bool:
+    return _has(await place.kube.get(name), words)
+
+
+async def server_says(place: Place, name: str, words: str, since: int) -> bool:
+    return _has(await place.servers.get(name), words)
+
+
+def _has(obj: Json | None, words: str) -> bool:
+    return words in condition(obj or {}, "Ready").get("message", "")
+
+
+def lease_path(place: Place) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases/{place.account.installation.name}"
+
+
+async def lead(place: Place, name: str) -> None:
+    """Wait for what it does by itself."""
+
+    async def is_led() -> bool:
+        try:
+            lease = await place.server.request("GET", lease_path(place))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return bool(lease["spec"]["holderIdentity"])
+
+    if not await reached(is_led, PATIENCE):
+        raise place.controller.process.failure(f"did not lead within {PATIENCE} s")
+
+
+async def begin_anew(place: Place, name: str) -> None:
+    """Its Lease is another's, who gives it up: it is read and taken, and all is listed and watched again."""
+    body = {"spec": {"holderIdentity": ""}}
+    await place.server.request("PATCH", lease_path(place), body, content_type="application/merge-patch+json")
+
+
+async def lose_the_lease(place: Place, name: str) -> None:
+    """It is made again."""
+    await place.server.request("DELETE", lease_path(place))
+
+
+async def declare_role(place: Place, name: str) -> None:
+    await place.declare(name)
+
+
+async def declare_dropped_role(place: Place, name: str) -> None:
+    """Which gets a finalizer."""
+    await place.declare(name, deletionPolicy="Drop")
+
+
+async def declare_role_that_goes(place: Place, name: str) -> None:
+    """It is gone by the time that the finalizer is set: whether it is, is asked."""
+    place.relay.forestall("PATCH", place.kube.path(name), partial(place.kube.delete, name))
+    await declare_dropped_role(place, name)
+
+
+async def declare_server(place: Place, name: str) -> None:
+    await place.servers.apply(name, place.postgres)
+
+
+async def declare_server_that_goes(place: Place, name: str) -> None:
+    place.relay.forestall("PATCH", place.servers.path(name), partial(place.servers.delete, name))
+    await declare_server(place, name)
+
+
+async def declare_server_with_ca(place: Place, name: str) -> None:
+    """What PostgreSQL answers to a client that wants TLS does not matter here."""
+    path = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/{name}"
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"ca.crt": "a CA"}}
+    await apply(place.server, path, body)
+    await place.servers.apply_credentials(name, "postgres", place.postgres.password)
+    connection = {
+        "hosts": ["127.0.0.1"],
+        "port": place.postgres.port,
+        "caRef": {"kind": "ConfigMap", "name": name},
+        "credentialsSecretRef": {"name": name},
+    }
+    await place.servers.apply_spec(name, {"connection": connection, "allow": {}})
+
+
+async def name_a_secret(place: Place, name: str) -> None:
+    await place.kube.apply_secret(name, password="from a Secret")
+    await place.declare(name, login=True, password={"secretRef": {"name": name}})
+
+
+async def want_a_connection_secret(place: Place, name: str) -> None:
+    await place.declare(name, login=True, password={"generate": {}}, connectionSecret={"name": name})
+
+
+async def have_a_connection_secret(place: Place, name: str) -> None:
+    await want_a_connection_secret(place, name)
+    await place.kube.wait_ready(name)
+
+
+async def damage_a_connection_secret(place: Place, name: str) -> None:
+    await place.kube.patch_secret(name, {"data": {"password": None}})
+
+
+async def rename_a_connection_secret(place: Place, name: str) -> None:
+    await place.kube.patch(name, {"spec": {"connectionSecret": {"name": f"{name}-renamed"}}})
+
+
+async def have_drifted(place: Place, name: str) -> None:
+    await place.declare(name)
+    await place.kube.wait_ready(name)
+    await drift(place, name)
+    await place.kube.wait_event("DriftCorrected", about=name)
+
+
+async def drift(place: Place, name: str) -> None:
+    """The second time it is the same Event again, and counted in a series."""
+    await place.database.execute(f'ALTER ROLE "{name}" CREATEDB')
+
+
+async def have_another(place: Place, name: str) -> None:
+    await place.declare(f"{name}-gone")
+    await place.kube.wait_ready(f"{name}-gone")
+
+
+async def declare_when_another_went(place: Place, name: str) -> None:
+    """Its namespace may be another one of that name since."""
+    await place.kube.delete(f"{name}-gone")
+    await place.declare(name)
+
+
+_FOLLOWED = Use(begin_anew, log_says, lead)
+
+#: By verb and resource; of Secrets in the controller's own namespace alone, as "own secrets".
+USES = {
+    ("get", "leases"): _FOLLOWED,
+    ("create", "leases"): Use(lose_the_lease, log_says, lead),
+    ("list", "leases"): _FOLLOWED,
+    ("watch", "leases"): _FOLLOWED,
+    ("update", "leases"): Use(do_nothing, log_says),  # each two seconds, by itself
+    ("get", "configmaps"): Use(declare_server_with_ca, server_says),
+    ("list", "configmaps"): _FOLLOWED,
+    ("watch", "configmaps"): _FOLLOWED,
+    ("get", "own secrets"): Use(declare_server, server_says),
+    ("list", "own secrets"): _FOLLOWED,
+    ("watch", "own secrets"): _FOLLOWED,
+    ("get", "pgservers"): Use(declare_server_that_goes, log_says),
+    ("list", "pgservers"): _FOLLOWED,
+    ("watch", "pgservers"): _FOLLOWED,
+    ("patch", "pgservers"): Use(declare_server, log_says),
+    ("patch", "pgservers/status"): Use(declare_server, log_says),
+    ("get", "pgroles"): Use(declare_role_that_goes, log_says),
+    ("list", "pgroles"): _FOLLOWED,
+    ("watch", "pgroles"): _FOLLOWED,
+    ("patch", "pgroles"): Use(declare_dropped_role, log_says),
+    ("patch", "pgroles/status"): Use(declare_role, log_says),
+    ("get", "secrets"): Use(name_a_secret, object_says),
+    ("list", "secrets"): _FOLLOWED,
+    ("watch", "secrets"): _FOLLOWED,
+    ("create", "secrets"): Use(want_a_connection_secret, object_says),
+    ("patch", "secrets"): Use(damage_a_connection_secret, object_says, have_a_connection_secret),
+    ("delete", "secrets"): Use(rename_a_connection_secret, object_says, have_a_connection_secret),
+    ("create", "events"): Use(declare_role, log_says),
+    ("patch", "events"): Use(drift, log_says, have_drifted),
+    ("get", "namespaces"): Use(declare_when_another_went, object_says, have_another),
+    ("list", "namespaces"): _FOLLOWED,
+    ("watch", "namespaces"): _FOLLOWED,
+}
+
+
+def use_of(permission: Permission) -> Use:
+    """Raises KeyError for what nothing here is known to need."""
+    own = permission.resource == "secrets" and permission.namespace == OWN_NAMESPACE
+    return USES[permission.verb, f"own {permission.resource}" if own else permission.resource]
+
+
+def new_name() -> str:
+    return f"u{secrets.token_hex(4)}"
