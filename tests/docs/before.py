@@ -1,0 +1,42 @@
+"""What there is when the reader of a page begins, beside the samples: how it came to be, as a script."""
+
+_INSTALLED = """
+kubectl apply --server-side -f deploy/install.yaml
+kubectl wait --for=condition=Established crd/pgroles.pgrole.dev crd/pgservers.pgrole.dev
+"""
+
+#: Page → script.
+BEFORE = {
+    "docs/servers.md": f"""{_INSTALLED}
+kubectl create namespace shop
+kubectl apply -f - <<END
+apiVersion: pgrole.dev/v1alpha1
+kind: PgServer
+metadata: {{name: reports}}
+spec:
+  connection: {{hosts: [reports.invalid], sslMode: disable, credentialsSecretRef: {{name: pg-reports}}}}
+  allow: {{namespaces: {{matchNames: [shop]}}, roleNames: [reports]}}
+---
+apiVersion: pgrole.dev/v1alpha1
+kind: PgRole
+metadata: {{name: reports, namespace: shop}}
+spec: {{serverRef: {{name: reports}}}}
+END
+until kubectl get pgs reports -o jsonpath='{{.metadata.finalizers}}' | grep pgrole.dev/in-use; do :; done
+kubectl delete pgs reports --wait=false
+""",
+    "docs/claims.md": """
+pgrole-controller sql | psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN"
+psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN" <<'END'
+CREATE ROLE old_reports; CREATE ROLE orders_app; CREATE ROLE readers;
+INSERT INTO pgrole.claim
+SELECT r.rolname, r.oid, s.system_identifier, 'c3f1a9', 'shop', 'uid', object, object || '-uid', 'digest',
+       drifts, CASE WHEN drifts > 0 THEN now() END, CASE WHEN drifts > 0 THEN '{createdb}'::text[] END, released
+FROM pg_control_system() AS s,
+     (VALUES ('old_reports', 'reports', 0, now()), ('orders_app', 'orders-app', 2, NULL),
+             ('readers', 'readers', 0, NULL))
+        AS c (role, object, drifts, released)
+JOIN pg_roles AS r ON r.rolname = c.role;
+END
+""",
+}

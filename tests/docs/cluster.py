@@ -1,0 +1,187 @@
+"""What a cluster has beside its API server, as far as the pages need it.
+
+The pods of Deployments are processes of this machine, with the arguments, the environment and the ServiceAccount that
+the Deployment gives them; a Deployment is available when they say so at /readyz. What belongs to an object that is gone
+goes too, and a namespace that is deleted.
+"""
+
+import json
+import os
+import sys
+from base64 import b64decode
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import anyio
+
+from pgrole_controller.local.apiserver import ApiError, ApiServer, Json
+from pgrole_controller.local.credentials import write_kubeconfig
+from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.process import Process, bound_to_us
+
+_EVERY_SECONDS = 0.2
+_DEPLOYMENTS = "/apis/apps/v1/deployments"
+_MERGE = "application/merge-patch+json"
+_ANSWER = aiohttp.ClientTimeout(total=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    process: Process
+    port: int
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Of one API server; `run` is its life, `folder` is for logs."""
+
+    server: ApiServer
+    folder: Path
+    _pods: dict[str, list[Pod]] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self._look()
+                await anyio.sleep(_EVERY_SECONDS)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._keep(set())
+
+    def logs(self) -> str:
+        """Of every pod that there was."""
+        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(self.folder.glob("*.log")))
+
+    async def _look(self) -> None:
+        there = {}
+        for deployment in (await self.server.request("GET", _DEPLOYMENTS))["items"]:
+            template = json.dumps(deployment["spec"]["template"], sort_keys=True)
+            there[f"{deployment['metadata']['uid']} {deployment['spec']['replicas']} {template}"] = deployment
+        await self._keep(set(there))
+        for key, deployment in there.items():
+            if key not in self._pods:
+                replicas = range(deployment["spec"]["replicas"])
+                self._pods[key] = [await self._begin(deployment, number) for number in replicas]
+            await self._report(deployment, self._pods[key])
+        await self._finish_namespaces()
+
+    async def _keep(self, keys: set[str]) -> None:
+        """The others end, as at a rollout that waits for them."""
+        for key in set(self._pods) - keys:
+            async with anyio.create_task_group() as tasks:
+                for pod in self._pods.pop(key):
+                    tasks.start_soon(pod.process.stop)
+
+    async def _begin(self, deployment: Json, number: int) -> Pod:
+        metadata, spec = deployment["metadata"], deployment["spec"]["template"]["spec"]
+        namespace, port = metadata["namespace"], free_port()
+        name = f"{metadata['name']}-{metadata['generation']}-{number}"
+        user = await self.server.admit(namespace, spec["serviceAccountName"])
+        kubeconfig = write_kubeconfig(
+            self.folder / f"{name}.kubeconfig",
+            url=self.server.url,
+            ca=self.server.ca,
+            user=user,
+            token=self.server.token_of(user),
+        )
+        [container] = spec["containers"]
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PGROLE_KUBECONFIG": str(kubeconfig),
+            "PGROLE_OWN_NAMESPACE": namespace,
+            "PGROLE_LEADER_ELECTION": "true",
+            **await self._environment_of(container, namespace, {"metadata.name": name, "metadata.uid": f"uid-{name}"}),
+            "PGROLE_HEALTH_PORT": str(port),
+        }
+        command = bound_to_us([sys.executable, "-m", "pgrole_controller", *container["args"]])
+        process = Process(name, command, self.folder / f"{name}.log", environment)
+        await process.start()
+        return Pod(process, port)
+
+    async def _environment_of(self, container: Json, namespace: str, fields: Mapping[str, str]) -> dict[str, str]:
+        """As the kubelet makes it. Raises KeyError for a source that it does not know."""
+        found: dict[str, str] = {}
+        for source in container.get("envFrom", []):
+            path = f"/api/v1/namespaces/{namespace}/configmaps/{source['configMapRef']['name']}"
+            found |= (await self.server.request("GET", path))["data"]
+        for variable in container["env"]:
+            if "value" in variable:
+                text = variable["value"]
+                for name, value in found.items():
+                    text = text.replace(f"$({name})", value)
+                found[variable["name"]] = text
+            elif "fieldRef" in variable["valueFrom"]:
+                found[variable["name"]] = fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+            else:
+                wanted = variable["valueFrom"]["secretKeyRef"]
+                secret = await self._find(f"/api/v1/namespaces/{namespace}/secrets/{wanted['name']}")
+                if secret is not None:
+                    found[variable["name"]] = b64decode(secret["data"][wanted["key"]]).decode()
+        return found
+
+    async def _report(self, deployment: Json, pods: list[Pod]) -> None:
+        for pod in pods:
+            if not pod.process.running:
+                raise pod.process.failure("ended by itself")
+        ready = sum([await _is_ready(pod) for pod in pods])
+        metadata, generation = deployment["metadata"], deployment["metadata"]["generation"]
+        status = {
+            "observedGeneration": generation,
+            "replicas": len(pods),
+            "updatedReplicas": len(pods),
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+        }
+        if not status.items() <= {"readyReplicas": 0, "availableReplicas": 0, **deployment.get("status", {})}.items():
+            path = f"/apis/apps/v1/namespaces/{metadata['namespace']}/deployments/{metadata['name']}/status"
+            try:
+                await self.server.request("PATCH", path, {"status": status}, content_type=_MERGE)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+
+    async def _finish_namespaces(self) -> None:
+        for namespace in (await self.server.request("GET", "/api/v1/namespaces"))["items"]:
+            if "deletionTimestamp" in namespace["metadata"]:
+                name = namespace["metadata"]["name"]
+                if not [path async for path in self._empty(name)]:
+                    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {}}
+                    await self.server.request("PUT", f"/api/v1/namespaces/{name}/finalize", body)
+
+    async def _empty(self, namespace: str) -> AsyncIterator[str]:
+        """Deletes what is in it; what is not gone yet."""
+        for path in await self._listings(namespace):
+            await self.server.request("DELETE", path)
+            for left in (await self.server.request("GET", path))["items"]:
+                yield f"{path}/{left['metadata']['name']}"
+
+    async def _listings(self, namespace: str) -> list[str]:
+        groups = (await self.server.request("GET", "/apis"))["groups"]
+        found: list[str] = []
+        for prefix in ("/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)):
+            found.extend(
+                f"{prefix}/namespaces/{namespace}/{resource['name']}"
+                for resource in (await self.server.request("GET", prefix))["resources"]
+                if resource["namespaced"] and {"list", "deletecollection"} <= set(resource["verbs"])
+            )
+        return found
+
+    async def _find(self, path: str) -> Json | None:
+        try:
+            return await self.server.request("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+
+async def _is_ready(pod: Pod) -> bool:
+    url = f"http://127.0.0.1:{pod.port}/readyz"
+    try:
+        async with aiohttp.ClientSession(timeout=_ANSWER) as session, session.get(url) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False

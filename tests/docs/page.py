@@ -1,0 +1,129 @@
+"""A page of the documentation as what its reader copies: blocks of commands, and files that they use.
+
+What a reader does not see stands in a comment right above a fence::
+
+    <!-- not run: needs Docker -->        why no test runs the block
+    <!-- stays: Everything runs -->       what it starts goes on, and what follows waits until that was said
+    <!-- in a new cluster -->             as in a cluster, and with a server, that nobody has done anything to yet
+
+A block whose paragraph is a file's name in backquotes and a colon is that file.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+#: What is run. Everything else in a fence is a file, or is only shown.
+COMMANDS = frozenset({"sh", "console", "sql"})
+SHOWN = frozenset({"", "yaml", "ini", "json", "python", "promql"})
+
+_FENCE = re.compile(
+    r"(?P<notes>(?:^ *<!-- [^\n]*? -->\n)*)^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
+_NOTE = re.compile(r"^ *<!-- (not run|stays|in a new cluster)(?::\s*(.*?))? -->$", re.MULTILINE)
+_FILE = re.compile(r"^`([\w./-]+)`:\n+\Z", re.MULTILINE)
+_GOES_ON = re.compile(r"\bmake dev\b|\bpgrole-controller (?:dev|run)\b")
+_HERE = re.compile(r"<<-?\s*'?(\w+)'?")
+
+
+class BadPage(Exception):
+    """A page is not written as it must be to be run; the message names page and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is typed, and what the page shows of its answer; empty: the page shows nothing. `stays`: what it says."""
+
+    line: int
+    text: str
+    answer: str = ""
+    stays: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`line` is that of its first command. `excuse`: why it is not run. `stays`: what the commands that go on say."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    excuse: str | None = None
+    stays: str | None = None
+    anew: bool = False
+    file: str | None = None
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def is_run(self) -> bool:
+        return self.language in COMMANDS and self.file is None and self.excuse is None
+
+    def commands(self) -> list[Command]:
+        """Raises BadPage for a console block that does not begin with a prompt."""
+        if self.language == "console":
+            return list(_read_console(self))
+        if self.stays is None:
+            return [Command(self.line, self.text)]
+        lines = enumerate(self.text.splitlines(keepends=True), self.line)
+        return [Command(line, text, stays=self.stays if _GOES_ON.search(text) else None) for line, text in lines]
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def read_page(path: Path) -> list[Block]:
+    """Every fence of the page, in its order. Raises BadPage for a language that nobody knows what to do with."""
+    text = path.read_text(encoding="utf-8")
+    page = str(path.relative_to(ROOT))
+    blocks = []
+    for fence in _FENCE.finditer(text):
+        line = text.count("\n", 0, fence.start("text")) + 1
+        notes: dict[str, str] = dict(_NOTE.findall(fence["notes"]))
+        named = _FILE.search(text, 0, fence.start())
+        block = Block(
+            page,
+            line,
+            fence["language"],
+            _without_indent(fence["text"], len(fence["indent"])),
+            excuse=notes.get("not run"),
+            stays=notes.get("stays"),
+            anew="in a new cluster" in notes,
+            file=named[1] if named else None,
+        )
+        if block.language not in COMMANDS | SHOWN:
+            raise BadPage(f"{block.place}: a fence of {block.language!r} is neither run nor known to be only shown")
+        blocks.append(block)
+    return blocks
+
+
+def _without_indent(text: str, indent: int) -> str:
+    return "".join(line[indent:] if line.strip() else line for line in text.splitlines(keepends=True))
+
+
+def _read_console(block: Block) -> Iterator[Command]:
+    lines = block.text.splitlines()
+    if not lines or not lines[0].startswith("$ "):
+        raise BadPage(f"{block.place}: a console block begins with `$ `")
+    at = 0
+    while at < len(lines):
+        first, typed = at, [lines[at].removeprefix("$ ")]
+        at += 1
+        end = None
+        while at < len(lines) and (end is not None or typed[-1].endswith("\\") or _HERE.search(typed[0])):
+            end = end or (found[1] if (found := _HERE.search(typed[0])) else None)
+            typed.append(lines[at])
+            at += 1
+            if typed[-1] == end or (end is None and not typed[-1].endswith("\\")):
+                break
+        answer = []
+        while at < len(lines) and not lines[at].startswith("$ "):
+            answer.append(lines[at])
+            at += 1
+        yield Command(block.line + first, "\n".join(typed) + "\n", "\n".join(answer).strip())

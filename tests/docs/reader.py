@@ -1,0 +1,173 @@
+"""What the reader of a page has: a checkout, the programs, a cluster and a PostgreSQL; and how the page is followed."""
+
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from pgrole_controller.local.apiserver import ApiServer, Json, api_server
+from pgrole_controller.local.binaries import Binaries, cache_directory
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.manifests import apply, apply_crds, apply_folder, create_namespace, path_of, read_folder
+from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
+from tests.deploy.programs import Programs
+from tests.docs.answer import fits, only_looks
+from tests.docs.page import ROOT, Block, Command
+from tests.docs.shell import Failed, Shell, shell
+from tests.servers import Servers
+
+NAMESPACE = "pgrole-system"
+_BLOCK_SECONDS = 90.0
+_COMES_TRUE_SECONDS = 60.0
+_AGAIN_SECONDS = 0.1
+_HOSTS = r"hosts: \[[^]]*\.example\.internal\]"
+_EXPORTED = re.compile(r"^ *(export \w+=.*)$", re.MULTILINE)
+_ASKS = re.compile(r"\bclaims (?:release|transfer)\b")
+_WAITS_IN_SQL = "pg_sleep(0.02)"
+_LONG_ENOUGH = "pg_sleep(5)"  # this machine may be busy with other tests
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """`place` is the checkout, with the page's files in it; `port` is PostgreSQL's."""
+
+    server: ApiServer
+    postgres: PostgresServer
+    place: Path
+    shell: Shell
+
+    async def prepare(self, script: str) -> None:
+        """Raises Failed."""
+        await self.shell.run(script, seconds=_BLOCK_SECONDS)
+
+    async def follow(self, blocks: Sequence[Block]) -> None:
+        """Raises AssertionError with page and line of what does not do what the page says."""
+        for block in blocks:
+            for command in block.commands() if block.is_run else ():
+                try:
+                    await self._type(block, command)
+                except Failed as error:
+                    raise AssertionError(f"{block.page}:{command.line}: {command.text.strip()}\n{error}") from error
+
+    async def _type(self, block: Block, command: Command) -> None:
+        text = self.stand_in(command.text)
+        if block.language == "sql":
+            text = f"psql -X -v ON_ERROR_STOP=1 \"$ADMIN_DSN\" <<'END_OF_SQL'\n{text}\nEND_OF_SQL\n"
+        if command.stays is not None:
+            said = await self.shell.begin(text, command.stays, seconds=_BLOCK_SECONDS)
+            await self.shell.run("\n".join(_EXPORTED.findall(said)), seconds=_BLOCK_SECONDS)
+        elif command.answer and only_looks(command.text):
+            await self._look(command, text)
+        else:
+            answer = "y" if _ASKS.search(text) else ""
+            said = await self.shell.run(text, seconds=_BLOCK_SECONDS, answer=answer)
+            _compare(command, said)
+
+    async def _look(self, command: Command, text: str) -> None:
+        """Again and again, as somebody does who waits for it."""
+        said = ""
+        with anyio.move_on_after(_COMES_TRUE_SECONDS):
+            while True:
+                said = await self.shell.run(f'(\n{text}) || echo "exit code $?"\n', seconds=_BLOCK_SECONDS)
+                if fits(command.text, command.answer, said):
+                    return
+                await anyio.sleep(_AGAIN_SECONDS)
+        _compare(command, said)
+
+    def stand_in(self, text: str) -> str:
+        """With what is here in place of what is the reader's own."""
+        here = f"hosts: [{self.postgres.host}]", f"port: {self.postgres.port}", "sslMode: disable"  # it has no TLS
+        text = re.sub(r"(?m)^ *caRef: .*\n|\bcaRef: \{[^}]*\}, *", "", text)
+        text = re.sub(rf"(?m)^( *){_HOSTS}.*$", lambda found: "\n".join(found[1] + one for one in here), text)
+        text = re.sub(_HOSTS, ", ".join(here), text)
+        text = text.replace("username=pgrole_controller", f"username={SUPERUSER}")
+        text = text.replace("password=…", f"password={self.postgres.password}").replace(_WAITS_IN_SQL, _LONG_ENOUGH)
+        text = text.replace("postgresql://…", self.postgres.dsn())
+        return text.replace("make dev", "pgrole-controller dev").replace("pip install .", "pgrole-controller --version")
+
+
+@asynccontextmanager
+async def reader(
+    binaries: Binaries, servers: Servers, programs: Programs, folder: Path, blocks: Sequence[Block]
+) -> AsyncIterator[Reader]:
+    """One with a new cluster and a new PostgreSQL, in which the controller has its role, and the page's files."""
+    async with api_server(binaries=binaries) as server, servers.run() as postgres:
+        place = _make_checkout(folder)
+        environment = _environment(server, postgres, _make_programs(folder / "programs", programs, postgres), folder)
+        (folder / "said").mkdir()
+        async with shell(folder / "said", place, environment) as bash:
+            made = Reader(server, postgres, place, bash)
+            for block in blocks:
+                if block.file is not None:
+                    (place / block.file).parent.mkdir(parents=True, exist_ok=True)
+                    (place / block.file).write_text(made.stand_in(block.text), encoding="utf-8")
+            yield made
+
+
+async def install(made: Reader) -> None:
+    """As docs/install.md says, with the samples; the server is that of PGROLE_DSN."""
+    await apply_crds(made.server)
+    await create_namespace(made.server, NAMESPACE)
+    data = {"dsn": made.postgres.dsn()}
+    metadata = {"name": "pgrole-controller-dsn", "namespace": NAMESPACE}
+    await apply(made.server, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
+    for document in read_folder(ROOT / "deploy"):
+        await apply(made.server, document)
+    roles = [one for one in await apply_folder(made.server, ROOT / "deploy/samples") if one["kind"] == "PgRole"]
+    for role in roles:
+        if not await reached(partial(_is_ready, made.server, role), _COMES_TRUE_SECONDS):
+            raise Failed(f"{role['metadata']['name']} is not Ready within {_COMES_TRUE_SECONDS:.0f} s")
+
+
+async def _is_ready(server: ApiServer, role: Json) -> bool:
+    found = await server.request("GET", await path_of(server, role))
+    conditions = found.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _compare(command: Command, said: str) -> None:
+    if command.answer and not fits(command.text, command.answer, said):
+        raise Failed(f"the page shows:\n{command.answer}\n\nit said:\n{said}")
+
+
+def _make_checkout(folder: Path) -> Path:
+    """The files of this one, under their names; beside them what the page has the reader write."""
+    place = folder / "checkout"
+    place.mkdir(parents=True)
+    for entry in ROOT.iterdir():
+        if not entry.name.startswith("."):
+            (place / entry.name).symlink_to(entry)
+    (place / "ca.crt").write_text("the certificate of an authority\n", encoding="utf-8")
+    return place
+
+
+def _make_programs(folder: Path, programs: Programs, postgres: PostgresServer) -> Path:
+    """What a reader has installed."""
+    folder.mkdir()
+    psql = postgres.psql
+    found = [programs.helm, programs.kubectl, psql, psql.with_name("pg_dump")]
+    for program in (*found, Path(sys.executable), Path(sys.executable).with_name("pgrole-controller")):
+        (folder / program.name).write_text(f'#!/bin/sh\nexec "{program}" "$@"\n', encoding="utf-8")
+        (folder / program.name).chmod(0o755)
+    return folder
+
+
+def _environment(server: ApiServer, postgres: PostgresServer, programs: Path, folder: Path) -> Mapping[str, str]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("PG", "KUBE", "HELM", "PYTEST"))}
+    kept |= {name: os.environ[name] for name in ("PGROLE_CACHE_DIR", "KUBEBUILDER_ASSETS") if name in os.environ}
+    return {
+        **kept,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "PGROLE_CACHE_DIR": kept.get("PGROLE_CACHE_DIR", str(cache_directory(os.environ))),
+        "KUBECONFIG": str(server.kubeconfig),
+        "PGROLE_DSN": postgres.dsn(),
+        "ADMIN_DSN": postgres.dsn(),
+        "PGROLE_HEALTH_PORT": "0",
+    }

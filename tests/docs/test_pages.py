@@ -1,0 +1,55 @@
+"""Every command of the documentation is run as its reader would run it, in the order of the page."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import pytest
+
+from pgrole_controller.local.binaries import Binaries
+from tests.deploy.programs import Programs
+from tests.docs.before import BEFORE
+from tests.docs.cluster import Cluster
+from tests.docs.page import COMMANDS, ROOT, Block, pages, read_page
+from tests.docs.reader import install, reader
+from tests.servers import Servers
+
+BLOCKS = {str(path.relative_to(ROOT)): read_page(path) for path in pages()}
+RUN = [name for name, blocks in BLOCKS.items() if any(block.is_run for block in blocks)]
+
+
+def parts(blocks: list[Block]) -> Iterator[list[Block]]:
+    """What is followed in one cluster, in the order of the page."""
+    begins = [0, *(at for at, block in enumerate(blocks) if block.anew and at), len(blocks)]
+    for begin, end in pairwise(begins):
+        if any(block.is_run for block in blocks[begin:end]):
+            yield blocks[begin:end]
+
+
+@pytest.mark.parametrize("page", RUN)
+async def test_every_command_of_the_page_does_what_it_says(
+    page: str, binaries: Binaries, servers: Servers, programs: Programs, tmp_path: Path
+) -> None:
+    files = [block for block in BLOCKS[page] if block.file is not None]
+    for number, blocks in enumerate(parts(BLOCKS[page])):
+        folder = tmp_path / str(number)
+        async with reader(binaries, servers, programs, folder, files) as person:
+            cluster = Cluster(person.server, folder)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(cluster.run)
+                    if not blocks[0].anew:
+                        await install(person)
+                    await person.prepare(BEFORE.get(page, ""))
+                    await person.follow(blocks)
+                    tasks.cancel_scope.cancel()
+            except* AssertionError as failures:
+                raise AssertionError(f"{failures.exceptions[0]}\n\n{cluster.logs()}") from failures
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+def test_a_block_of_the_page_is_run_or_says_why_not(page: str) -> None:
+    excused = [block for block in BLOCKS[page] if block.excuse is not None]
+    assert [block.place for block in excused if block.language not in COMMANDS] == [], "not run anyhow"
+    assert [block.place for block in excused if len((block.excuse or "").split()) < 2] == [], "no reason"
