@@ -118,6 +118,8 @@ class ApiServer:
         if not await reached(self._is_ready, _READY_SECONDS):
             raise self.process.failure(f"was not ready after {_READY_SECONDS:.0f} s")
         self.version = str((await self.request("GET", "/version"))["gitVersion"])
+        if self._audit is not None:
+            self._audit.ready_from = self._audit.size
 
     async def stop(self) -> None:
         """Stop the API server, then etcd; what they hold stays."""

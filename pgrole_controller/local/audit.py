@@ -42,6 +42,9 @@ class AuditLog:
     def __init__(self, folder: Path) -> None:
         self._policy = folder / "audit-policy.yaml"
         self.path = folder / "audit.log"
+        self.ready_from = (
+            0  # its `size` when the API server was last ready: before, it refuses what it does not know yet
+        )
 
     def arguments(self) -> list[str]:
         """Those of kube-apiserver. An entry is written before its request counts as done: none is lost."""

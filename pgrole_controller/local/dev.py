@@ -1,5 +1,7 @@
 """Everything on this machine: PostgreSQL, the API server, the CRDs, samples, and the controller as its own process.
 
+The controller has the account and the rights in Kubernetes that it has in a cluster.
+
 Stays until SIGINT, SIGTERM or SIGHUP, then stops all in the reverse order and leaves no process and, without a state
 folder, no file.
 """
@@ -30,6 +32,7 @@ from pgrole_controller.local.manifests import apply_crds, apply_folder, path_of
 from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer, postgres
 from pgrole_controller.local.process import LocalError, Process, bound_to_us
+from pgrole_controller.local.rights import Installation, install
 
 _CONTROLLER = (sys.executable, "-m", "pgrole_controller", "run")
 _READY_SECONDS = 60.0
@@ -84,8 +87,10 @@ async def _run_servers(state: Path | None, display: Display, controller: Sequenc
             started = time.monotonic()
             await apply_crds(server)
             samples = await apply_folder(server, resources.path("deploy", "samples"))
+            user = await install(server, Installation(namespace=os.environ.get("PGROLE_OWN_NAMESPACE") or "default"))
             display.done("CRDs and samples applied", since=started)
-            await _run_controller(controller, server, database, samples, state, display)
+            command = [*controller, "--kubeconfig", str(server.kubeconfig_of(user))]
+            await _run_controller(command, server, database, samples, state, display)
 
 
 async def _run_controller(
@@ -98,7 +103,7 @@ async def _run_controller(
 ) -> None:
     health_port = free_port()
     process = await asyncio.create_subprocess_exec(
-        *bound_to_us([*command, "--kubeconfig", str(server.kubeconfig)]),
+        *bound_to_us(command),
         env=_environment(database, health_port),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

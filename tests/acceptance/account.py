@@ -71,14 +71,16 @@ class Refusals:
         for server, since in self._read.items():
             self._read[server] = server.audit.size
             refused += server.audit.refused(since)
-        assert not refused, f"{len(refused)} requests refused, among them {refused[:5]}"
+        _check_none(refused)
 
 
 @asynccontextmanager
 async def serving(binaries: Binaries) -> AsyncIterator[ApiServer]:
-    """An API server for one test, which may break it; it refuses ServiceAccounts nothing."""
-    refusals = Refusals()
+    """An API server for one test, which may break it; it refuses ServiceAccounts nothing, once it is ready."""
     async with run_api_server(binaries=binaries, audit=True) as server:
-        refusals.watch(server)
         yield server
-        refusals.check()
+        _check_none(list(server.audit.refused(server.audit.ready_from)))
+
+
+def _check_none(refused: Sequence[AuditEntry]) -> None:
+    assert not refused, f"{len(refused)} requests refused, among them {refused[:5]}"
