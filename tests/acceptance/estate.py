@@ -15,6 +15,7 @@ from pgrole_controller.core.scram import verifies
 from pgrole_controller.core.wanted import ROTATE
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import create_namespace
+from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.world import Controller, Database, Json, Kube, make_kube, open_database, remove
@@ -73,6 +74,7 @@ DRIFTS = {
 class Estate:
     kube: Kube
     servers: PgServers
+    postgres: PostgresServer
     database: Database
     folder: Path
 
@@ -194,5 +196,5 @@ async def open_estate(server: ApiServer, servers: Servers, folder: Path, **spec:
     kube = await make_kube(server)
     async with servers.run() as postgres, pgservers(server) as declared, open_database(postgres.dsn()) as database:
         await declared.apply(SERVER, postgres, **spec)
-        yield Estate(kube, declared, database, folder)
+        yield Estate(kube, declared, postgres, database, folder)
         await remove(kube)
