@@ -1,26 +1,399 @@
 """Two processes of one installation: one leads, the other stands by, and takes over whatever happens to the first."""
 
-from tests.acceptance.world import Controller, Stage, open_database
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any, Literal
 
-ELECTION = ("--leader-election", "true")
+import anyio
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.controller.reporter import CONFIRM_AGAIN
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.postgres import Stop
+from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.install import install
+from tests.acceptance.replicas import LEASES, Replica, Replicas, replicas
+from tests.acceptance.servers import pgservers
+from tests.acceptance.wire import wire
+from tests.acceptance.world import PATIENCE, Stage, is_ready, make_kube, remove
+from tests.servers import Servers
+
+#: Of the Lease, in seconds.
+DURATION = 15.0
+#: How much later than promised something may be before a test fails, in seconds: the machine may be busy.
+SLACK = 10.0
+
+#: How many roles have this connection limit.
+LIMITED = "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'app-%' AND rolconnlimit = {}"
+
+#: What is measured of each hand-over; `-s` shows it.
+Say = Callable[[str, float], None]
 
 
-async def leads(controller: Controller, times: int = 1) -> None:
-    await controller.wait_count("session with PostgreSQL begins", times)
+@pytest.fixture
+def say(record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]) -> Say:
+    def tell(what: str, seconds: float) -> None:
+        record_property(what, round(seconds, 3))
+        with capsys.disabled():
+            print(f"\n{what}: {seconds:.3f} s", end="")  # noqa: T201 -- a figure for the documents
+
+    return tell
 
 
-async def test_one_leads_and_the_other_stands_by_until_it_ends(stage: Stage) -> None:
-    first, second = (stage.controller(None, *ELECTION) for _ in range(2))
-    await first.start()
-    await leads(first)
-    await second.start()
-    await second.wait_log("ready to lead")
-    async with open_database(stage.postgres.dsn()) as database:
-        await stage.kube.apply("app", login=True)
-        await stage.kube.wait_ready("app")
-        assert "session with PostgreSQL begins" not in second.log
-        await first.process.stop()
-        await leads(second)
+@pytest_asyncio.fixture(loop_scope="session")
+async def pair(stage: Stage) -> AsyncIterator[Replicas]:
+    async with replicas(stage) as made:
+        yield made
+
+
+async def quiet(replica: Replica) -> None:
+    """Until it has looked a second time at what it changed: after that it writes nothing by itself."""
+    await anyio.sleep(CONFIRM_AGAIN + 0.5)
+
+
+async def lost(replica: Replica, times: int = 1) -> None:
+    await replica.controller.wait_count("not leading any more", times)
+
+
+async def test_one_leads_and_the_other_stands_by_ready_and_warm(pair: Replicas) -> None:
+    await make_ready(pair)
+    assert (await pair.read_lease())["spec"]["holderIdentity"].startswith("first_")
+    for replica, leading in ((pair.first, True), (pair.second, False)):
+        said = await replica.readiness()
+        assert (said["status"], said["ready"], said["synced"], said["leading"]) == (200, True, True, leading)
+        assert said["servers"] == {"default": "connected"}
+    purposes = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'replica_second'"
+    await pair.database.wait_value(purposes, 3)  # also where the schema was made only while it stood by
+    assert pair.second.wrote() == []
+    assert pair.second.changed() == (0, 0)
+
+
+async def test_one_that_stands_by_writes_nothing_to_anything(pair: Replicas) -> None:
+    """Alone, while the Lease is somebody else's: whatever is written is written by it."""
+    kube = pair.stage.kube
+    async with connect(Endpoint(pair.stage.postgres.dsn()), "administrator") as connection:
+        await install(connection)
+    spec = {"holderIdentity": "elsewhere", "leaseDurationSeconds": 60}
+    body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": pair.lease}, "spec": spec}
+    await kube.server.request("POST", LEASES, body)
+    await kube.apply_secret("app", password="secret")
+    await kube.apply("app", login=True, password={"secretRef": {"name": "app"}}, deletionPolicy="Drop")
+    await pair.second.start()
+    await pair.second.stands_by()
+    await kube.apply("late", login=True)
+    await pair.second.controller.wait_log("listed")
+    await kube.patch_secret("app", {"metadata": {"labels": {"changed": "yes"}}})
+    await kube.delete("late")
+    await pair.database.execute("SELECT pgrole.observe()")
+    assert (await pair.second.readiness())["status"] == 200
+    began = anyio.current_time()
+    assert await pair.second.end() == 0
+    assert anyio.current_time() - began < 2.0 + SLACK
+    assert pair.second.wrote() == []
+    assert pair.second.changed() == (0, 0)
+    assert await pair.database.fetchval("SELECT count(*) FROM pgrole.leader") == 0
+    assert await pair.database.role("app") is None
+    assert (await kube.get("app") or {}).get("status", {}).get("conditions") is None
+
+
+async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(pair: Replicas, say: Say) -> None:
+    kube = pair.stage.kube
+    await pair.start()
+    await kube.apply("app", login=True)
+    await kube.wait_ready("app")
+    began = anyio.current_time()
+    pair.first.controller.process.send(signal.SIGTERM)
+    await pair.second.leads()
+    say("SIGTERM, until the other works", anyio.current_time() - began)
+    await pair.drift("app")
+    took = anyio.current_time() - began
+    say("SIGTERM, until a drift after that is repaired", took)
+    assert took < 1.0 + SLACK
+    assert await pair.first.controller.process.wait() == 0
+    spec = (await pair.read_lease())["spec"]
+    assert spec["holderIdentity"].startswith("second_")
+    assert spec["leaseTransitions"] >= 1
+
+
+async def test_a_leader_that_is_stopped_in_the_midst_of_its_work_leaves_nothing_undone(pair: Replicas) -> None:
+    kube = pair.stage.kube
+    await pair.start()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(kube.apply_all, {f"app-{number}": {"login": True} for number in range(40)})
+        await pair.database.wait_value("SELECT count(*) > 5 FROM pgrole.claim", True)
+        assert await pair.first.end() == 0
+    await kube.wait_all_ready()
+    began = anyio.current_time()
+    assert await pair.second.end() == 0
+    assert anyio.current_time() - began < 10.0 + SLACK
+
+
+Scene = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+async def side_by_side(stage: Stage, servers: Servers, *scenes: Scene) -> None:
+    """Plays each with a namespace and a PostgreSQL of its own, all at once: what they do most is to wait."""
+
+    async def play(number: int, scene: Scene) -> None:
+        folder = stage.folder / f"scene-{number}"
+        folder.mkdir()
+        kube = await make_kube(stage.kube.server)
+        async with servers.run() as server:
+            await scene(Stage(kube, server, folder))
+        await remove(kube)
+
+    async with anyio.create_task_group() as tasks:
+        for number, scene in enumerate(scenes):
+            tasks.start_soon(play, number, scene)
+
+
+async def make_ready(pair: Replicas) -> None:
+    """They run, and there is a role `app`."""
+    await pair.start()
+    await pair.stage.kube.apply("app", login=True)
+    await pair.stage.kube.wait_ready("app")
+
+
+async def test_whatever_happens_to_a_leader_another_leads_after_the_time_of_the_lease(
+    stage: Stage, servers: Servers, say: Say
+) -> None:
+    """And the one that led changes nothing any more, and stands by if it can."""
+
+    async def is_killed(own: Stage) -> None:
+        async with replicas(own) as pair:
+            await make_ready(pair)
+            await pair.first.end(signal.SIGKILL)
+            took = await pair.drift("app")
+            say("SIGKILL, until a drift after that is repaired", took)
+            assert DURATION - 3.0 < took < DURATION + 1.0 + SLACK
+
+    async def both_are_killed(own: Stage) -> None:
+        async with replicas(own) as pair:
+            await make_ready(pair)
+            await pair.first.end(signal.SIGKILL)
+            await pair.second.end(signal.SIGKILL)
+            await pair.second.start()
+            assert await pair.drift("app") < DURATION + SLACK * 2
+
+    await side_by_side(
+        stage,
+        servers,
+        is_killed,
+        both_are_killed,
+        is_paused,
+        partial(is_cut_off, say, "freeze"),
+        partial(is_cut_off, say, "cut"),
+    )
+
+
+async def is_paused(own: Stage) -> None:
+    """For 30 s, with work to do, and finds other work done when it is woken."""
+    kube = own.kube
+    async with replicas(own) as pair:
+        await pair.start()
+        await kube.apply_all({f"app-{number}": {"login": True, "connectionLimit": 1} for number in range(10)})
+        await kube.wait_all_ready()
+        pair.first.pause()
+        ends = anyio.current_time() + 30.0
+        # What the paused one is told of, and may not act upon: drift, and another spec.
+        await pair.database.execute("; ".join(f'ALTER ROLE "app-{number}" CONNECTION LIMIT 7' for number in range(10)))
+        await pair.second.leads(1, DURATION + PATIENCE)
+        await kube.apply_all({f"app-{number}": {"login": True, "connectionLimit": 2} for number in range(10)})
+        await pair.database.wait_value(LIMITED.format(2), 10)
+        await kube.wait_all_ready()
+        await anyio.sleep(ends - anyio.current_time())
+        await quiet(pair.second)
+        audited, logged = pair.audited(), pair.logged()
+        written = [obj["metadata"]["resourceVersion"] for obj in await kube.objects()]
+        pair.first.resume()
+        await lost(pair.first)
+        await pair.first.stands_by()
+        assert pair.first.wrote(audited) == []
+        sent, refused = pair.first.changed(logged)
+        assert sent == refused
+        assert [obj["metadata"]["resourceVersion"] for obj in await kube.objects()] == written
+        assert await pair.database.fetchval(LIMITED.format(2)) == 10
+        await pair.second.end()
+        await pair.first.leads(2)
+        await pair.drift("app-0")
+
+
+async def is_cut_off(say: Say, how: Literal["freeze", "cut"], own: Stage) -> None:
+    """From the API server alone, with a drift to repair at every moment."""
+    host, _, port = own.kube.server.url.removeprefix("https://").partition(":")
+    async with (
+        wire(host, int(port)) as between,
+        replicas(own, url=f"https://127.0.0.1:{between.port}") as pair,
+    ):
+        await make_ready(pair)
+        (between.freeze if how == "freeze" else between.cut)()
+        began = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep_drifting, pair, began + DURATION + 2.0)
+            await lost(pair.first)
+            stopped = anyio.current_time() - began
+            logged = pair.logged()
+            await pair.second.leads(1, DURATION + PATIENCE)
+            replaced = anyio.current_time() - began
+        say(f"API server away ({how}), until the leader ends", stopped)
+        say(f"API server away ({how}), until the other leads", replaced)
+        assert stopped < min(10.0 + SLACK / 2, replaced)
+        assert pair.first.changed(logged) == (0, 0)
+        audited = pair.audited()
+        between.mend()
+        await pair.first.stands_by(1, PATIENCE * 2)
+        assert pair.first.wrote(audited) == []
+        await pair.second.end()
+        await pair.first.leads(2)
+        await pair.drift("app")
+
+
+async def keep_drifting(pair: Replicas, until: float) -> None:
+    """So that whoever may has something to repair."""
+    while anyio.current_time() < until:
+        await pair.database.execute("ALTER ROLE app SUPERUSER")
+        await anyio.sleep(0.2)
+
+
+async def test_one_that_still_believes_to_lead_is_refused_by_the_database(pair: Replicas) -> None:
+    """Paused at any moment of its work, and woken when the Lease was just given away by hand."""
+    draw = random.Random(6)
+    kube, database = pair.stage.kube, pair.database
+    await pair.start()
+    names = [f"app-{number}" for number in range(30)]
+    old, new, led = pair.first, pair.second, {"first": 1, "second": 0}
+    for limit in range(1, 5):
+        async with anyio.create_task_group() as tasks:
+            specs = {name: {"login": True, "connectionLimit": 2 * limit} for name in names}
+            tasks.start_soon(kube.apply_all, specs)
+            await anyio.sleep(draw.uniform(0.0, 0.8))
+            old.pause()
+        await pair.edit_lease(holderIdentity="")
+        led[_which(new)] += 1
+        await new.leads(led[_which(new)])
+        logged = pair.logged()
+        await kube.apply_all({name: {"login": True, "connectionLimit": 2 * limit + 1} for name in names})
+        old.resume()
+        await lost(old, led[_which(old)])
+        await database.wait_value(LIMITED.format(2 * limit + 1), len(names))
+        await kube.wait_all_ready()
+        sent, refused = old.changed(logged)
+        assert sent == refused
+        await old.stands_by(led["first"] - 1 if old is pair.first and limit == 1 else sum(led.values()) // 2)
+        old, new = new, old
+
+
+def _which(replica: Replica) -> str:
+    return replica.role.removeprefix("replica_")
+
+
+async def test_a_database_that_went_and_came_back_finds_the_same_leader(pair: Replicas) -> None:
+    await make_ready(pair)
+    transitions = (await pair.read_lease())["spec"]["leaseTransitions"]
+    await pair.stage.postgres.stop(Stop.IMMEDIATE)
+    await pair.second.controller.wait_log("session with PostgreSQL ended")
+    await pair.stage.postgres.start()
+    await pair.first.leads(2)
+    await pair.second.stands_by(2)
+    assert pair.second.wrote() == []
+    assert (await pair.second.readiness())["servers"] == {"default": "connected"}
+    spec = (await pair.read_lease())["spec"]
+    assert (spec["holderIdentity"].split("_")[0], spec["leaseTransitions"]) == ("first", transitions)
+    async with pair.stage.database() as database:
         await database.execute("ALTER ROLE app SUPERUSER")
         await database.wait_role("app", lambda role: not role["rolsuper"], "NOSUPERUSER")
-    await second.stop()
+
+
+async def test_a_leader_that_is_killed_between_its_number_and_its_lead_holds_up_nobody(pair: Replicas) -> None:
+    await pair.stage.kube.apply("app", login=True)
+    async with connect(Endpoint(pair.stage.postgres.dsn()), "administrator") as connection:
+        await install(connection)
+    async with pair.stage.database() as locker:
+        await locker.execute("BEGIN; SELECT pgrole.take_turn()")
+        await pair.first.start()
+        await pair.database.wait_value("SELECT count(*) FROM pgrole.leader WHERE drawn > 0 AND number = 0", 1)
+        await pair.second.start()
+        await pair.second.stands_by()
+        await pair.first.end(signal.SIGKILL)
+        await pair.edit_lease(holderIdentity="")
+        await locker.execute("COMMIT")
+    await pair.second.leads()
+    await pair.stage.kube.wait_ready("app")
+    assert await pair.database.fetchval("SELECT holder FROM pgrole.leader WHERE number = drawn") is not None
+
+
+async def test_a_lease_that_is_deleted_by_hand_does_not_end_the_lead(pair: Replicas) -> None:
+    await make_ready(pair)
+    uid = (await pair.read_lease())["metadata"]["uid"]
+    await pair.stage.kube.server.request("DELETE", f"{LEASES}/{pair.lease}")
+
+    async def is_there() -> bool:
+        found = await pair.stage.kube.server.request("GET", LEASES)
+        again = [one for one in found["items"] if one["metadata"]["name"] == pair.lease]
+        return any(one["metadata"]["uid"] != uid for one in again)
+
+    assert await reached(is_there, 2.0 + SLACK)
+    assert (await pair.read_lease())["spec"]["holderIdentity"].startswith("first_")
+    await pair.drift("app")
+    assert "not leading any more" not in pair.first.controller.log
+    assert "session with PostgreSQL begins" not in pair.second.controller.log
+
+
+async def test_another_takes_over_in_every_mode(stage: Stage, servers: Servers) -> None:
+    """Also where nothing in the database can tell who leads: then it is the clock of whoever led."""
+    await side_by_side(
+        stage,
+        servers,
+        partial(hand_over, ("--detection", "poll", "--poll-interval", "200ms"), "detection=Poll"),
+        partial(hand_over, ("--detection", "resync", "--resync-interval", "2s"), "detection=Resync"),
+        partial(hand_over, ("--install", "false", "--poll-interval", "200ms"), "claims=Status"),
+    )
+
+
+async def hand_over(arguments: tuple[str, ...], said: str, own: Stage) -> None:
+    async with replicas(own, *arguments) as pair:
+        await make_ready(pair)
+        made = await own.kube.wait_ready("app")
+        pair.first.pause()
+        await pair.edit_lease(holderIdentity="")
+        await pair.second.leads()
+        assert said in pair.second.controller.log
+        logged = pair.logged()
+        await own.kube.apply("app", login=True, connectionLimit=3)
+        await own.kube.wait_ready("app")
+        pair.first.resume()
+        await lost(pair.first)
+        await pair.first.stands_by()
+        assert (await pair.database.role("app") or {})["rolconnlimit"] == 3
+        sent, refused = pair.first.changed(logged)
+        assert sent == refused
+        await pair.drift("app")
+        found = await own.kube.wait_ready("app")
+        assert found["status"]["role"]["oid"] == made["status"]["role"]["oid"]
+
+
+async def test_one_that_stands_by_follows_what_is_declared(stage: Stage) -> None:
+    async with pgservers(stage.kube.server) as declared, replicas(stage) as pair:
+        await pair.start()
+        await declared.apply("other", stage.postgres)
+        await pair.second.controller.wait_log("server is declared  server=other")
+
+        async def knows_both() -> bool:
+            said = await pair.second.readiness()
+            return bool(said["status"] == 200) and set(said["servers"]) == {"default", "other"}
+
+        assert await reached(knows_both, PATIENCE)
+        await declared.apply_credentials("other", "replica_first", "wrong")
+        await pair.second.controller.wait_log("server is declared anew  server=other")
+        await declared.delete("other")
+        await pair.second.controller.wait_log("server is not declared any more  server=other")
+        assert pair.second.wrote() == []
+        await stage.kube.apply("app", login=True)
+        await stage.kube.wait_ready("app")
+        await pair.first.end()
+        await pair.second.leads()
+        await pair.drift("app")
+        assert is_ready(await stage.kube.wait_ready("app"))

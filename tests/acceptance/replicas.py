@@ -1,0 +1,200 @@
+"""Two processes of one installation, told apart by everything that they write.
+
+Each has a ServiceAccount of its own, for the audit log, and a role of its own in PostgreSQL, for the server's log; the
+Lease, the objects and the database are common to both.
+"""
+
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import anyio
+
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.manifests import apply as apply_manifest
+from pgrole_controller.local.rights import Installation, may
+from tests.acceptance.account import OWN_NAMESPACE, Account
+from tests.acceptance.world import PATIENCE, Controller, Database, Json, Stage
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
+_RBAC = "rbac.authorization.k8s.io/v1"
+_REFUSED = 400
+_READING = ("get", "list", "watch")
+_PASSWORD = "of a replica"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One of them. It is not started."""
+
+    controller: Controller
+    user: str  # in Kubernetes
+    role: str  # in PostgreSQL
+    stage: Stage
+
+    async def start(self) -> None:
+        await self.controller.start()
+
+    async def leads(self, times: int = 1, seconds: float = PATIENCE) -> None:
+        """Until it has begun to lead, and to work, so many times."""
+        await self.controller.wait_count("session with PostgreSQL begins", times, seconds)
+
+    async def stands_by(self, times: int = 1, seconds: float = PATIENCE) -> None:
+        """Until it was ready to lead so many times."""
+        await self.controller.wait_count("ready to lead", times, seconds)
+
+    def pause(self) -> None:
+        self.controller.process.pause()
+
+    def resume(self) -> None:
+        self.controller.process.resume()
+
+    async def end(self, signum: signal.Signals = signal.SIGTERM) -> int | None:
+        if signum is signal.SIGKILL:
+            await self.controller.kill()
+            return None
+        code = await self.controller.process.stop(signum)
+        assert "Traceback" not in self.controller.log, self.controller.log
+        return code
+
+    async def readiness(self) -> Json:
+        url = f"http://127.0.0.1:{self.controller.health_port}/readyz"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            said: Json = json.loads(await answer.text())
+            return {**said, "status": answer.status}
+
+    def wrote(self, since: int = 0) -> list[tuple[str, str, str, int]]:
+        """What it wrote to the API server since the audit log had this size: verb, resource, name, code.
+
+        Without what the API server did not take: what was on its way names an older version, or nobody waits for it.
+        """
+        entries = self.stage.kube.server.audit.read(since)
+        return [
+            (entry.verb, entry.resource, entry.name, entry.code)
+            for entry in entries
+            if entry.user == self.user and entry.verb not in _READING and entry.code < _REFUSED
+        ]
+
+    def changed(self, since: int = 0) -> tuple[int, int]:
+        """How often it sent DDL since the server's log had this size, and how often that was refused to it."""
+        sent = refused = 0
+        for line in read_log(self.stage, since).splitlines():
+            if f" {self.role}|" not in line:
+                continue
+            sent += "LOG:  statement:" in line
+            refused += "ERROR:  another process leads" in line
+        return sent, refused
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    stage: Stage
+    first: Replica
+    second: Replica
+    database: Database
+    lease: str
+
+    async def start(self) -> None:
+        """The first leads, the second stands by."""
+        await self.first.start()
+        await self.first.leads()
+        await self.second.start()
+        await self.second.stands_by()
+
+    async def read_lease(self) -> Json:
+        return await self.stage.kube.server.request("GET", f"{LEASES}/{self.lease}")
+
+    async def edit_lease(self, **spec: Any) -> None:
+        body = {"spec": spec}
+        path, server = f"{LEASES}/{self.lease}", self.stage.kube.server
+        await server.request("PATCH", path, body, content_type="application/merge-patch+json")
+
+    async def drift(self, name: str, seconds: float = PATIENCE) -> float:
+        """Makes a role a superuser, and waits until it is none; how long that took, in seconds."""
+        began = anyio.current_time()
+        await self.database.execute(f'ALTER ROLE "{name}" SUPERUSER')
+        await self.database.wait_role(name, lambda role: not role["rolsuper"], "NOSUPERUSER", seconds)
+        return anyio.current_time() - began
+
+    def audited(self) -> int:
+        return self.stage.kube.server.audit.size
+
+    def logged(self) -> int:
+        return self.stage.postgres.log.stat().st_size
+
+
+def read_log(stage: Stage, since: int = 0) -> str:
+    with stage.postgres.log.open("rb") as file:
+        file.seek(since)
+        return file.read().decode(errors="replace")
+
+
+@asynccontextmanager
+async def replicas(stage: Stage, *arguments: str, url: str = "") -> AsyncIterator[Replicas]:
+    """At the end neither runs. `url`: what the first reaches the API server by."""
+    lease = f"pgrole-controller-{stage.kube.namespace}"
+    async with stage.database() as database:
+        await database.execute("ALTER SYSTEM SET log_statement = 'ddl'")
+        await database.execute("ALTER SYSTEM SET log_line_prefix = '%m [%p] %u|%a '")
+        await database.execute("SELECT pg_reload_conf()")
+        first = await _make(stage, database, "first", lease, arguments, url)
+        second = await _make(stage, database, "second", lease, arguments, "")
+        made = Replicas(stage, first, second, database, lease)
+        try:
+            yield made
+        finally:
+            with anyio.CancelScope(shield=True):
+                for one in (first, second):
+                    await one.controller.kill()
+
+
+async def _make(
+    stage: Stage, database: Database, which: str, lease: str, arguments: tuple[str, ...], url: str
+) -> Replica:
+    namespace = stage.kube.namespace
+    installation = Installation(f"{lease}-{which}", OWN_NAMESPACE, namespace)
+    folder = stage.folder / which
+    folder.mkdir()
+    account = Account(stage.kube.server, installation, folder, url)
+    await account.prepare()
+    await _share_lease(stage, installation, lease)
+    role = f"replica_{which}"
+    await database.execute(f"CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{_PASSWORD}'")
+    dsn = stage.postgres.dsn(role, password=_PASSWORD)
+    controller = Controller(
+        account,
+        dsn,
+        folder,
+        *("--namespace", namespace, "--leader-election", "true", "--identity", which),
+        *arguments,
+        PGROLE_LEASE=lease,
+    )
+    return Replica(controller, installation.user, role, stage)
+
+
+async def _share_lease(stage: Stage, installation: Installation, lease: str) -> None:
+    """Both have the Lease of the one installation that they are."""
+    server = stage.kube.server
+    name = f"{installation.name}-shares"
+    metadata = {"name": name, "namespace": OWN_NAMESPACE}
+    rule = {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [lease],
+        "verbs": ["get", "list", "watch", "update"],
+    }
+    subject = {"kind": "ServiceAccount", "name": installation.name, "namespace": OWN_NAMESPACE}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    await apply_manifest(server, {"apiVersion": _RBAC, "kind": "Role", "metadata": metadata, "rules": [rule]})
+    binding = {"apiVersion": _RBAC, "kind": "RoleBinding", "metadata": metadata}
+    await apply_manifest(server, {**binding, "subjects": [subject], "roleRef": reference})
+
+    async def is_effective() -> bool:
+        group = "coordination.k8s.io"
+        return await may(server, installation.user, "get", group, "leases", namespace=OWN_NAMESPACE, name=lease)
+
+    assert await reached(is_effective, PATIENCE)
