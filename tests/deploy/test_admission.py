@@ -1,6 +1,9 @@
 """A real API server takes all that is rendered, and Pod Security level restricted the pods."""
 
+import json
+import re
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +13,12 @@ import yaml
 from pgrole_controller.local.apiserver import ApiError, ApiServer, api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
-from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS
+from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
 from tests.deploy.monitoring import definitions
 from tests.deploy.programs import Answer, Programs, run
 from tests.deploy.rendering import (
     NAMESPACE,
+    RELEASE,
     Json,
     dump,
     read_objects,
@@ -25,6 +29,18 @@ from tests.deploy.rendering import (
 from tests.deploy.test_chart import EVERYTHING, WATCHED
 
 WITH_SERVERS = ("--api-versions", "pgrole.dev/v1alpha1")
+BEFORE = ROOT / "tests" / "data" / "0.1.0"
+PAGE = ROOT / "docs" / "install.md"
+#: As that release's docs/running.md had it, in essence.
+BY_HAND: list[Json] = [
+    {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": RELEASE} | ({"namespace": NAMESPACE} if kind == "Role" else {}),
+        "rules": [{"apiGroups": [""], "resources": [resource], "verbs": ["get", "list", "watch"]}],
+    }
+    for kind, resource in (("ClusterRole", "secrets"), ("Role", "configmaps"))
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -159,3 +175,28 @@ async def test_install_yaml_installs_in_one_command_and_again(programs: Programs
         for _ in range(2):
             answer = await run(programs.kubectl, *command)
             assert answer.code == 0, answer.err
+
+
+async def test_install_yaml_goes_over_what_was_made_by_hand_for_the_release_before(
+    programs: Programs, binaries: Binaries
+) -> None:
+    async with api_server(binaries=binaries) as server:
+
+        async def kubectl(*arguments: str | Path, stdin: str = "") -> str:
+            answer = await run(programs.kubectl, "--kubeconfig", server.kubeconfig, *arguments, stdin=stdin)
+            assert answer.code == 0, answer.err
+            return answer.out
+
+        await kubectl("apply", "-f", BEFORE / "crds")
+        await kubectl("create", "namespace", NAMESPACE)
+        await kubectl("apply", "-f", "-", stdin=dump(BY_HAND))
+        for kind in ("clusterrolebinding", "rolebinding"):
+            role = "--clusterrole" if kind == "clusterrolebinding" else "--role"
+            account = f"--serviceaccount={NAMESPACE}:{RELEASE}"
+            await kubectl("create", kind, RELEASE, "-n", NAMESPACE, role, RELEASE, account)
+
+        await kubectl("apply", "--server-side", "-f", INSTALL)
+        [command] = re.findall(r"^kubectl (delete .*clusterrole,.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+        assert len((await kubectl(*command.split())).splitlines()) == 2
+        rules = json.loads(await kubectl("get", "role", RELEASE, "-n", NAMESPACE, "-o", "json"))["rules"]
+        assert rules == the(read_objects(INSTALL.read_text(encoding="utf-8")), "Role")["rules"]

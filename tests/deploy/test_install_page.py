@@ -1,49 +1,16 @@
-"""What docs/install.md says to do, done: each section on an API server of its own."""
+"""What docs/install.md says there is. Its commands are run by tests/docs/."""
 
-import os
 import re
 import shlex
 from pathlib import Path
 
-import anyio
-import pytest
 import yaml
 
-from pgrole_controller.local.apiserver import api_server
-from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.process import bound_to_us
 from tests.deploy.manifests import CHART, COMPONENTS, ROOT
 from tests.deploy.programs import Programs
 from tests.deploy.rendering import of_kind, render_kustomization, write_overlay
 
 TEXT = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-SECTIONS = {
-    heading: re.findall(r"^```sh\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    for heading, text in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, flags=re.MULTILINE | re.DOTALL)
-}
-#: What a section takes to be done.
-BEFORE = {"A server": SECTIONS["One file"], "From 0.1.0": SECTIONS["One file"]}
-LASTING = 180
-
-
-@pytest.mark.parametrize("heading", [heading for heading, blocks in SECTIONS.items() if blocks])
-async def test_every_command_does_what_it_says(
-    programs: Programs, binaries: Binaries, tmp_path: Path, heading: str
-) -> None:
-    for program in (programs.helm, programs.kubectl):
-        (tmp_path / program.name).symlink_to(program)
-    script = "\n".join((*BEFORE.get(heading, ()), *SECTIONS[heading]))
-    async with api_server(binaries=binaries) as server:
-        environment = {
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "HOME": str(tmp_path),
-            "KUBECONFIG": str(server.kubeconfig),
-        }
-        command = bound_to_us(["bash", "-euxo", "pipefail", "-c", script])
-        with anyio.fail_after(LASTING):
-            done = await anyio.run_process(command, cwd=ROOT, env=environment, check=False)
-        assert done.returncode == 0, done.stderr.decode()
 
 
 async def test_the_overlay_of_the_example_renders_as_its_comments_say(programs: Programs, tmp_path: Path) -> None:
