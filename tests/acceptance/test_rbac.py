@@ -6,17 +6,18 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.local.apiserver import ApiError
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.deadline import reached
-from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
+from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
 from pgrole_controller.local.rights import may, read_rights
 from tests.acceptance.account import OWN_NAMESPACE, Account, installation_for
 from tests.acceptance.permissions import Permission, read_permissions, take_away
 from tests.acceptance.relay import relay
 from tests.acceptance.servers import PgServers
-from tests.acceptance.uses import SERVER, Place, new_name, use_of
-from tests.acceptance.world import PATIENCE, Controller, Kube, open_database, running
+from tests.acceptance.uses import SERVER, Place, name_a_secret, new_name, use_of, want_a_connection_secret
+from tests.acceptance.world import GROUP, PATIENCE, Controller, Json, Kube, open_database, running, says
 from tests.servers import Servers
 
 TEAM = "team-x"
@@ -122,4 +123,89 @@ async def test_without_one_of_its_rights_that_is_refused_and_said_and_with_it_ag
     await use.prepare(place, name)
     await use.do(place, name)
     await place.wait_used(taken, since)
+    await place.tidy()
+
+
+def elsewhere(place: Place) -> list[tuple[str, str, Json | None]]:
+    """What nobody needs who keeps roles as declared: method, path and body."""
+    rbac, core = "/apis/rbac.authorization.k8s.io/v1", "/api/v1/namespaces"
+    account = place.account.installation
+    role = {"metadata": {"name": "more"}, "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}
+    binding = {
+        "metadata": {"name": "more"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}],
+    }
+    pod = {"metadata": {"name": "more"}, "spec": {"containers": [{"name": "more", "image": "more"}]}}
+    return [
+        ("POST", f"{rbac}/clusterroles", role),
+        ("POST", f"{rbac}/namespaces/{TEAM}/roles", role),
+        ("POST", f"{rbac}/clusterrolebindings", binding),
+        ("POST", f"{rbac}/namespaces/{TEAM}/rolebindings", binding),
+        ("POST", f"{core}/{TEAM}/pods", pod),
+        ("POST", f"{core}/{account.namespace}/pods", pod),
+        ("POST", f"{core}/{account.namespace}/serviceaccounts/{account.name}/token", {"spec": {}}),
+        ("PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pgroles.pgrole.dev", {}),
+        ("POST", place.kube.path(), {"metadata": {"name": "more"}, "spec": {}}),
+        ("DELETE", place.kube.path("any"), None),
+        ("DELETE", place.servers.path(SERVER), None),
+        ("DELETE", f"{core}/{TEAM}/secrets", None),
+        ("POST", f"{core}/{account.namespace}/configmaps", {"metadata": {"name": "more"}}),
+        ("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", None),
+    ]
+
+
+def in_other_namespaces() -> list[tuple[str, str, Json | None]]:
+    """What an installation for one namespace does not need."""
+    core, secret = "/api/v1/namespaces", {"metadata": {"name": "more"}, "type": "Opaque"}
+    return [
+        ("GET", "/api/v1/secrets", None),
+        ("GET", f"{core}/kube-system/secrets", None),
+        ("GET", f"{core}/default/secrets/any", None),
+        ("POST", f"{core}/default/secrets", secret),
+        ("POST", f"{core}/{OWN_NAMESPACE}/secrets", secret),
+        ("GET", f"{core}/kube-system", None),
+        ("GET", core, None),
+        ("GET", f"{GROUP}/pgroles", None),
+        ("PATCH", f"{GROUP}/namespaces/default/pgroles/any/status", {}),
+        ("POST", "/apis/events.k8s.io/v1/namespaces/default/events", {"metadata": {"name": "more"}}),
+    ]
+
+
+@pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
+async def test_its_token_opens_nothing_else(place: Place) -> None:
+    tried = elsewhere(place) + (in_other_namespaces() if place.account.installation.watched else [])
+    for method, path, body in tried:
+        content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        with pytest.raises(ApiError, match="is forbidden: User") as refused:
+            await place.server.request(
+                method, path, body, content_type=content_type, user=place.account.installation.user
+            )
+        assert refused.value.status == 403, path
+
+
+@pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
+async def test_where_it_may_not_write_secrets_an_object_that_wants_one_says_so_and_others_work(place: Place) -> None:
+    installation = place.account.installation
+    written = f"{installation.name}-connection-secrets"
+    [binding] = [one for one in read_rights(installation) if one["metadata"]["name"] == written and "roleRef" in one]
+    user, wanting, plain = installation.user, new_name(), new_name()
+
+    async def may_write(wanted: bool) -> None:
+        async def is_so() -> bool:
+            return wanted is await may(place.server, user, "create", "", "secrets", namespace=TEAM)
+
+        assert await reached(is_so, PATIENCE)
+
+    await place.server.request("DELETE", await path_of(place.server, binding))
+    await may_write(False)
+    await want_a_connection_secret(place, wanting)
+    await name_a_secret(place, plain)
+    await place.kube.wait_ready(plain)
+    words = f'spec.connectionSecret: Secret "{wanting}" cannot be written', 'cannot create resource "secrets"', TEAM
+    await place.kube.wait_for(wanting, lambda obj: says(obj, "SecretMissing", *words), "what it may not do")
+    await place.kube.wait_event("SecretMissing", about=wanting)
+    await apply(place.server, binding)
+    await may_write(True)
+    await place.kube.wait_ready(wanting)
     await place.tidy()
