@@ -1,13 +1,22 @@
 """What there is when the reader of a page begins, beside the samples: how it came to be, as a script."""
 
-_INSTALLED = """
+INSTALLED = """
 kubectl apply --server-side -f deploy/install.yaml
 kubectl wait --for=condition=Established crd/pgroles.pgrole.dev crd/pgservers.pgrole.dev
+"""
+#: Where a page does not begin in a new cluster; the server is that of PGROLE_DSN.
+IN_USE = f"""
+kubectl create namespace pgrole-system
+kubectl -n pgrole-system create secret generic pgrole-controller-dsn --from-literal=dsn="$PGROLE_DSN"
+{INSTALLED}
+kubectl apply -f deploy/samples
+kubectl wait -n shop --for=condition=Ready pgr --all --timeout=60s
 """
 
 #: Page → script.
 BEFORE = {
-    "docs/servers.md": f"""{_INSTALLED}
+    "docs/running.md": INSTALLED,
+    "docs/servers.md": f"""{INSTALLED}
 kubectl create namespace shop
 kubectl apply -f - <<END
 apiVersion: pgrole.dev/v1alpha1

@@ -6,15 +6,12 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import anyio
 
-from pgrole_controller.local.apiserver import ApiServer, Json, api_server
+from pgrole_controller.local.apiserver import ApiServer, api_server
 from pgrole_controller.local.binaries import Binaries, cache_directory
-from pgrole_controller.local.deadline import reached
-from pgrole_controller.local.manifests import apply, apply_crds, apply_folder, create_namespace, path_of, read_folder
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from tests.deploy.programs import Programs
 from tests.docs.answer import fits, only_looks
@@ -22,7 +19,6 @@ from tests.docs.page import ROOT, Block, Command
 from tests.docs.shell import Failed, Shell, shell
 from tests.servers import Servers
 
-NAMESPACE = "pgrole-system"
 _BLOCK_SECONDS = 90.0
 _COMES_TRUE_SECONDS = 60.0
 _AGAIN_SECONDS = 0.1
@@ -108,27 +104,6 @@ async def reader(
                     (place / block.file).parent.mkdir(parents=True, exist_ok=True)
                     (place / block.file).write_text(made.stand_in(block.text), encoding="utf-8")
             yield made
-
-
-async def install(made: Reader) -> None:
-    """As docs/install.md says, with the samples; the server is that of PGROLE_DSN."""
-    await apply_crds(made.server)
-    await create_namespace(made.server, NAMESPACE)
-    data = {"dsn": made.postgres.dsn()}
-    metadata = {"name": "pgrole-controller-dsn", "namespace": NAMESPACE}
-    await apply(made.server, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
-    for document in read_folder(ROOT / "deploy"):
-        await apply(made.server, document)
-    roles = [one for one in await apply_folder(made.server, ROOT / "deploy/samples") if one["kind"] == "PgRole"]
-    for role in roles:
-        if not await reached(partial(_is_ready, made.server, role), _COMES_TRUE_SECONDS):
-            raise Failed(f"{role['metadata']['name']} is not Ready within {_COMES_TRUE_SECONDS:.0f} s")
-
-
-async def _is_ready(server: ApiServer, role: Json) -> bool:
-    found = await server.request("GET", await path_of(server, role))
-    conditions = found.get("status", {}).get("conditions") or []
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def _compare(command: Command, said: str) -> None:

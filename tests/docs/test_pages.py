@@ -9,10 +9,10 @@ import pytest
 
 from pgrole_controller.local.binaries import Binaries
 from tests.deploy.programs import Programs
-from tests.docs.before import BEFORE
+from tests.docs.before import BEFORE, IN_USE
 from tests.docs.cluster import Cluster
 from tests.docs.page import COMMANDS, ROOT, Block, pages, read_page
-from tests.docs.reader import install, reader
+from tests.docs.reader import reader
 from tests.servers import Servers
 
 BLOCKS = {str(path.relative_to(ROOT)): read_page(path) for path in pages()}
@@ -39,9 +39,7 @@ async def test_every_command_of_the_page_does_what_it_says(
             try:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(cluster.run)
-                    if not blocks[0].anew:
-                        await install(person)
-                    await person.prepare(BEFORE.get(page, ""))
+                    await person.prepare(("" if blocks[0].anew else IN_USE) + BEFORE.get(page, ""))
                     await person.follow(blocks)
                     tasks.cancel_scope.cancel()
             except* AssertionError as failures:
