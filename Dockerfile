@@ -16,6 +16,7 @@ RUN --mount=type=cache,target=/root/.cache/uv \
     uv sync --locked --no-dev --no-install-project
 COPY LICENSE README.md ./
 COPY crds crds
+COPY deploy/kustomize deploy/kustomize
 COPY deploy/samples deploy/samples
 COPY sql sql
 COPY pgrole_controller pgrole_controller
@@ -63,7 +64,6 @@ FROM runtime AS tools
 COPY --from=build-tools /app /app
 COPY --from=build-tools /folders /
 COPY deploy/compose /app/lib/python3.13/site-packages/pgrole_controller/_data/deploy/compose
-COPY deploy/kustomize /app/lib/python3.13/site-packages/pgrole_controller/_data/deploy/kustomize
 ENTRYPOINT ["/app/bin/python", "-m", "pgrole_controller.local.compose"]
 CMD ["--help"]
 

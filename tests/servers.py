@@ -4,13 +4,16 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import anyio.to_thread
 import pytest
 
 from pgrole_controller.local.postgres import DEFAULT_VERSION, SUPERUSER, PostgresServer, Stop, postgres
+
+if TYPE_CHECKING:
+    from testcontainers.core.container import DockerContainer
 
 VERSIONS = (14, 15, 16, 17, 18)
 DEFAULT = str(DEFAULT_VERSION)
@@ -102,10 +105,19 @@ async def container(version: int, settings: Mapping[str, str]) -> AsyncIterator[
     made.with_env("POSTGRES_INITDB_ARGS", _INITDB_ARGS).with_command(command)
     try:
         await anyio.to_thread.run_sync(made.start)
-        yield ContainerServer(made.get_container_host_ip(), int(made.get_exposed_port(_PORT)), password)
+        yield ContainerServer(await _reach(made), int(made.get_exposed_port(_PORT)), password)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(made.stop)
+
+
+async def _reach(container: "DockerContainer") -> str:
+    """This machine, where its port is open here. What testcontainers says is a guess, from /.dockerenv."""
+    try:
+        async with await anyio.connect_tcp(PostgresServer.host, int(container.get_exposed_port(_PORT))):
+            return PostgresServer.host
+    except OSError:
+        return str(container.get_container_host_ip())
 
 
 def _skip(what: str) -> NoReturn:

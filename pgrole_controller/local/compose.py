@@ -3,7 +3,7 @@
 `keys` makes tokens, the key for tokens of ServiceAccounts, and PostgreSQL's password; what is there is kept. `cluster`
 waits for the API server, applies CRDs, rights, the server and the samples, and writes two kubeconfigs: one for the
 controller, which is its ServiceAccount, and one for people on the host. `guide` waits for the samples to be Ready, and
-tells what to do next. The folders are those that compose.yaml mounts; its settings, PGROLE_COMPOSE_…, are passed on.
+tells what to do next. The folders are those that compose.yaml mounts; its settings, DEMO_…, are passed on.
 """
 
 import argparse
@@ -59,7 +59,7 @@ async def prepare_cluster(display: Display) -> None:
         await apply_folder(server, resources.path("deploy", "samples"))
         display.say("CRDs, rights, PgServer and samples applied")
         _write_kubeconfig(_CONTROLLER, _URL, user, server.token_of(user), (_USER, _USER))
-        port = os.environ["PGROLE_COMPOSE_API_PORT"]
+        port = os.environ["DEMO_API_PORT"]
         _write_kubeconfig(_HOST, f"https://localhost:{port}", credentials.ADMIN, server.token, _owner(_HOST))
 
 
@@ -127,11 +127,11 @@ def _is_ready(role: Json) -> bool:
 
 def _guide(environment: Mapping[str, str]) -> str:
     password = quote(_PASSWORD.read_text(encoding="utf-8"), safe="")
-    dsn = f"postgresql://postgres:{password}@localhost:{environment['PGROLE_COMPOSE_POSTGRES_PORT']}/postgres"
+    dsn = f"postgresql://postgres:{password}@localhost:{environment['DEMO_POSTGRES_PORT']}/postgres"
     return f"""{_RULE}
 Everything runs. In another terminal, in the folder of compose.yaml:
 
-  export KUBECONFIG={environment["PGROLE_COMPOSE_FOLDER"]}/kubeconfig
+  export KUBECONFIG={environment["DEMO_FOLDER"]}/kubeconfig
   export PGROLE_DSN={dsn}
 
 1. The declared roles, and what became of them:
@@ -144,7 +144,7 @@ Everything runs. In another terminal, in the folder of compose.yaml:
   kubectl get pgr -A -w
 
 4. What the controller measures:
-  curl -s http://localhost:{environment["PGROLE_COMPOSE_HTTP_PORT"]}/metrics
+  curl -s http://localhost:{environment["DEMO_HTTP_PORT"]}/metrics
 
 Without psql: docker compose exec postgres psql -U postgres -c …
 

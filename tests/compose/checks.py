@@ -28,10 +28,10 @@ class Project:
         self.environment = {
             **environment,
             "COMPOSE_PROJECT_NAME": "pgrole-test",
-            "PGROLE_COMPOSE_FOLDER": str(folder),
-            "PGROLE_COMPOSE_API_PORT": str(free_port()),
-            "PGROLE_COMPOSE_POSTGRES_PORT": str(free_port()),
-            "PGROLE_COMPOSE_HTTP_PORT": str(self.http_port),
+            "DEMO_FOLDER": str(folder),
+            "DEMO_API_PORT": str(free_port()),
+            "DEMO_POSTGRES_PORT": str(free_port()),
+            "DEMO_HTTP_PORT": str(self.http_port),
         }
 
     def docker(self, *arguments: str, fails: bool = False, seconds: float = _SECONDS) -> str:
