@@ -1,11 +1,9 @@
 """This release and the one before it follow each other, in both directions and at once, and nothing is lost."""
 
 import math
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 import pytest_asyncio
 import yaml
@@ -18,6 +16,7 @@ from pgrole_controller.postgres.install import VERSION
 from tests.acceptance.account import serving
 from tests.acceptance.estate import DRIFTS, SERVER, Estate, drifts, open_estate
 from tests.acceptance.privileges import PASSWORD, STEWARD, documented_sql, follow, role_sql
+from tests.acceptance.shell import blocks, make_shell
 from tests.acceptance.world import GROUP, Json, Kube, running, says
 from tests.releases import BEFORE, Release
 from tests.servers import Servers
@@ -136,11 +135,8 @@ async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_un
 ) -> None:
     async with open_estate(cluster, servers, tmp_path, install=False) as estate:
         database = estate.database
-        await database.execute(role_sql(servers.version))
-        await database.execute(f"BEGIN; {BEFORE.install_sql()}; COMMIT")
-        await database.execute(documented_sql("Where a superuser installed schema pgrole"))
-        await database.execute(f"GRANT SELECT ON pg_catalog.pg_authid TO {STEWARD}")
-        await estate.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+        await install_by_hand(estate, servers.version)
+        shell = await make_shell(cluster, estate.postgres, tmp_path / "shell")
         async with running(estate.controller(BEFORE)):
             await estate.make()
         left, canary = await estate.picture(), await estate.drift_canary()
@@ -149,7 +145,7 @@ async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_un
             assert await estate.picture() == left
             assert "schema pgrole is of the version before" in controller.log
             await estate.prove("first")
-            await database.execute(await print_sql())
+            await shell.run('pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"')
             await estate.prove("second")
             await database.execute(
                 f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{STEWARD}'"
@@ -165,10 +161,39 @@ async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_un
         await succeed(estate, BEFORE, "fourth")
 
 
-async def print_sql() -> str:
-    """What `pgrole-controller sql` gives an administrator."""
-    done = await anyio.run_process([sys.executable, "-m", "pgrole_controller", "sql"])
-    return done.stdout.decode()
+async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_and_nothing_is_asked_for_later(
+    cluster: ApiServer, servers: Servers, tmp_path: Path
+) -> None:
+    """As docs/upgrade.md has it."""
+    async with open_estate(cluster, servers, tmp_path, install=False) as estate:
+        database = estate.database
+        await install_by_hand(estate, servers.version)
+        shell = await make_shell(cluster, estate.postgres, tmp_path / "shell")
+        (script,) = blocks("upgrade.md", "2. Schema pgrole, where the controller may not install")
+        async with running(estate.controller(BEFORE)) as before:
+            await estate.make()
+            left = await estate.picture()
+            await shell.run(script)
+            assert await database.fetchval(SCHEMA) == VERSION
+            assert await estate.picture() == left
+            await estate.prove("first")
+            assert "session with PostgreSQL ended" not in before.log
+        left, canary = await estate.picture(), await estate.drift_canary()
+        async with running(estate.controller(PRESENT, "--leader-election", "true")) as controller:
+            await estate.wait_canary(canary)
+            assert await estate.picture() == left
+            await estate.prove("second")
+            assert await database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
+            assert "schema pgrole is of the version before" not in controller.log
+
+
+async def install_by_hand(estate: Estate, version: int) -> None:
+    """A superuser installed the schema of the release before; the controller has the documented role and grants."""
+    await estate.database.execute(role_sql(version))
+    await estate.database.execute(f"BEGIN; {BEFORE.install_sql()}; COMMIT")
+    await estate.database.execute(documented_sql("Where a superuser installed schema pgrole"))
+    await estate.database.execute(f"GRANT SELECT ON pg_catalog.pg_authid TO {STEWARD}")
+    await estate.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
 
 
 async def test_objects_of_the_release_before_and_all_samples_are_valid_now_and_can_be_changed(estate: Estate) -> None:

@@ -1,0 +1,267 @@
+"""docs/uninstall.md: followed to its end, it leaves what Retain promises and nothing else; and the wrong order."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller import resources
+from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.manifests import apply, apply_crds, path_of, read_folder
+from tests.acceptance.account import OWN_NAMESPACE, serving
+from tests.acceptance.estate import ROLES, SERVER, Estate, open_estate
+from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
+from tests.acceptance.shell import Shell, blocks, make_shell
+from tests.acceptance.world import GROUP, PATIENCE, Database, running
+from tests.servers import Servers
+
+PAGE = "uninstall.md"
+RETAINED = set(ROLES) - {"passing"}
+CRDS = ("pgroles.pgrole.dev", "pgservers.pgrole.dev")
+#: What is not the controller's, or is gone by itself after an hour.
+_PASSING = ("/events/", "/componentstatuses/")
+
+#: Whose it is and what it says, of all that an installation could leave in a server, seen from the home database.
+CATALOGS = """
+SELECT 'role', a.rolname::text, (to_jsonb(a) - 'oid')::text FROM pg_authid AS a
+UNION ALL
+SELECT 'member', m.member::regrole::text,
+       format('%s %s', m.roleid::regrole, to_jsonb(m) - '{oid,roleid,member,grantor}'::text[])
+FROM pg_auth_members AS m
+UNION ALL
+SELECT 'setting', coalesce(r.rolname, ''), format('%s %s', d.datname, s.setconfig)
+FROM pg_db_role_setting AS s
+LEFT JOIN pg_roles AS r ON r.oid = s.setrole LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
+UNION ALL
+SELECT 'comment', coalesce(r.rolname, ''), format('%s %s', d.objoid, d.description)
+FROM pg_shdescription AS d LEFT JOIN pg_roles AS r ON (r.oid, d.classoid) = (d.objoid, 'pg_authid'::regclass)
+UNION ALL
+SELECT 'needs', s.refobjid::regrole::text,
+       format('%s %s', s.deptype, pg_describe_object(s.classid, s.objid, s.objsubid))
+FROM pg_shdepend AS s
+WHERE s.refclassid = 'pg_authid'::regclass
+  AND s.dbid IN (0, (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()))
+  -- who granted a membership is told by that
+  AND s.classid <> 'pg_auth_members'::regclass
+UNION ALL
+SELECT 'database', d.datname,
+       ARRAY(SELECT a::text FROM unnest(coalesce(d.datacl, acldefault('d', d.datdba))) AS a ORDER BY 1)::text
+FROM pg_database AS d
+UNION ALL
+SELECT 'schema', n.nspname, coalesce(n.nspacl::text, '') FROM pg_namespace AS n WHERE n.nspname NOT LIKE 'pg_temp%'
+UNION ALL
+SELECT 'routine', p.oid::regprocedure::text, coalesce(p.proacl::text, '') FROM pg_proc AS p
+UNION ALL
+SELECT 'relation', c.oid::regclass::text, coalesce(c.relacl::text, '')
+FROM pg_class AS c WHERE c.relnamespace <> 'pg_toast'::regnamespace
+UNION ALL
+SELECT 'column', format('%s.%s', a.attrelid::regclass, a.attname), a.attacl::text
+FROM pg_attribute AS a WHERE a.attacl IS NOT NULL
+UNION ALL
+SELECT 'type', t.oid::regtype::text, coalesce(t.typacl::text, '')
+FROM pg_type AS t WHERE t.typnamespace <> 'pg_toast'::regnamespace
+UNION ALL
+SELECT 'operator', o.oid::regoperator::text, '' FROM pg_operator AS o
+UNION ALL
+SELECT 'event trigger', e.evtname, '' FROM pg_event_trigger AS e
+UNION ALL
+SELECT 'default privileges', d.oid::text, d.defaclacl::text FROM pg_default_acl AS d
+UNION ALL
+SELECT 'extension', e.extname, e.extversion FROM pg_extension AS e
+"""
+
+Line = tuple[str, str, str]
+
+
+async def catalogs(database: Database) -> set[Line]:
+    return {(row[0], row[1], row[2]) for row in await database.connection.fetch(CATALOGS)}
+
+
+def about(lines: set[Line], roles: set[str]) -> set[Line]:
+    return {line for line in lines if line[0] in ("role", "member", "setting", "comment", "needs") and line[1] in roles}
+
+
+async def listed(server: ApiServer) -> set[str]:
+    """The path of every object that the API server has."""
+    groups = (await server.request("GET", "/apis"))["groups"]
+    found = set()
+    for prefix in ("/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)):
+        for resource in (await server.request("GET", prefix))["resources"]:
+            if "list" in resource["verbs"]:
+                for obj in (await server.request("GET", f"{prefix}/{resource['name']}"))["items"]:
+                    metadata = obj["metadata"]
+                    place = f"namespaces/{metadata['namespace']}/" if "namespace" in metadata else ""
+                    found.add(f"{prefix}/{place}{resource['name']}/{metadata['name']}")
+    return {path for path in found if not any(word in path for word in _PASSING)}
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
+    """An API server for one test, without the CRDs."""
+    async with serving(binaries) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def estate(cluster: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[Estate]:
+    """With the CRDs, also at the end, since it is cleared away by name."""
+    await apply_crds(cluster)
+    async with open_estate(cluster, servers, tmp_path) as opened:
+        yield opened
+        await apply_crds(cluster)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def shell(estate: Estate, tmp_path: Path) -> Shell:
+    return await make_shell(estate.kube.server, estate.postgres, tmp_path / "shell")
+
+
+async def follow(shell: Shell, heading: str) -> None:
+    scripts = blocks(PAGE, heading)
+    assert scripts, heading
+    for script in scripts:
+        await shell.run(script)
+
+
+async def delete_manifests(server: ApiServer) -> None:
+    """As `kubectl delete -f deploy/install.yaml`, but for what waits until a namespace is empty."""
+    for document in read_folder(resources.path("deploy")):
+        if document["kind"] not in ("Namespace", "CustomResourceDefinition"):
+            await server.request("DELETE", await path_of(server, document))
+    await delete_crds(server)
+
+
+async def delete_crds(server: ApiServer) -> None:
+    for name in CRDS:
+        await server.request("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+
+
+async def crds_gone(server: ApiServer) -> bool:
+    for name in CRDS:
+        try:
+            await server.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        else:
+            return False
+    return True
+
+
+async def wait_crds_gone(server: ApiServer) -> None:
+    assert await reached(lambda: crds_gone(server), PATIENCE)
+
+
+@pytest.mark.parametrize("steward", [False, True], ids=["superuser", "own-role"])
+async def test_followed_to_its_end_the_page_leaves_nothing_but_what_retain_promises(
+    cluster: ApiServer, servers: Servers, tmp_path: Path, steward: bool
+) -> None:
+    objects = await listed(cluster)
+    for document in read_folder(resources.path("deploy")):
+        await apply(cluster, document)
+    await apply_crds(cluster)
+    async with open_estate(cluster, servers, tmp_path) as estate:
+        shell = await make_shell(cluster, estate.postgres, tmp_path / "shell")
+        database, team = estate.database, estate.kube.namespace
+        before = await catalogs(database)
+        if steward:
+            await database.execute(role_sql(servers.version))
+            await estate.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+        async with running(estate.controller(None, "--leader-election", "true")):
+            await estate.make()
+            promised = about(await catalogs(database), RETAINED)
+            assert {line[1] for line in promised if line[0] == "role"} == RETAINED
+            assert {line[0] for line in promised} >= {"role", "member", "setting", "comment"}
+            await follow(shell, "1. PgRoles")
+            await follow(shell, "2. PgServers")
+        await delete_manifests(cluster)
+        await wait_crds_gone(cluster)
+        left = await listed(cluster) - objects
+        delivered = {f"/api/v1/namespaces/{team}/secrets/{name}-connection" for name in ("app", "chosen")}
+        own, theirs = (f"namespaces/{name}" for name in (OWN_NAMESPACE, team))
+        goes = {f"/api/v1/{own}/secrets/{SERVER}", f"/apis/coordination.k8s.io/v1/{own}/leases/pgrole-controller"}
+        stays = {f"/api/v1/{own}", f"/api/v1/{theirs}", f"/api/v1/{theirs}/secrets/chosen"}
+        assert left == delivered | goes | stays
+        await check_owned(cluster, delivered)
+        await follow(shell, "4. The database")
+        after = await catalogs(database)
+        assert before - after == set()
+        assert after - before == promised
+        await apply_crds(cluster)
+
+
+async def check_owned(server: ApiServer, paths: set[str]) -> None:
+    """Kubernetes deletes what belongs to an object that is gone."""
+    for path in paths:
+        (owner,) = (await server.request("GET", path))["metadata"]["ownerReferences"]
+        assert (owner["apiVersion"], owner["kind"], owner["controller"]) == ("pgrole.dev/v1alpha1", "PgRole", True)
+
+
+async def lose_controller(estate: Estate) -> None:
+    """The definitions go when it has ended: what has a finalizer stays, and so do they."""
+    async with running(estate.controller()):
+        await estate.make()
+    server = estate.kube.server
+    await delete_crds(server)
+    await estate.kube.wait_number(1)
+    (left,) = await estate.kube.objects()
+    assert (left["metadata"]["name"], "deletionTimestamp" in left["metadata"]) == ("passing", True)
+    assert [one["metadata"]["name"] for one in (await server.request("GET", f"{GROUP}/pgservers"))["items"]] == [SERVER]
+    assert not await crds_gone(server)
+
+
+async def test_definitions_deleted_without_a_controller_wait_for_finalizers_which_can_be_taken_off(
+    estate: Estate, shell: Shell
+) -> None:
+    await lose_controller(estate)
+    await follow(shell, "In the wrong order")
+    await wait_crds_gone(estate.kube.server)
+    assert await estate.database.role("passing") is not None
+
+
+async def test_definitions_deleted_without_a_controller_go_when_it_has_done_its_work(estate: Estate) -> None:
+    await lose_controller(estate)
+    async with running(estate.controller()):
+        await wait_crds_gone(estate.kube.server)
+        await estate.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 0)
+    assert await estate.database.role("passing") is None
+    assert [name for name in RETAINED if await estate.database.role(name) is None] == []
+
+
+async def test_definitions_deleted_under_a_controller_take_every_object_with_them(estate: Estate) -> None:
+    async with running(estate.controller()):
+        await estate.make()
+        await delete_crds(estate.kube.server)
+        await wait_crds_gone(estate.kube.server)
+        await estate.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 0)
+        assert await estate.database.role("passing") is None
+        assert [name for name in RETAINED if await estate.database.role(name) is None] == []
+        await apply_crds(estate.kube.server)
+
+
+async def test_without_the_controllers_role_an_object_is_let_go_by_retain(estate: Estate, servers: Servers) -> None:
+    await estate.database.execute(role_sql(servers.version))
+    await estate.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+    async with running(estate.controller()):
+        await estate.make()
+        await estate.database.execute(f"ALTER ROLE {STEWARD} NOLOGIN")
+        await estate.database.execute(
+            f"SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a WHERE a.usename = '{STEWARD}'"
+        )
+        await estate.kube.delete("passing")
+        await estate.kube.wait_reason("passing", "ServerNotReady")
+        await estate.kube.patch("passing", {"spec": {"deletionPolicy": "Retain"}})
+        await estate.kube.wait_gone("passing")
+
+
+async def test_a_schema_dropped_while_the_controller_runs_comes_back(estate: Estate, shell: Shell) -> None:
+    async with running(estate.controller()):
+        await estate.make()
+        claims = "SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL"
+        held = await estate.database.fetchval(claims)
+        await shell.run(blocks(PAGE, "4. The database")[1])
+        await estate.database.wait_value("SELECT to_regclass('pgrole.claim') IS NOT NULL", True)
+        await estate.database.wait_value(claims, held)
