@@ -35,8 +35,8 @@ test-matrix: env ## The tests for each supported PostgreSQL, fetched when needed
 	@$(RUN) python -m tests.matrix $(VERSIONS) -- $(PARALLEL) $(ARGS)
 
 .PHONY: test-docker
-test-docker: env ## The tests with a PostgreSQL against containers postgres:NN (VERSIONS="14 17" for some)
-	@$(RUN) python -m tests.matrix $(addprefix docker:,$(or $(VERSIONS),14 15 16 17 18)) -- $(PARALLEL) $(ARGS)
+test-docker: env ## The tests with a PostgreSQL against containers postgres:NN (VERSIONS="14 17"; KUBERNETES=k3s too)
+	@TEST_KUBERNETES=$(or $(KUBERNETES),local) $(RUN) python -m tests.matrix $(addprefix docker:,$(or $(VERSIONS),14 15 16 17 18)) -- $(PARALLEL) $(ARGS)
 
 .PHONY: lint
 lint: env ## ruff, strict types, imports between rooms, CRDs up to date, SQL parses
