@@ -194,10 +194,10 @@ def test_a_changed_spec_begins_anew(ring: Ring) -> None:
 def test_those_that_are_contested_are_counted_until_nobody_looks_at_them_any_more(ring: Ring) -> None:
     for second in range(LIMIT):
         ring.look(second, "connectionLimit")
-        assert ring.contests.count_contested(second) == 0
+        assert ring.contests.count_contested(at(second).seconds) == 0
     ring.look(LIMIT, "connectionLimit")
-    assert ring.contests.count_contested(LIMIT) == 1
-    assert ring.contests.count_contested(LIMIT + KEPT + 1) == 0
+    assert ring.contests.count_contested(at(LIMIT).seconds) == 1
+    assert ring.contests.count_contested(at(LIMIT + KEPT + 1).seconds) == 0
 
 
 def test_only_what_was_repaired_lately_is_remembered() -> None:
