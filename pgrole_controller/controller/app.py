@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -262,8 +262,14 @@ class _Controller:
         await decline(NO_SERVER, self._queue, self._objects, self._reporter, error)
 
     def _start_no_visit(self, lanes: TaskGroup) -> None:
-        """The visits that are under way may end until the deadline."""
+        """The visits that are under way may end until the deadline; without any it is not waited for."""
         self._health.stopping = True
         self._queue.close()
-        connected = any(lane.connected for lane in self._servers)
-        lanes.cancel_scope.deadline = anyio.current_time() + (VISIT_SECONDS if connected else 0.0)
+        connected = [lane for lane in self._servers if lane.connected]
+        lanes.cancel_scope.deadline = anyio.current_time() + VISIT_SECONDS
+        lanes.start_soon(self._end, connected, lanes.cancel_scope)
+
+    async def _end(self, connected: Sequence[Lane], lanes: anyio.CancelScope) -> None:
+        for lane in connected:
+            await lane.ended.wait()
+        lanes.cancel()

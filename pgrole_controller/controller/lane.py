@@ -76,6 +76,7 @@ class Lane:
         self.trouble: PgRoleError | None = None  # why there is no session
         self.connected = False
         self.standing_by = False  # with a session that is ready
+        self.ended = anyio.Event()  # since the queue is closed
         self.session: Session | None = None
         self.echoes = Echoes()  # of the session
         self._objects = objects
@@ -104,6 +105,7 @@ class Lane:
             finally:
                 self.connected, self.standing_by, self.session = False, False, None
                 self._identities.give_up(self)
+        self.ended.set()
 
     def declare(self, server: DeclaredServer) -> None:
         """The server as it is declared now: connects anew where that changed, and looks anew where the policy did."""
