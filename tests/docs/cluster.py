@@ -1,15 +1,15 @@
 """What a cluster has beside its API server, as far as the pages need it.
 
 The pods of Deployments are processes of this machine, with the arguments, the environment and the ServiceAccount that
-the Deployment gives them; a Deployment is available when they say so at /readyz. What belongs to an object that is gone
-goes too, and a namespace that is deleted.
+the Deployment gives them; a Deployment is available when they say so at /readyz. A namespace that is deleted goes with
+all that is in it. Nothing is garbage-collected.
 """
 
 import json
 import os
 import sys
 from base64 import b64decode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from pgrole_controller.local.process import Process, bound_to_us
 
 _EVERY_SECONDS = 0.2
 _DEPLOYMENTS = "/apis/apps/v1/deployments"
+_JSON = "application/json"
 _MERGE = "application/merge-patch+json"
 _ANSWER = aiohttp.ClientTimeout(total=2)
 
@@ -117,8 +118,8 @@ class Cluster:
                 found[variable["name"]] = fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
             else:
                 wanted = variable["valueFrom"]["secretKeyRef"]
-                secret = await self._find(f"/api/v1/namespaces/{namespace}/secrets/{wanted['name']}")
-                if secret is not None:
+                secret = await self._ask("GET", f"/api/v1/namespaces/{namespace}/secrets/{wanted['name']}")
+                if secret:
                     found[variable["name"]] = b64decode(secret["data"][wanted["key"]]).decode()
         return found
 
@@ -137,26 +138,23 @@ class Cluster:
         }
         if not status.items() <= {"readyReplicas": 0, "availableReplicas": 0, **deployment.get("status", {})}.items():
             path = f"/apis/apps/v1/namespaces/{metadata['namespace']}/deployments/{metadata['name']}/status"
-            try:
-                await self.server.request("PATCH", path, {"status": status}, content_type=_MERGE)
-            except ApiError as error:
-                if error.status != 404:
-                    raise
+            await self._ask("PATCH", path, {"status": status}, _MERGE)
 
     async def _finish_namespaces(self) -> None:
         for namespace in (await self.server.request("GET", "/api/v1/namespaces"))["items"]:
             if "deletionTimestamp" in namespace["metadata"]:
                 name = namespace["metadata"]["name"]
-                if not [path async for path in self._empty(name)]:
+                if not await self._empty(name):
                     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {}}
-                    await self.server.request("PUT", f"/api/v1/namespaces/{name}/finalize", body)
+                    await self._ask("PUT", f"/api/v1/namespaces/{name}/finalize", body)
 
-    async def _empty(self, namespace: str) -> AsyncIterator[str]:
-        """Deletes what is in it; what is not gone yet."""
+    async def _empty(self, namespace: str) -> int:
+        """Deletes what is in it. How much is not gone yet."""
+        left = 0
         for path in await self._listings(namespace):
-            await self.server.request("DELETE", path)
-            for left in (await self.server.request("GET", path))["items"]:
-                yield f"{path}/{left['metadata']['name']}"
+            await self._ask("DELETE", path)
+            left += len((await self._ask("GET", path)).get("items", ()))
+        return left
 
     async def _listings(self, namespace: str) -> list[str]:
         groups = (await self.server.request("GET", "/apis"))["groups"]
@@ -164,17 +162,18 @@ class Cluster:
         for prefix in ("/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)):
             found.extend(
                 f"{prefix}/namespaces/{namespace}/{resource['name']}"
-                for resource in (await self.server.request("GET", prefix))["resources"]
+                for resource in (await self._ask("GET", prefix)).get("resources", ())
                 if resource["namespaced"] and {"list", "deletecollection"} <= set(resource["verbs"])
             )
         return found
 
-    async def _find(self, path: str) -> Json | None:
+    async def _ask(self, method: str, path: str, body: Json | None = None, content_type: str = _JSON) -> Json:
+        """What it answers; empty where that is not there (any more)."""
         try:
-            return await self.server.request("GET", path)
+            return await self.server.request(method, path, body, content_type=content_type)
         except ApiError as error:
             if error.status == 404:
-                return None
+                return {}
             raise
 
 

@@ -70,7 +70,7 @@ class Reader:
         said = ""
         with anyio.move_on_after(_COMES_TRUE_SECONDS):
             while True:
-                said = await self.shell.run(f'(\n{text}) || echo "exit code $?"\n', seconds=_BLOCK_SECONDS)
+                said = await self.shell.run(f"(\n{text}) || true\n", seconds=_BLOCK_SECONDS)
                 if fits(command.text, command.answer, said):
                     return
                 await anyio.sleep(_AGAIN_SECONDS)
