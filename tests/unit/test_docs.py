@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +14,10 @@ from pgrole_controller.api.pgserver import PgServer, PgServerSpec
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.postgres.watch import TICK
 from pgrole_controller.settings import RUN, Setting
+from tests.docs.page import ROOT, read_page
+from tests.docs.page import pages as documentation
 
-ROOT = Path(__file__).parents[2]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+PAGES = [*documentation(), ROOT / "CHANGELOG.md"]
 
 
 def read(name: str) -> str:
@@ -44,10 +41,17 @@ def anchors(text: str) -> set[str]:
 
 def examples() -> list[Any]:
     found = []
-    for page, text in pages():
-        for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL), 1):
-            found += [pytest.param(obj, id=f"{page}-{number}") for obj in yaml.safe_load_all(block)]
+    for page in documentation():
+        for block in read_page(page):
+            if block.language == "yaml":
+                found += [pytest.param(obj, id=block.place) for obj in yaml.safe_load_all(block.text)]
     return found
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading, to the next one that is not below it."""
+    level = heading.split(" ")[0]
+    return re.split(rf"^#{{1,{len(level)}}} ", text.split(f"\n{heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def table_row(text: str, cell: str) -> str:
@@ -137,11 +141,41 @@ def test_every_reason_is_documented(reason: Reason) -> None:
     table_row(read("docs/pgrole.md"), reason.value)
 
 
-def test_every_event_is_documented() -> None:
-    events = re.findall(r'Deed\.[A-Z]+: \("([A-Za-z]+)"', read("pgrole_controller/controller/reporter.py"))
-    assert events
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_its_cause_and_its_remedy(reason: Reason) -> None:
+    row = table_row(section(read("docs/troubleshooting.md"), "## By reason"), reason.value)
+    assert all(cell.strip() for cell in row.strip("|").split("|"))
+
+
+def test_every_event_is_documented_and_what_to_do_when_it_comes_unexpectedly() -> None:
+    events = {"SecretRestored"}
+    events |= {*re.findall(r'Deed\.[A-Z]+: \("([A-Za-z]+)"', read("pgrole_controller/controller/reporter.py"))}
+    assert len(events) > 1
     for event in events:
-        assert f"`{event}`" in read("docs/pgrole.md"), event
+        assert f"`{event}`" in section(read("docs/pgrole.md"), "### Events"), event
+        table_row(section(read("docs/troubleshooting.md"), "## By Event"), event)
+
+
+def test_every_alert_has_its_heading_in_the_runbook() -> None:
+    alerts = re.findall(r"^ *- alert: (\w+)$", read("deploy/alerts/rules.yaml"), flags=re.MULTILINE)
+    assert alerts
+    assert re.findall(r"^## (\w+)$", read("docs/runbook.md"), flags=re.MULTILINE) == alerts
+
+
+def test_what_each_role_in_the_cluster_gives_to_whoever_takes_it_over_is_documented() -> None:
+    named = {"pgrole-controller"}
+    for file in (ROOT / "deploy/kustomize").rglob("*.yaml"):
+        named |= {*re.findall(r"^  name: (pgrole-controller-[\w-]+)$", file.read_text("utf-8"), flags=re.MULTILINE)}
+    assert len(named) > 1
+    for name in named:
+        table_row(section(read("docs/security.md"), "## What the controller can do in a cluster"), name)
+
+
+def test_every_page_is_listed_in_the_readme() -> None:
+    listed = section(read("README.md"), "## More")
+    for page in documentation():
+        name = str(page.relative_to(ROOT))
+        assert name == "README.md" or f"]({name})" in listed, name
 
 
 @pytest.mark.parametrize("obj", examples())
