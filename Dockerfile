@@ -21,7 +21,7 @@ COPY deploy/samples deploy/samples
 COPY sql sql
 COPY pgrole_controller pgrole_controller
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv sync --locked --no-dev --no-editable
+    uv sync --locked --no-dev --no-editable --reinstall-package pgrole-controller
 # The interpreter is elsewhere in the image that runs.
 COPY deploy/image/settle.sh /usr/local/bin/
 RUN settle.sh /app
