@@ -10,6 +10,7 @@ import anyio
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.controller.app import VISIT_SECONDS
 from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import Stop
@@ -66,7 +67,7 @@ async def test_one_leads_and_the_other_stands_by_ready_and_warm(pair: Replicas) 
         assert (said["status"], said["ready"], said["synced"], said["leading"]) == (200, True, True, leading)
         assert said["servers"] == {"default": "connected"}
     purposes = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'replica_second'"
-    await pair.database.wait_value(purposes, 3)  # also where the schema was made only while it stood by
+    await pair.database.wait_value(purposes, 3)
     assert pair.second.wrote() == []
     assert pair.second.changed() == (0, 0)
 
@@ -106,6 +107,8 @@ async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(pair: Replicas,
     await kube.wait_ready("app")
     began = anyio.current_time()
     pair.first.controller.process.send(signal.SIGTERM)
+    await pair.first.controller.wait_log("lease given up")
+    assert anyio.current_time() - began < VISIT_SECONDS  # which no visit took
     await pair.second.leads()
     say("SIGTERM, until the other works", anyio.current_time() - began)
     await pair.drift("app")

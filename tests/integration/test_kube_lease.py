@@ -11,7 +11,7 @@ import pytest
 
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.lease import Timing
-from pgrole_controller.kube.client import MERGE_PATCH, Client
+from pgrole_controller.kube.client import MERGE_PATCH, Client, Unreachable
 from pgrole_controller.kube.lease import Elector, Term
 from pgrole_controller.kube.resource import LEASES
 from pgrole_controller.local.apiserver import ApiServer
@@ -174,6 +174,22 @@ async def test_two_that_begin_at_once_do_not_both_lead(client: Client, lease: Ke
                 await anyio.sleep(0.01)
             await (one if one.leading else two).confirm()
         assert not (one.leading and two.leading)
+
+
+async def test_a_client_of_one_that_does_not_lead_reads_and_sends_nothing_else(client: Client, lease: Key) -> None:
+    leading = False
+    limited = client.limited(lambda: leading)
+    body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": lease.name}}
+    with pytest.raises(Unreachable, match="another process leads"):
+        await limited.request("POST", LEASES.path(lease.namespace), body=body)
+    assert json.loads(await limited.request("GET", LEASES.path(lease.namespace)))["items"] == []
+    leading = True
+    await limited.request("POST", LEASES.path(lease.namespace), body=body)
+    leading = False
+    for method in ("PUT", "PATCH", "DELETE"):
+        with pytest.raises(Unreachable, match="another process leads"):
+            await limited.request(method, LEASES.path(lease.namespace, lease.name), body=body)
+    assert json.loads(await client.request("GET", LEASES.path(lease.namespace, lease.name)))["kind"] == "Lease"
 
 
 async def test_without_the_rights_it_says_so_and_leads_when_it_has_them(

@@ -1,0 +1,155 @@
+"""A session of a process that could lead and does not: ready, and changing nothing, until it does."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import asyncpg
+import pytest
+
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.fence import Candidacy
+from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.session import Session, attend
+
+DEADLINE = 60.0
+OURS = (
+    "SELECT count(*) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND application_name LIKE 'pgrole-controller %'"
+)
+
+
+class Standby:
+    """One attempt at a session, of a process that leads from `lead` on."""
+
+    def __init__(self, dsn: str) -> None:
+        self.endpoint = Endpoint(dsn)
+        self.lead = anyio.Event()
+        self.standing = 0
+        self.error: PgRoleError | None = None
+        self.session: Session | None = None
+        self.ended = anyio.Event()
+
+    async def run(self) -> None:
+        try:
+            await attend(
+                self.endpoint,
+                "cluster",
+                may_install=True,
+                heard=lambda _names: None,
+                work=self._work,
+                candidacy=Candidacy("here", "me", self.lead.is_set, self._stand_by, self._confirm),
+            )
+        except PgRoleError as error:
+            self.error = error
+        self.ended.set()
+
+    async def _stand_by(self) -> None:
+        self.standing += 1
+        await self.lead.wait()
+
+    async def _confirm(self) -> None:
+        assert self.lead.is_set()
+
+    async def _work(self, session: Session) -> None:
+        self.session = session
+
+
+@asynccontextmanager
+async def administrator(dsn: str) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def standing(dsn: str) -> AsyncIterator[Standby]:
+    standby = Standby(dsn)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(standby.run)
+        yield standby
+        tasks.cancel_scope.cancel()
+
+
+async def count(connection: Connection, expected: int) -> None:
+    async def is_so() -> bool:
+        return bool(await connection.fetchval(OURS) == expected)
+
+    assert await reached(is_so, DEADLINE), await connection.fetchval(OURS)
+
+
+async def begin(standby: Standby, times: int = 1) -> None:
+    async def is_so() -> bool:
+        return standby.standing >= times
+
+    assert await reached(is_so, DEADLINE)
+
+
+async def test_the_schema_is_left_to_who_leads_and_then_all_is_made_ready(database: str) -> None:
+    async with administrator(database) as connection, standing(database) as standby:
+        await begin(standby)
+        await count(connection, 1)
+        assert await connection.fetchval("SELECT to_regnamespace('pgrole')") is None
+        async with connect(Endpoint(database), "leader") as leader:
+            await install(leader)
+        await begin(standby, 2)
+        await count(connection, 3)
+        assert await connection.fetchval("SELECT count(*) FROM pgrole.leader") == 0
+        standby.lead.set()
+        with anyio.fail_after(DEADLINE):
+            await standby.ended.wait()
+        assert standby.error is None
+        assert standby.session is not None
+        assert standby.session.fence is not None
+        assert await connection.fetchval("SELECT number FROM pgrole.leader") == standby.session.fence.number
+
+
+async def test_the_schema_is_installed_by_one_that_stood_by_when_nobody_else_has(database: str) -> None:
+    async with administrator(database) as connection, standing(database) as standby:
+        await begin(standby)
+        standby.lead.set()
+        with anyio.fail_after(DEADLINE):
+            await standby.ended.wait()
+        assert standby.error is None
+        assert await connection.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
+
+
+@pytest.mark.parametrize("purpose", ["work", "listen", "watch"])
+async def test_one_that_loses_any_connection_says_so_and_does_not_lead_with_the_rest(
+    database: str, purpose: str
+) -> None:
+    async with administrator(database) as connection:
+        async with connect(Endpoint(database), "leader") as leader:
+            await install(leader)
+        async with standing(database) as standby:
+            await begin(standby)
+            ended = await connection.fetch(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 "
+                "AND datname = current_database()",
+                f"pgrole-controller {purpose}",
+            )
+            assert len(ended) == 1
+            with anyio.fail_after(DEADLINE):
+                await standby.ended.wait()
+            assert standby.error is not None
+            assert standby.session is None
+
+
+async def test_what_it_may_do_is_looked_at_again_when_it_leads(database: str) -> None:
+    async with administrator(database) as connection:
+        async with connect(Endpoint(database), "leader") as leader:
+            await install(leader)
+        async with standing(database) as standby:
+            await begin(standby)
+            name = await connection.fetchval("SELECT current_database()")
+            await connection.execute(f'GRANT CREATE ON DATABASE "{name}" TO PUBLIC')
+            standby.lead.set()
+            with anyio.fail_after(DEADLINE):
+                await standby.ended.wait()
+            assert standby.error is not None
+            assert "changed while another process led" in standby.error.message
+            assert await connection.fetchval("SELECT count(*) FROM pgrole.leader") == 0
