@@ -21,7 +21,7 @@ from pgrole_controller.local.credentials import write_kubeconfig
 from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.process import Process, bound_to_us
 
-_EVERY_SECONDS = 0.2
+_EVERY_SECONDS = 0.3
 _DEPLOYMENTS = "/apis/apps/v1/deployments"
 _JSON = "application/json"
 _MERGE = "application/merge-patch+json"
@@ -50,7 +50,8 @@ class Cluster:
                 await anyio.sleep(_EVERY_SECONDS)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._keep(set())
+                for pod in [pod for pods in self._pods.values() for pod in pods]:
+                    await pod.process.kill()
 
     def logs(self) -> str:
         """Of every pod that there was."""

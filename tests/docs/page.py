@@ -97,7 +97,7 @@ def read_page(path: Path) -> list[Block]:
             anew="in a new cluster" in notes,
             file=named[1] if named else None,
         )
-        if block.language not in COMMANDS | SHOWN:
+        if block.language not in COMMANDS | SHOWN or (block.language == "" and block.text.startswith("$ ")):
             raise BadPage(f"{block.place}: a fence of {block.language!r} is neither run nor known to be only shown")
         blocks.append(block)
     return blocks

@@ -156,12 +156,6 @@ def test_every_event_is_documented_and_what_to_do_when_it_comes_unexpectedly() -
         table_row(section(read("docs/troubleshooting.md"), "## By Event"), event)
 
 
-def test_every_alert_has_its_heading_in_the_runbook() -> None:
-    alerts = re.findall(r"^ *- alert: (\w+)$", read("deploy/alerts/rules.yaml"), flags=re.MULTILINE)
-    assert alerts
-    assert re.findall(r"^## (\w+)$", read("docs/runbook.md"), flags=re.MULTILINE) == alerts
-
-
 def test_what_each_role_in_the_cluster_gives_to_whoever_takes_it_over_is_documented() -> None:
     named = {"pgrole-controller"}
     for file in (ROOT / "deploy/kustomize").rglob("*.yaml"):
