@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import Refused
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import VERSION, Installation, install, is_current
@@ -211,6 +212,28 @@ async def test_one_of_the_version_before_that_may_not_be_changed_is_worked_with(
     assert await install(connection, allowed=False) is Installation.OLDER
     assert not await is_current(connection)
     assert await read(connection, WHOLE) == whole
+
+
+async def test_whoever_does_not_own_one_of_the_version_before_works_with_it_although_it_may_install(
+    postgres_server: PostgresServer, connection: Connection
+) -> None:
+    await run_before(connection)
+    await connection.execute(
+        "CREATE ROLE versions_worker LOGIN PASSWORD 'p'; GRANT USAGE ON SCHEMA pgrole TO versions_worker;"
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgrole TO versions_worker;"
+        "GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO versions_worker"
+    )
+    name = await connection.fetchval("SELECT current_database()")
+    whole = await read(connection, WHOLE)
+    try:
+        dsn = postgres_server.dsn("versions_worker", password="p", database=name)
+        async with connect(Endpoint(dsn), "test") as worker:
+            assert await install(worker) is Installation.OLDER
+            assert await read(connection, WHOLE) == whole
+            await run_present(connection)
+            assert await install(worker) is Installation.PRESENT
+    finally:
+        await connection.execute("DROP OWNED BY versions_worker; DROP ROLE versions_worker")
 
 
 async def test_rights_that_were_given_on_the_parts_of_the_version_before_outlast_the_upgrade_and_new_parts_lack_them(
