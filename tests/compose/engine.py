@@ -1,6 +1,6 @@
 """A Docker Engine of its own for the stand-in images, with the two plugins that Debian does not package.
 
-The programs come from Debian (`apt-get install docker.io iptables debootstrap`), the plugins are built once with Go
+The programs come from Debian (`docker.io iptables debootstrap libcap2-bin`), the plugins are built once with Go
 from its module proxy. The engine has its own socket and folder: nothing of another one on the machine is touched.
 """
 
@@ -20,6 +20,7 @@ PLUGINS: Mapping[str, tuple[str, str, str]] = {
     "docker-compose": ("github.com/docker/compose/v2", "v2.40.3", "cmd"),
     "docker-buildx": ("github.com/docker/buildx", "v0.29.1", "cmd/buildx"),
 }
+PACKAGES = "docker.io iptables debootstrap libcap2-bin"
 ETCD = "v3.6.8"
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 60.0
@@ -35,9 +36,9 @@ def engine(cache: Path) -> Iterator[dict[str, str]]:
 
     Its images stay in `cache`, so that they need not be built again. Root is needed.
     """
-    for program in ("dockerd", "docker", "iptables"):
+    for program in ("dockerd", "docker", "iptables", "debootstrap", "setcap"):
         if shutil.which(program) is None:
-            raise EngineError(f"{program} is missing: apt-get install --no-install-recommends docker.io iptables")
+            raise EngineError(f"{program} is missing: apt-get install --no-install-recommends {PACKAGES}")
     config = _plugins(cache)
     failures = []
     for further in ([], ["--storage-driver=vfs"], ["--storage-driver=vfs", "--iptables=false"]):

@@ -104,13 +104,13 @@ def make_control_plane(environment: Mapping[str, str], binaries: Binaries, etcdc
         ("kube-apiserver", {"kube-apiserver": binaries.kube_apiserver}),
     ):
         with _context() as folder:
-            (folder / "bin").mkdir()
+            bin_folder = folder / "usr" / "local" / "bin"
+            bin_folder.mkdir(parents=True)
             for name, program in programs.items():
-                shutil.copy(program, folder / "bin" / name)
+                shutil.copy(program, bin_folder / name)
             if part == "kube-apiserver":  # as in the image that is stood in for: not every container may execute it so
-                _run(["setcap", "cap_net_bind_service=+ep", str(folder / "bin" / part)])
-            _write(folder, "FROM scratch\nCOPY bin /usr/local/bin\nENV PATH=/usr/local/bin")
-            _build(environment, folder, asked[part])
+                _run(["setcap", "cap_net_bind_service=+ep", str(bin_folder / part)])
+            _import(environment, folder, asked[part])
 
 
 def make_bases(environment: Mapping[str, str], cache: Path) -> None:
@@ -152,8 +152,6 @@ def _make_debian(environment: Mapping[str, str], cache: Path) -> None:
     """The base of PostgreSQL and of the build, and in the cache the packages that it was made from."""
     system = cache / "debian"
     if not (system / "done").exists():
-        if shutil.which("debootstrap") is None:
-            raise EngineError("debootstrap is missing: apt-get install --no-install-recommends debootstrap")
         shutil.rmtree(system, ignore_errors=True)
         include = f"--include={','.join(_BUILD_PACKAGES)}"
         _run(["debootstrap", "--variant=minbase", include, "trixie", str(system), _MIRROR])
@@ -161,19 +159,7 @@ def _make_debian(environment: Mapping[str, str], cache: Path) -> None:
     if subprocess.run(
         ["docker", "image", "inspect", _DEBIAN], env=environment, capture_output=True, check=False
     ).returncode:
-        with tempfile.TemporaryDirectory() as scratch:
-            archive = Path(scratch) / "debian.tar"
-            _run(["tar", "-C", str(system), "--exclude=./var/cache/apt/archives/*.deb", "-cf", str(archive), "."])
-            _run(
-                [
-                    "docker",
-                    "import",
-                    "--change=ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                    str(archive),
-                    _DEBIAN,
-                ],
-                environment,
-            )
+        _import(environment, system, _DEBIAN)
 
 
 def _unpack(cache: Path, root: Path) -> None:
@@ -199,6 +185,16 @@ def _unpack(cache: Path, root: Path) -> None:
         (root / "etc" / name).write_text(text, encoding="utf-8")
     (root / "tmp").mkdir(exist_ok=True)
     (root / "tmp").chmod(0o1777)
+
+
+def _import(environment: Mapping[str, str], root: Path, tag: str) -> None:
+    """A file system as an image, with the capabilities of its files, which a build would not take from its context."""
+    with tempfile.TemporaryDirectory() as scratch:
+        archive = Path(scratch) / "root.tar"
+        leave_out = "--exclude=./var/cache/apt/archives/*.deb"
+        _run(["tar", "--xattrs", "--xattrs-include=*", leave_out, "-C", str(root), "-cf", str(archive), "."])
+        path = "--change=ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        _run(["docker", "import", path, str(archive), tag], environment)
 
 
 @contextmanager
