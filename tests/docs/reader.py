@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,14 +26,14 @@ _HOSTS = r"hosts: \[[^]]*\.example\.internal\]"
 _EXPORTED = re.compile(r"^ *(export \w+=.*)$", re.MULTILINE)
 _ASKS = re.compile(r"\bclaims (?:release|transfer)\b")
 _WAITS_IN_SQL = "pg_sleep(0.02)"
-_LONG_ENOUGH = "pg_sleep(5)"  # this machine may be busy with other tests
+_LONG_ENOUGH = "pg_sleep(2)"  # this machine may be busy with other tests
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """`place` is the checkout, with the page's files in it; `port` is PostgreSQL's."""
+    """`place` is the checkout, with the page's files in it. `server`: None where what is followed needs no cluster."""
 
-    server: ApiServer
+    server: ApiServer | None
     postgres: PostgresServer
     place: Path
     shell: Shell
@@ -90,19 +90,21 @@ class Reader:
 
 @asynccontextmanager
 async def reader(
-    binaries: Binaries, servers: Servers, programs: Programs, folder: Path, blocks: Sequence[Block]
+    binaries: Binaries | None, servers: Servers, programs: Programs, folder: Path, files: Sequence[Block]
 ) -> AsyncIterator[Reader]:
-    """One with a new cluster and a new PostgreSQL, in which the controller has its role, and the page's files."""
-    async with api_server(binaries=binaries) as server, servers.run() as postgres:
+    """One with a new cluster, unless there are no `binaries` for it, a new PostgreSQL, and the page's files."""
+    async with AsyncExitStack() as stack:
+        server = None if binaries is None else await stack.enter_async_context(api_server(binaries=binaries))
+        postgres = await stack.enter_async_context(servers.run())
         place = _make_checkout(folder)
         environment = _environment(server, postgres, _make_programs(folder / "programs", programs, postgres), folder)
         (folder / "said").mkdir()
         async with shell(folder / "said", place, environment) as bash:
             made = Reader(server, postgres, place, bash)
-            for block in blocks:
-                if block.file is not None:
-                    (place / block.file).parent.mkdir(parents=True, exist_ok=True)
-                    (place / block.file).write_text(made.stand_in(block.text), encoding="utf-8")
+            for block in files:
+                path = place / (block.file or "")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(made.stand_in(block.text), encoding="utf-8")
             yield made
 
 
@@ -133,7 +135,7 @@ def _make_programs(folder: Path, programs: Programs, postgres: PostgresServer) -
     return folder
 
 
-def _environment(server: ApiServer, postgres: PostgresServer, programs: Path, folder: Path) -> Mapping[str, str]:
+def _environment(server: ApiServer | None, postgres: PostgresServer, programs: Path, folder: Path) -> Mapping[str, str]:
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("PG", "KUBE", "HELM", "PYTEST"))}
     kept |= {name: os.environ[name] for name in ("PGROLE_CACHE_DIR", "KUBEBUILDER_ASSETS") if name in os.environ}
     return {
@@ -141,7 +143,7 @@ def _environment(server: ApiServer, postgres: PostgresServer, programs: Path, fo
         "PATH": f"{programs}:{os.environ['PATH']}",
         "HOME": str(folder),
         "PGROLE_CACHE_DIR": kept.get("PGROLE_CACHE_DIR", str(cache_directory(os.environ))),
-        "KUBECONFIG": str(server.kubeconfig),
+        "KUBECONFIG": str(server.kubeconfig if server else folder / "none"),
         "PGROLE_DSN": postgres.dsn(),
         "ADMIN_DSN": postgres.dsn(),
         "PGROLE_HEALTH_PORT": "0",

@@ -1,5 +1,6 @@
 """Every command of the documentation is run as its reader would run it, in the order of the page."""
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +13,11 @@ from tests.deploy.programs import Programs
 from tests.docs.before import BEFORE, IN_USE
 from tests.docs.cluster import Cluster
 from tests.docs.page import COMMANDS, ROOT, Block, pages, read_page
-from tests.docs.reader import reader
+from tests.docs.reader import Reader, reader
 from tests.servers import Servers
 
 BLOCKS = {str(path.relative_to(ROOT)): read_page(path) for path in pages()}
+NEEDS_CLUSTER = re.compile(r"\b(?:kubectl|helm|pgrole-controller run)\b")
 RUN = [name for name, blocks in BLOCKS.items() if any(block.is_run for block in blocks)]
 
 
@@ -27,6 +29,13 @@ def parts(blocks: list[Block]) -> Iterator[list[Block]]:
             yield blocks[begin:end]
 
 
+def needs_cluster(blocks: list[Block]) -> bool:
+    """Not what speaks to PostgreSQL alone, nor what brings one along."""
+    texts = [block.text for block in blocks if block.is_run]
+    brings = any("make dev" in text for text in texts)
+    return not brings and any(NEEDS_CLUSTER.search(text) for text in texts)
+
+
 @pytest.mark.parametrize("page", RUN)
 async def test_every_command_of_the_page_does_what_it_says(
     page: str, binaries: Binaries, servers: Servers, programs: Programs, tmp_path: Path
@@ -34,16 +43,24 @@ async def test_every_command_of_the_page_does_what_it_says(
     files = [block for block in BLOCKS[page] if block.file is not None]
     for number, blocks in enumerate(parts(BLOCKS[page])):
         folder = tmp_path / str(number)
-        async with reader(binaries, servers, programs, folder, files) as person:
-            cluster = Cluster(person.server, folder)
-            try:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(cluster.run)
-                    await person.prepare(("" if blocks[0].anew else IN_USE) + BEFORE.get(page, ""))
-                    await person.follow(blocks)
-                    tasks.cancel_scope.cancel()
-            except* AssertionError as failures:
-                raise AssertionError(f"{failures.exceptions[0]}\n\n{cluster.logs()}") from failures
+        needed = binaries if needs_cluster(blocks) else None
+        async with reader(needed, servers, programs, folder, files) as person:
+            if person.server is None:
+                await person.prepare(BEFORE.get(page, ""))
+                await person.follow(blocks)
+            else:
+                await follow_in_cluster(page, blocks, person, Cluster(person.server, folder))
+
+
+async def follow_in_cluster(page: str, blocks: list[Block], person: Reader, cluster: Cluster) -> None:
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cluster.run)
+            await person.prepare(("" if blocks[0].anew else IN_USE) + BEFORE.get(page, ""))
+            await person.follow(blocks)
+            tasks.cancel_scope.cancel()
+    except* AssertionError as failures:
+        raise AssertionError(f"{failures.exceptions[0]}\n\n{cluster.logs()}") from failures
 
 
 @pytest.mark.parametrize("page", BLOCKS)
