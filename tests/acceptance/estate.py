@@ -89,9 +89,10 @@ class Estate:
         await self.kube.apply_all({name: self._spec(name) for name in ROLES})
 
     async def make(self) -> None:
-        """All of it is Ready and at rest, and one object has gone whose role stays."""
+        """All of it is Ready and at rest, its server is kept, and one object has gone whose role stays."""
         await self.make_objects()
         await self.kube.wait_all_ready()
+        await self.servers.wait_for(SERVER, lambda obj: "finalizers" in obj["metadata"], "being kept for its PgRoles")
         await self.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE password_digest <> ''", 2)
         await self.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE connection_secret <> ''", 2)
         await self.kube.delete("retained")

@@ -204,7 +204,6 @@ async def lose_controller(estate: Estate) -> None:
     """The definitions go when it has ended: what has a finalizer stays, and so do they."""
     async with running(estate.controller()):
         await estate.make()
-        await estate.servers.wait_for(SERVER, lambda obj: "finalizers" in obj["metadata"], "being kept")
     server = estate.kube.server
     await delete_crds(server)
     await estate.kube.wait_number(1)
