@@ -1,5 +1,6 @@
 """What the documentation says exists, and what exists is in the documentation."""
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,15 @@ from pgrole_controller.postgres.watch import TICK
 from pgrole_controller.settings import RUN, Setting
 from tests.docs.page import ROOT, read_page
 from tests.docs.page import pages as documentation
+
+#: Messages in the words of PostgreSQL and asyncpg, and those that are put together from parts.
+OF_OTHERS = ("lacks a privilege: permission denied", "Connect call failed", "root certificate file")
+PUT_TOGETHER = {
+    "did not end within 10 s",
+    "does not allow createdb",
+    "adoption is refused",
+    "is no PgRole's of namespace",
+}
 
 PAGES = [*documentation(), ROOT / "CHANGELOG.md"]
 
@@ -145,6 +155,30 @@ def test_every_reason_is_documented(reason: Reason) -> None:
 def test_every_reason_has_its_cause_and_its_remedy(reason: Reason) -> None:
     row = table_row(section(read("docs/troubleshooting.md"), "## By reason"), reason.value)
     assert all(cell.strip() for cell in row.strip("|").split("|"))
+
+
+def literals() -> str:
+    """Every text in the code, each on a line; what is put in is left out."""
+    found = []
+    for file in sorted((ROOT / "pgrole_controller").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [part.value if isinstance(part, ast.Constant) else "\0" for part in parts]
+            if all(isinstance(text, str) for text in texts):
+                found.append("".join(map(str, texts)))
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("page", ["docs/pgrole.md", "docs/troubleshooting.md"])
+def test_every_message_that_has_its_remedy_is_one_that_is_said(page: str) -> None:
+    said = literals()
+    tables = re.findall(r"^\|[^|]*message contains.*\n\|.*\n((?:\|.*\n)+)", read(page), flags=re.MULTILINE)
+    messages = [
+        text for table in tables for row in table.splitlines() for text in re.findall("`(.+?)`", row.split("|")[1])
+    ]
+    assert messages
+    unknown = [text for text in messages if not all(part.strip() in said for part in text.split("…"))]
+    assert [text for text in unknown if not text.startswith(OF_OTHERS) and text not in PUT_TOGETHER] == []
 
 
 def test_every_event_is_documented_and_what_to_do_when_it_comes_unexpectedly() -> None:
