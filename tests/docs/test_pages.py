@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.postgres import DEFAULT_VERSION
 from tests.deploy.programs import Programs
 from tests.docs.before import BEFORE, IN_USE
 from tests.docs.cluster import Cluster
@@ -36,6 +37,7 @@ def needs_cluster(blocks: list[Block]) -> bool:
     return not brings and any(NEEDS_CLUSTER.search(text) for text in texts)
 
 
+@pytest.mark.since(DEFAULT_VERSION, "the pages show what the newest says")
 @pytest.mark.parametrize("page", RUN)
 async def test_every_command_of_the_page_does_what_it_says(
     page: str, binaries: Binaries, servers: Servers, programs: Programs, tmp_path: Path
