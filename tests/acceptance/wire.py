@@ -67,7 +67,9 @@ class Wire:
 async def wire(host: str, port: int) -> AsyncIterator[Wire]:
     made = Wire(host, port)
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=made.port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, made.carry)
-        yield made
-        tasks.cancel_scope.cancel()
+    async with listener, anyio.create_task_group() as carrying:
+        async with anyio.create_task_group() as accepting:
+            accepting.start_soon(listener.serve, made.carry, carrying)
+            yield made
+            accepting.cancel_scope.cancel()
+        made.cut()  # each closes its sockets
