@@ -38,7 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = chosen = read_choice(config.getoption("--postgres"))
-    if chosen.docker:  # whose client leaves its Unix sockets to the collector
+    if (
+        chosen.docker or config.getoption("--kubernetes") != k3s.CHOICES[0]
+    ):  # Docker's client leaves its Unix sockets to the collector
         config.addinivalue_line("filterwarnings", r"ignore:unclosed <socket.socket fd=\d+, family=1,:ResourceWarning")
     config.addinivalue_line("markers", "postgres: runs against the PostgreSQL of --postgres (set by itself)")
     config.addinivalue_line("markers", "since(version, what): is about what PostgreSQL has since a version")

@@ -22,6 +22,7 @@ from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.binaries import KUBERNETES, Binaries
 from pgrole_controller.local.home import home
 from pgrole_controller.local.remote import RemoteApiServer
+from tests.servers import started
 
 CHOICES = ("local", "k3s")
 IMAGE = f"rancher/k3s:v{KUBERNETES}-k3s1"
@@ -58,18 +59,14 @@ async def _container(folder: Path) -> AsyncIterator[ApiServer]:
     made = K3SContainer(IMAGE).with_volume_mapping(str(folder), str(folder), "rw")
     arguments = " ".join(f"--kube-apiserver-arg={one.removeprefix('--')}" for one in asked)
     made.with_command(f"server --disable={_WITHOUT} --tls-san={made.get_container_host_ip()} {arguments}")
-    try:
-        await anyio.to_thread.run_sync(made.start)
+    async with started(made):
         config = yaml.safe_load(await anyio.to_thread.run_sync(made.config_yaml))["clusters"][0]["cluster"]
         ca = anyio.Path(folder / "ca.crt")
         await ca.write_bytes(base64.b64decode(config["certificate-authority-data"]))
         server = K3s(folder, url=config["server"], ca=Path(ca), tokens=tokens, audit=audit)
+        server.kubeconfig_of(credentials.ADMIN)
         try:
-            server.kubeconfig_of(credentials.ADMIN)
             await server.start()
             yield server
         finally:
             await server.stop()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(made.stop)

@@ -103,12 +103,20 @@ async def container(version: int, settings: Mapping[str, str]) -> AsyncIterator[
         f"postgres:{version}", port=_PORT, username=SUPERUSER, password=password, dbname="postgres", driver=None
     )
     made.with_env("POSTGRES_INITDB_ARGS", _INITDB_ARGS).with_command(command)
-    try:
-        await anyio.to_thread.run_sync(made.start)
+    async with started(made):
         yield ContainerServer(await _reach(made), int(made.get_exposed_port(_PORT)), password)
+
+
+@asynccontextmanager
+async def started(container: "DockerContainer") -> AsyncIterator[None]:
+    """Removed at the end, as far as it came to be one: its image may not be had."""
+    try:
+        await anyio.to_thread.run_sync(container.start)
+        yield
     finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(made.stop)
+        if container._container is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(container.stop)
 
 
 async def _reach(container: "DockerContainer") -> str:

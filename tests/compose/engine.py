@@ -41,21 +41,22 @@ def engine(cache: Path) -> Iterator[dict[str, str]]:
             raise EngineError(f"{program} is missing: apt-get install --no-install-recommends {PACKAGES}")
     config = _plugins(cache)
     failures = []
-    for further in ([], ["--storage-driver=vfs"], ["--storage-driver=vfs", "--iptables=false"]):
-        process = _start(cache, further)
-        try:
-            environment = {
-                **os.environ,
-                "DOCKER_HOST": f"unix://{cache / 'docker.sock'}",
-                "DOCKER_CONFIG": str(config),
-                "DOCKER_BUILDKIT": "1",
-            }
-            if _is_ready(process, environment):
-                yield environment
-                return
-            failures.append(f"dockerd {' '.join(further)}\n{_end_of(cache / 'dockerd.log')}")
-        finally:
-            _stop(process)
+    with _firewall_kept():
+        for further in ([], ["--storage-driver=vfs"], ["--storage-driver=vfs", "--iptables=false"]):
+            process = _start(cache, further)
+            try:
+                environment = {
+                    **os.environ,
+                    "DOCKER_HOST": f"unix://{cache / 'docker.sock'}",
+                    "DOCKER_CONFIG": str(config),
+                    "DOCKER_BUILDKIT": "1",
+                }
+                if _is_ready(process, environment):
+                    yield environment
+                    return
+                failures.append(f"dockerd {' '.join(further)}\n{_end_of(cache / 'dockerd.log')}")
+            finally:
+                _stop(process)
     raise EngineError("dockerd does not start:\n" + "\n".join(failures))
 
 
@@ -77,6 +78,21 @@ def build_etcdctl(cache: Path) -> Path:
         _run(["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(program), "go.etcd.io/etcd/etcdctl/v3"], module)
         shutil.rmtree(module)
     return program
+
+
+@contextmanager
+def _firewall_kept() -> Iterator[None]:
+    """What dockerd adds to it, and its bridge, stay when it ends: they are removed unless there was one before."""
+    before = subprocess.run(["iptables-save"], capture_output=True, check=True).stdout
+    bridge = Path("/sys/class/net/docker0")
+    theirs = bridge.exists()
+    try:
+        yield
+    finally:
+        if not theirs:
+            subprocess.run(["iptables-restore"], input=before, check=True)
+            if bridge.exists():
+                subprocess.run(["ip", "link", "delete", "docker0"], check=True)
 
 
 def _start(cache: Path, further: list[str]) -> subprocess.Popen[bytes]:
