@@ -39,7 +39,7 @@ class Scene:
         return f'"{self.of(source, more)}"'
 
     def visits(self) -> int:
-        return self.controller.log.count(" visit  ")
+        return self.controller.log.count(" visit begins  ")
 
     async def rest(self) -> None:
         """Until nothing has been visited for a while."""

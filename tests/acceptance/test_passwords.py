@@ -427,9 +427,9 @@ async def test_what_waits_for_a_key_is_looked_at_again_ever_more_rarely(stage: S
         await stage.kube.apply("app", password=source())
         await stage.kube.wait_reason("app", "SecretMissing")
         await controller.wait_count("reason=retry", 2)
-        seen = controller.log.count(" visit ")
+        seen = controller.log.count(" visit begins ")
         await controller.wait_count("reason=retry", 3)
-        assert controller.log.count(" visit ") - seen <= 4
+        assert controller.log.count(" visit begins ") - seen <= 4
 
 
 def rules(*resources: str, group: str = "") -> Json:
