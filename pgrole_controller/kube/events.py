@@ -131,7 +131,8 @@ class Recorder:
                 await self._create_or_count(occurrence)
             except (ApiError, Unreachable) as error:
                 status = error.status if isinstance(error, ApiError) else 503
-                if attempt == 2 or (status != 429 and status < 500):
+                # 403: an API server that starts refuses everybody until it has read its rules
+                if attempt == 2 or (status not in (403, 429) and status < 500):
                     self._drop(occurrence, str(error))
                     return
                 asked = error.retry_after if isinstance(error, ApiError) else None
