@@ -25,7 +25,7 @@ from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import inspect, queries
-from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change
+from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change, read_access
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.culprits import look_for_culprits
 from pgrole_controller.postgres.fence import Candidacy, Fence, take_lead
@@ -195,7 +195,10 @@ async def attend(
                 for task in sense.tasks:
                     tasks.start_soon(task)
                 tasks.start_soon(_await_end, (writer, *sense.connections))
-                tasks.start_soon(_reconsider, sense, found, min(RECONSIDER_SECONDS, 60 * interval), tasks.cancel_scope)
+                period = min(RECONSIDER_SECONDS, 60 * interval)
+                tasks.start_soon(_reconsider, sense, found, period, tasks.cancel_scope)
+                if found.installation is Installation.OLDER:
+                    tasks.start_soon(_await_upgrade, sense, period, tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -252,6 +255,19 @@ async def _reconsider(sense: Sense, found: Survey, seconds: float, session: anyi
     only = "sees_passwords" if sense.mode is Mode.WATCH else None
     changed = await await_change(sense.connection, sense.turn, found.access, seconds, only)
     log.info("what the controller may do has changed", extra={"changed": ", ".join(changed)})
+    session.cancel()
+
+
+async def _await_upgrade(sense: Sense, seconds: float, session: anyio.CancelScope) -> None:
+    """Ends the session when an administrator has brought schema pgrole up to date, with the rights on what is new."""
+    while True:
+        await anyio.sleep(seconds)
+        async with sense.turn:
+            with anyio.fail_after(GUARDED_SECONDS, shield=True):
+                access = await read_access(sense.connection)
+                if (access["owns"] or access["uses"]) and await is_current(sense.connection):
+                    break
+    log.info("schema pgrole was brought up to date")
     session.cancel()
 
 

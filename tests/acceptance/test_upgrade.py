@@ -187,6 +187,22 @@ async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_
             assert "schema pgrole is of the version before" not in controller.log
 
 
+async def test_an_administrator_who_upgrades_the_schema_afterwards_is_noticed_without_a_restart(
+    cluster: ApiServer, servers: Servers, tmp_path: Path
+) -> None:
+    async with open_estate(cluster, servers, tmp_path, install=False, drift={"interval": "100ms"}) as estate:
+        await install_by_hand(estate, servers.version)
+        shell = await make_shell(cluster, estate.postgres, tmp_path / "shell")
+        (script,) = blocks("upgrade.md", "2. Schema pgrole, where the controller may not install")
+        async with running(estate.controller(PRESENT, "--leader-election", "true")) as controller:
+            await estate.make()
+            assert "schema pgrole is of the version before" in controller.log
+            await shell.run(script)
+            await estate.database.wait_value("SELECT count(*) FROM pgrole.leader WHERE number > 0", 1)
+            await estate.prove("first")
+            assert "no session with PostgreSQL" not in controller.log
+
+
 async def install_by_hand(estate: Estate, version: int) -> None:
     """A superuser installed the schema of the release before; the controller has the documented role and grants."""
     await estate.database.execute(role_sql(version))
