@@ -182,7 +182,7 @@ RUN = (
     Setting("detection", "how changes are noticed: auto, watch, poll or resync", _mode, Mode.AUTO, "MODE"),
     Setting("poll-interval", "how often poll asks, 100ms to 1h", _interval, 1.0, "DURATION"),
     Setting("resync-interval", "a look at every object at least this often", _duration, 3600.0, "DURATION"),
-    Setting("health-host", "address of /healthz, /readyz and /metrics", _text, "0.0.0.0", "ADDRESS"),  # noqa: S104 -- for the kubelet
+    Setting("health-host", "address of /healthz, /readyz and /metrics (default: all)", _text, "::", "ADDRESS"),
     Setting("health-port", "port of /healthz, /readyz and /metrics, 0 for none", _port, 8080, "PORT"),
     Setting("log-level", f"one of {', '.join(LEVELS)}", _choice(*LEVELS), "info", "LEVEL"),
     Setting("log-format", "text, json or auto (text on a terminal)", _choice(*get_args(LogFormat)), "auto", "FORMAT"),

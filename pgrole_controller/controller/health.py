@@ -4,17 +4,22 @@ They are served from a thread with a loop of its own: so a controller whose loop
 itself instead of not answering, and a scrape holds up no repair for longer than it takes to ask.
 
 Liveness is not the database's: a controller that is restarted because a server is down helps nobody.
+
+Whoever reaches the port may connect to it: those who hold many connections lose the oldest, and take nothing from the
+controller's own.
 """
 
 import asyncio
+import errno
 import json
 import logging
+import socket
 from collections.abc import Callable
 from typing import TypeVar
 
 import anyio
 from aiohttp import web
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.errors import CannotStart
@@ -29,6 +34,14 @@ log = logging.getLogger(__name__)
 
 #: How long the controller's loop has for an answer, in seconds: the least that a probe waits is one.
 ANSWER_SECONDS = 0.8
+
+#: So many connections are held, and so many more that come at once: whoever comes next ends the one that was first.
+CONNECTIONS = 64
+AT_ONCE = 100
+
+#: Every address of this machine, IPv4 and IPv6.
+EVERY_ADDRESS = "::"
+_NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 Answer = TypeVar("Answer")
 
@@ -48,16 +61,16 @@ class Health:
         self._store, self._servers, self._lead, self._scrape = store, servers, lead, scrape
 
     async def serve(self, host: str, port: int) -> None:
-        """Until cancelled. Raises CannotStart when the port is taken."""
+        """Until cancelled. `host` is one address, or EVERY_ADDRESS. Raises CannotStart when the port is taken."""
         self._loop = asyncio.get_running_loop()
         with start_blocking_portal() as portal:
             runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
+            listening = portal.call(_start, runner, _bind(host, port))
             try:
-                _start(portal, runner, host, port)
                 log.info("health served", extra={"host": host, "port": port})
                 await self._pulse.beat()
             finally:
-                portal.call(runner.cleanup)
+                portal.call(_end, runner, listening)
 
     def _app(self) -> web.Application:
         app = web.Application()
@@ -101,13 +114,37 @@ class Health:
         return ready, {"ready": ready, "synced": synced, "leading": self._lead.leading, "servers": servers}
 
 
-def _start(portal: BlockingPortal, runner: web.AppRunner, host: str, port: int) -> None:
-    async def start() -> None:
-        await runner.setup()
-        await web.TCPSite(runner, host, port).start()
+async def _start(runner: web.AppRunner, port: socket.socket) -> asyncio.AbstractServer:
+    await runner.setup()
+    server = runner.server
+    if server is None:
+        raise AssertionError("a runner that is set up has a server")
 
+    def connect() -> asyncio.Protocol:
+        for oldest in server.connections[: 1 - CONNECTIONS]:
+            if oldest.transport is not None:
+                oldest.transport.abort()
+        return server()
+
+    return await asyncio.get_running_loop().create_server(connect, sock=port, backlog=AT_ONCE)
+
+
+async def _end(runner: web.AppRunner, listening: asyncio.AbstractServer) -> None:
+    listening.close()
+    await runner.cleanup()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Raises CannotStart when it is taken, or not this machine's."""
     try:
-        portal.call(start)
+        if host != EVERY_ADDRESS:
+            return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_IPV6:
+                raise
+            return socket.create_server(("0.0.0.0", port))  # noqa: S104 -- every address that there is without IPv6
     except OSError as error:
         raise CannotStart(f"--health-port {port}: {error.strerror}; give another, or 0 for none") from error
 

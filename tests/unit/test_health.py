@@ -1,8 +1,10 @@
 """controller/health: it answers also while the event loop of the controller stands still, and then says so."""
 
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
@@ -11,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from pgrole_controller.controller.errors import CannotStart
-from pgrole_controller.controller.health import Health
+from pgrole_controller.controller.health import AT_ONCE, CONNECTIONS, EVERY_ADDRESS, Health
 from pgrole_controller.controller.pulse import BEAT_SECONDS, STILL_SECONDS, Pulse
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.ports import free_port
@@ -28,10 +30,10 @@ class Clock:
         return time.monotonic() + self.ahead
 
 
-def get(port: int, path: str) -> tuple[int, str]:
+def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
     """Status and body; 0 while nobody listens."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE) as answer:
+        with urlopen(f"http://{host}:{port}{path}", timeout=PATIENCE) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
@@ -95,6 +97,50 @@ async def test_what_fails_in_a_scrape_is_an_answer_and_not_the_end() -> None:
         assert status == 500
         await wait_served(port)
         tasks.cancel_scope.cancel()
+
+
+async def test_who_holds_connections_takes_none_from_those_who_ask() -> None:
+    port = free_port()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Health().serve, "127.0.0.1", port)
+        await wait_served(port)
+        with ExitStack() as stack:
+            silent = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+                for _ in range(3 * (CONNECTIONS + AT_ONCE))
+            ]
+            first = silent[: CONNECTIONS + AT_ONCE]
+
+            async def are_ended() -> bool:
+                return all(_is_ended(one) for one in first)
+
+            for one in first:
+                one.setblocking(False)
+            assert await reached(are_ended, PATIENCE)
+            await wait_served(port)
+        tasks.cancel_scope.cancel()
+
+
+def _is_ended(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+async def test_every_address_is_served_also_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_ipv6 in (True, False):
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda has=has_ipv6: has)
+        port = free_port()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Health().serve, EVERY_ADDRESS, port)
+            await wait_served(port)
+            assert await anyio.to_thread.run_sync(get, port, "/healthz", "[::1]") == (
+                (200, "ok\n") if has_ipv6 else (0, "")
+            )
+            tasks.cancel_scope.cancel()
 
 
 async def test_a_taken_port_is_named() -> None:
