@@ -97,10 +97,16 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return _quote(line)
 
 
 def _plain(value: object) -> str:
     # One record is one line, whatever a role's name contains.
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "\n\r\t=') else text
+    return _quote(text) if not text or set(text) & set(' "=') or not text.isprintable() else text
+
+
+def _quote(value: object) -> str:
+    """As JSON, with escapes for what a terminal would obey or not show: names come from whoever can make a role."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value, default=str)

@@ -34,6 +34,21 @@ def test_json_is_one_object_a_line() -> None:
     assert (said["message"], said["object"], said["note"], said["count"]) == ("role brought in", "shop/app", "a\nb", 3)
 
 
+@pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b2J", "\x7f", "\x0b", "\x85", "\u2028", "\u202e"])
+def test_no_value_makes_a_terminal_do_anything_or_begins_a_line(sign: str) -> None:
+    values = {"role": f"a{sign}b", "note": f"grün {sign}"}
+    text, line = _Text(colours=False).format(record("looked", **values)), _Json().format(record("looked", **values))
+    for said in (text, line):
+        assert said.isprintable()
+    assert {name: json.loads(line)[name] for name in values} == values
+    assert json.loads(text.split(" role=")[1].split(" note=")[0]) == values["role"]
+
+
+def test_what_can_be_printed_stands_as_it_is() -> None:
+    for form in (_Text(colours=False), _Json()):
+        assert "grün 漢字 …" in form.format(record("looked", role="grün 漢字 …"))
+
+
 def lines(
     form: LogFormat, *, terminal: bool, monkeypatch: pytest.MonkeyPatch, level: str = "info"
 ) -> Callable[[], str]:
