@@ -144,18 +144,20 @@ async def _read_cluster_id(client: Client) -> str:
         try:
             answer = await client.request("GET", NAMESPACES.path(name=_CLUSTER_ID_NAMESPACE), timeout=10.0)
         except ApiError as error:
-            if error.status not in (401, 403, 404):
+            if error.status in (401, 403, 404):
+                raise CannotStart(
+                    f"this cluster's id cannot be read (the uid of namespace {_CLUSTER_ID_NAMESPACE}): {error}. "
+                    f"Allow it, or give --cluster-id"
+                ) from error
+            if error.status not in (408, 429) and error.status < 500:
                 raise
-            raise CannotStart(
-                f"this cluster's id cannot be read (the uid of namespace {_CLUSTER_ID_NAMESPACE}): {error}. "
-                f"Allow it, or give --cluster-id"
-            ) from error
+            log.warning("API server does not answer yet", extra={"error": str(error)})
         except Unreachable as error:
             log.warning("API server not reached", extra={"error": str(error)})
-            await anyio.sleep(1.0)
         else:
             uid: str = json.loads(answer)["metadata"]["uid"]
             return uid
+        await anyio.sleep(1.0)
 
 
 class _Controller:

@@ -59,8 +59,9 @@ class Queue:
         return self._schedule.figures(lane, anyio.current_time())
 
     def release(self) -> None:
-        """Visits begin."""
+        """Visits begin. What was hinted while they were held waits since now."""
         self._held = False
+        self._schedule.restart(anyio.current_time())
         for lane in self._waiting:
             self._wake(lane)
 

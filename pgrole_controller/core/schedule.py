@@ -176,6 +176,12 @@ class Schedule:
             self.forget(key)
         self._lanes.pop(lane, None)
 
+    def restart(self, now: float) -> None:
+        """Whatever is due waits from now on: nobody could take it before."""
+        for queue in self._lanes.values():
+            queue.seen = max(queue.seen, now)
+            queue.by_age = OrderedDict.fromkeys(queue.by_age, now)
+
     def figures(self, lane: str, now: float) -> Figures:
         queue = self._lanes.get(lane)
         if queue is None:

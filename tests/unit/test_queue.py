@@ -235,6 +235,17 @@ async def test_a_held_queue_gives_nothing_and_everything_when_it_is_released() -
     assert len(other.visits) == 1
 
 
+async def test_a_visit_that_was_held_did_not_wait() -> None:
+    """A standby hears of drifts for days that another process repairs."""
+    queue = Queue(held=True)
+    queue.put("s", hint(A), delay=-3600.0)
+    assert queue.figures("s").oldest >= 3600.0
+    queue.release()
+    with anyio.fail_after(DEADLINE):
+        [visit] = await queue.take("s", 10)
+    assert visit.waited < DEADLINE
+
+
 async def test_what_is_due_after_a_delay_is_not_taken_while_the_queue_is_held() -> None:
     queue = Queue(held=True)
     taker = Taker(queue)

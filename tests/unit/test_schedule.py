@@ -353,6 +353,19 @@ def test_a_removed_lane_takes_its_keys_along() -> None:
     assert keys_of(schedule.take("t", 2.0, MANY)) == [C]
 
 
+def test_what_was_due_before_a_restart_waits_since_then_and_what_is_due_later_stays_so() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 100.0)
+    assert schedule.figures("s", 150.0) == Figures(1, 50.0)  # looked at, as a scrape does
+    schedule.add("s", change(B), 160.0)
+    schedule.add("s", change(C), 900.0)
+    schedule.restart(500.0)
+    assert schedule.figures("s", 500.0) == Figures(2, 0.0)
+    assert {visit.key: visit.waited for visit in schedule.take("s", 501.0, 10)} == {A: 1.0, B: 1.0}
+    assert schedule.next_at("s") == 900.0
+    assert [visit.waited for visit in schedule.take("s", 900.0, 10)] == [0.0]
+
+
 def test_figures_say_how_many_wait_and_for_how_long() -> None:
     schedule = without_jitter()
     assert schedule.figures("s", 1.0) == Figures(0, 0.0)
