@@ -1,4 +1,4 @@
-"""The audit log of the local API server: what ServiceAccounts asked for, and what RBAC refused them."""
+"""The audit log of the local API server: what ServiceAccounts asked for, and what they were refused."""
 
 import json
 from collections.abc import Iterator
@@ -18,12 +18,14 @@ _POLICY = {
 }
 _LOG_MEGABYTES = 4_096  # it is begun anew beyond, and what it said is in another file then
 _DECISION = "authorization.k8s.io/decision"
+_VIOLATION = "validation.policy.admission.k8s.io/validation_failure"  # of a policy whose binding says Audit
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
     """One request. `resource` with its subresource, as rules of RBAC name it (`pgroles/status`), or a path outside of
-    the API's groups; `namespace` and `name` are empty where there is none. `refused`: by RBAC, before it was looked at.
+    the API's groups; `namespace` and `name` are empty where there is none. `refused`: by RBAC, or by the policy that is
+    installed with it; not what was only tried.
     """
 
     user: str
@@ -66,8 +68,8 @@ class AuditLog:
         yield from (_take(json.loads(line)) for line in self._lines(since))
 
     def refused(self, since: int = 0) -> Iterator[AuditEntry]:
-        """Those that RBAC refused, from a `size` on."""
-        lines = (line for line in self._lines(since) if b'"forbid"' in line)
+        """Those that were refused, from a `size` on."""
+        lines = (line for line in self._lines(since) if b'"forbid"' in line or _VIOLATION.encode() in line)
         yield from (entry for entry in map(_take, map(json.loads, lines)) if entry.refused)
 
     def _lines(self, since: int) -> Iterator[bytes]:
@@ -81,7 +83,10 @@ class AuditLog:
 def _take(event: dict[str, Any]) -> AuditEntry:
     target = event.get("objectRef") or {}
     subresource = target.get("subresource")
-    resource = target.get("resource", event["requestURI"].partition("?")[0])
+    path, _, query = event["requestURI"].partition("?")
+    resource = target.get("resource", path)
+    annotations = event.get("annotations") or {}
+    violates = _VIOLATION in annotations and "dryRun=" not in query
     return AuditEntry(
         user=event["user"]["username"],
         verb=event["verb"],
@@ -90,5 +95,5 @@ def _take(event: dict[str, Any]) -> AuditEntry:
         namespace=target.get("namespace", ""),
         name=target.get("name", ""),
         code=(event.get("responseStatus") or {}).get("code", 0),
-        refused=(event.get("annotations") or {}).get(_DECISION) == "forbid",
+        refused=annotations.get(_DECISION) == "forbid" or violates,
     )

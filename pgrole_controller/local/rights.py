@@ -1,7 +1,8 @@
 """An installation on the local API server: its ServiceAccount, with the rights that deploy/kustomize gives it.
 
-Of the overlays only what concerns those rights is read: their `resources`, of the kinds below, as far as they are the
-account's. Names, the own namespace and the namespace that is looked at are replaced by those of the installation.
+Of the overlays only what concerns those rights is read, from their `resources` and `components`: of the kinds below,
+what is the account's, and the policies, which narrow it. Names, the own namespace and the namespace that is looked at
+are replaced by those of the installation.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 
 from pgrole_controller import resources
-from pgrole_controller.local.apiserver import ApiServer, Json
+from pgrole_controller.local.apiserver import ApiError, ApiServer, Json
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply, create_namespace
 from pgrole_controller.local.process import LocalError
@@ -23,6 +24,8 @@ _NAMESPACE = "pgrole-system"
 _WATCHED = "team-a"  # in the overlay of one namespace
 _ROLES = ("ClusterRole", "Role")
 _BINDINGS = ("ClusterRoleBinding", "RoleBinding")
+_POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+_USER_ENDS = f":{_NAME}$"  # in their expressions
 _EFFECTIVE_SECONDS = 30.0
 
 
@@ -40,7 +43,10 @@ class Installation:
 
 
 def read_rights(installation: Installation) -> list[Json]:
-    """The ServiceAccount, the roles that are bound to it, and their bindings. Raises LocalError when there are none."""
+    """The ServiceAccount, the roles that are bound to it, their bindings, and the policies.
+
+    Raises LocalError when there are none, but for policies.
+    """
     folder = resources.path("deploy", "kustomize")
     overlay = folder / "overlays" / ("cluster" if installation.watched is None else "namespace")
     found = list(_read_overlay(overlay, folder, None))
@@ -50,7 +56,8 @@ def read_rights(installation: Installation) -> list[Json]:
     accounts = [one for one in found if one["kind"] == "ServiceAccount"]
     if not (accounts and roles and len(bound) == len(roles)):
         raise LocalError(f"{overlay} does not give {_NAME} its rights, or binds a role that is not there")
-    return [_place(one, installation) for one in (*accounts, *roles, *bindings)]
+    policies = [one for one in found if one["kind"] in _POLICIES]
+    return [_place(one, installation) for one in (*accounts, *roles, *bindings, *policies)]
 
 
 async def install(server: ApiServer, installation: Installation) -> str:
@@ -65,7 +72,10 @@ async def install(server: ApiServer, installation: Installation) -> str:
         ):
             name = document["metadata"]["name"]
             raise LocalError(f"{document['kind']} {name} is not in effect after {_EFFECTIVE_SECONDS:.0f} s")
-    return await server.admit(installation.namespace, installation.name)
+    user = await server.admit(installation.namespace, installation.name)
+    if not await reached(partial(is_narrowed, server, installation), _EFFECTIVE_SECONDS):
+        raise LocalError(f"{_POLICIES[0]} of {user} is not in effect after {_EFFECTIVE_SECONDS:.0f} s")
+    return user
 
 
 async def is_effective(server: ApiServer, installation: Installation, role: Json) -> bool:
@@ -80,6 +90,25 @@ async def is_effective(server: ApiServer, installation: Installation, role: Json
         namespace=role["metadata"].get("namespace", ""),
         name=rule.get("resourceNames", [""])[0],
     )
+
+
+async def is_narrowed(server: ApiServer, installation: Installation) -> bool:
+    """Whether the account, which is admitted, is kept from a Secret of nobody's by a policy. Nothing is written."""
+    namespace = installation.watched or installation.namespace
+    secret: Json = {"metadata": {"name": installation.name}}
+    try:
+        await server.request(
+            "POST",
+            f"/api/v1/namespaces/{namespace}/secrets",
+            secret,
+            query={"dryRun": "All"},
+            user=installation.user,
+        )
+    except ApiError as error:
+        if _POLICIES[0] in str(error):
+            return True
+        raise
+    return False
 
 
 async def may(
@@ -111,7 +140,7 @@ def _read_overlay(folder: Path, root: Path, namespace: str | None) -> Iterator[J
     """Every object of an overlay and of what it is made from, as far as that is below `root`."""
     overlay = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
     namespace = namespace or overlay.get("namespace")
-    for name in overlay["resources"]:
+    for name in (*overlay["resources"], *overlay.get("components", ())):
         path = (folder / name).resolve()
         if path.is_dir() and path.is_relative_to(root.resolve()):
             yield from _read_overlay(path, root, namespace)
@@ -144,4 +173,6 @@ def _place(value: Any, installation: Installation) -> Any:  # noqa: ANN401 -- an
         return installation.watched
     if isinstance(value, str) and (value == _NAME or value.startswith(f"{_NAME}-")):
         return installation.name + value.removeprefix(_NAME)
+    if isinstance(value, str):
+        return value.replace(_USER_ENDS, f":{installation.name}$")
     return value

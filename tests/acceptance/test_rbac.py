@@ -9,6 +9,7 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiError
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.credentials import ADMIN
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
 from pgrole_controller.local.rights import may, read_rights
@@ -182,6 +183,70 @@ async def test_its_token_opens_nothing_else(place: Place) -> None:
                 method, path, body, content_type=content_type, user=place.account.installation.user
             )
         assert refused.value.status == 403, path
+
+
+def refer(kind: str = "PgRole", version: str = "pgrole.dev/v1alpha1") -> Json:
+    return {"ownerReferences": [{"apiVersion": version, "kind": kind, "name": "app", "uid": "of-app"}]}
+
+
+def make_secret(name: str, kind: str = "Opaque", **metadata: object) -> Json:
+    """It would give whoever reads it the rights of another account, were it of that type."""
+    account = {"annotations": {"kubernetes.io/service-account.name": "default"}}
+    return {"metadata": {"name": name, **account, **metadata}, "type": kind}
+
+
+def strays(theirs: str, owned: str) -> list[tuple[str, str, Json | None]]:
+    """What RBAC lets it do with Secrets and what it has no need of: method, path and body.
+
+    `theirs` is somebody's Secret, `owned` one that it may write.
+    """
+    secrets, name = f"/api/v1/namespaces/{TEAM}/secrets", new_name()
+    return [
+        ("POST", secrets, make_secret(name, "kubernetes.io/service-account-token", **refer())),
+        ("POST", secrets, make_secret(name)),
+        ("POST", secrets, make_secret(name, **refer("ConfigMap", "v1"))),
+        ("POST", secrets, make_secret(name, **refer(version="pgrole.dev.example.com/v1"))),
+        ("POST", secrets, make_secret(name, **refer("PgServer"))),
+        ("PATCH", f"{secrets}/{theirs}", {"data": {"password": "eA=="}}),
+        ("PATCH", f"{secrets}/{theirs}", {"metadata": refer(), "data": {"password": "eA=="}}),
+        ("PATCH", f"{secrets}/{owned}", {"metadata": {"ownerReferences": None}}),
+        ("DELETE", f"{secrets}/{theirs}", None),
+    ]
+
+
+@pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
+async def test_secrets_but_opaque_ones_of_pgroles_are_not_for_it_to_write_and_nobody_else_is_kept_from_that(
+    place: Place,
+) -> None:
+    installation, theirs, owned = place.account.installation, new_name(), new_name()
+    secrets = f"/api/v1/namespaces/{TEAM}/secrets"
+
+    async def ask(user: str, method: str, path: str, body: Json | None) -> None:
+        content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        query = {"dryRun": "All"}
+        await place.server.request(method, path, body, content_type=content_type, query=query, user=user)
+
+    for verb in ("create", "patch", "delete"):
+        assert await may(place.server, installation.user, verb, "", "secrets", namespace=TEAM)
+    await place.kube.apply_secret(theirs, password="theirs")
+    await place.server.request("POST", secrets, make_secret(owned, **refer()), user=installation.user)
+    words = f"ValidatingAdmissionPolicy '{installation.name}-secrets' .* denied request: the controller writes"
+    for method, path, body in strays(theirs, owned):
+        with pytest.raises(ApiError, match=words) as refused:
+            await ask(installation.user, method, path, body)
+        assert refused.value.status == 403, path
+        await ask(ADMIN, method, path, body)
+    for method, body in (("PATCH", {"data": {"password": "eA=="}}), ("DELETE", None)):
+        await ask(installation.user, method, f"{secrets}/{owned}", body)
+
+
+@pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
+async def test_what_the_policy_for_secrets_refuses_is_found_in_the_audit_log(place: Place) -> None:
+    since, user = place.server.audit.size, place.account.installation.user
+    body = make_secret(new_name())
+    with pytest.raises(ApiError, match="the controller writes Secrets of PgRoles only"):
+        await place.server.request("POST", f"/api/v1/namespaces/{TEAM}/secrets", body, user=user)
+    assert [(one.verb, one.resource) for one in place.server.audit.refused(since)] == [("create", "secrets")]
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")

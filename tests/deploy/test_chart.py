@@ -69,6 +69,9 @@ EVERYTHING: Json = {
     "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
     "servers": {"default": SERVER, "reports": SERVER},
 }
+#: Whom the policy for Secrets is about, in the chart and in an overlay, whose namespace may be set from outside.
+BY_CHART = f" == 'system:serviceaccount:{NAMESPACE}:{RELEASE}'"
+BY_OVERLAY = f".matches('^system:serviceaccount:[^:]+:{RELEASE}$')"
 #: Of `run`: what the chart sets by other values than `settings`, or not at all in a pod.
 ELSEWHERE = {
     "dsn",  # dsn
@@ -174,11 +177,20 @@ async def test_a_wrong_value_is_refused_by_name(programs: Programs, values: Json
     assert named in answer.err
 
 
+def take_account(objects: dict[tuple[str, str, str], Json], expression: str) -> None:
+    """Takes it out of the policy for Secrets, where it says this of the user."""
+    policy = objects["ValidatingAdmissionPolicy", "", f"{RELEASE}-secrets"]
+    [condition] = policy["spec"]["matchConditions"]
+    assert condition.pop("expression") == f"request.userInfo.username{expression}"
+
+
 async def test_by_default_it_says_what_the_overlay_of_a_cluster_says(programs: Programs) -> None:
     chart = without_helm(await render_chart(programs))
     overlay = without_helm(await render_kustomization(programs, OVERLAYS / "cluster"))
     namespace = overlay.pop(("Namespace", "", NAMESPACE))  # of `helm install --create-namespace`
     assert namespace
+    take_account(chart, BY_CHART)
+    take_account(overlay, BY_OVERLAY)
     assert chart.keys() == overlay.keys()
     for key, found in overlay.items():
         assert chart[key] == found, key
@@ -197,6 +209,8 @@ async def test_for_one_namespace_it_says_what_that_overlay_says(programs: Progra
     assert (variables["PGROLE_NAMESPACE"], variables["PGROLE_CLUSTER_ID"]) == ("team-a", "eu-1")
     [mine] = chart[key]["spec"]["template"]["spec"]["containers"]
     mine["env"] = [one for one in mine["env"] if one["name"] not in ("PGROLE_NAMESPACE", "PGROLE_CLUSTER_ID")]
+    take_account(chart, BY_CHART)
+    take_account(overlay, BY_OVERLAY)
     assert chart == overlay
 
 
@@ -251,6 +265,14 @@ async def test_who_uses_no_connection_secrets_gives_no_right_to_write_secrets(pr
     rules = [rule for one in of_kind(objects, "Role", "ClusterRole") for rule in one["rules"]]
     secrets = {verb for rule in rules if "secrets" in rule["resources"] for verb in rule["verbs"]}
     assert secrets == {"get", "list", "watch"}
+
+
+async def test_the_policy_for_secrets_is_about_the_account_that_is_used_and_can_be_left_out(programs: Programs) -> None:
+    given = {"serviceAccount": {"create": False, "name": "given"}}
+    named = without_helm(await render_chart(programs, values=given))
+    take_account(named, f" == 'system:serviceaccount:{NAMESPACE}:given'")
+    objects = await render_chart(programs, values={"secretsPolicy": {"enabled": False}})
+    assert not of_kind(objects, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 
 
 async def test_without_rbac_there_is_none_and_another_account_is_used(programs: Programs) -> None:

@@ -1,5 +1,6 @@
 """The overlays, and what can be added to them and left out."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.deploy.rendering import (
     write_overlay,
 )
 
+POLICY = "pgrole-controller-secrets"
 CLUSTER, ONE_NAMESPACE = OVERLAYS / "cluster", OVERLAYS / "namespace"
 
 
@@ -50,13 +52,17 @@ async def test_the_definitions_are_those_of_crds(programs: Programs) -> None:
     assert found == {one["metadata"]["name"]: one["spec"] for one in written}
 
 
-async def test_one_namespace_needs_nothing_of_the_cluster_but_servers(programs: Programs) -> None:
+async def test_one_namespace_needs_nothing_of_the_cluster_but_servers_and_the_policy_that_narrows_it(
+    programs: Programs,
+) -> None:
     objects = await render_kustomization(programs, ONE_NAMESPACE)
     of_the_cluster = [one for one in objects if "namespace" not in one["metadata"]]
     assert {(one["kind"], one["metadata"]["name"]) for one in of_the_cluster} == {
         ("Namespace", NAMESPACE),
         ("ClusterRole", "pgrole-controller-servers"),
         ("ClusterRoleBinding", "pgrole-controller-servers"),
+        ("ValidatingAdmissionPolicy", POLICY),
+        ("ValidatingAdmissionPolicyBinding", POLICY),
     }
     resources = {name for rule in rules_of(objects)["pgrole-controller-servers"] for name in rule["resources"]}
     assert resources == {"pgservers", "pgservers/status"}
@@ -68,7 +74,7 @@ async def test_the_namespace_is_named_once_and_stands_in_roles_and_settings(prog
     copy.mkdir()
     for file in ONE_NAMESPACE.iterdir():
         text = file.read_text(encoding="utf-8").replace("PGROLE_NAMESPACE=team-a", "PGROLE_NAMESPACE=shop")
-        (copy / file.name).write_text(text.replace("../../base", "ROOT/deploy/kustomize/base"), encoding="utf-8")
+        (copy / file.name).write_text(text.replace("../../", "ROOT/deploy/kustomize/"), encoding="utf-8")
     write_overlay(copy, (copy / "kustomization.yaml").read_text(encoding="utf-8"))
     objects = await render_kustomization(programs, copy)
     for name in ("pgrole-controller-roles", "pgrole-controller-connection-secrets"):
@@ -131,10 +137,32 @@ async def test_it_can_be_installed_under_another_namespace(programs: Programs, t
     assert of_kind(objects, "Namespace")[0]["metadata"]["name"] == "databases"
     for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
         assert [subject["namespace"] for subject in binding["subjects"]] == ["databases"]
+    [condition] = the(objects, "ValidatingAdmissionPolicy", POLICY)["spec"]["matchConditions"]
+    [pattern] = re.findall(r"^request\.userInfo\.username\.matches\('(.*)'\)$", condition["expression"])
+    account = the(objects, "ServiceAccount")["metadata"]
+    assert re.search(pattern, f"system:serviceaccount:{account['namespace']}:{account['name']}")
+    assert not re.search(pattern, f"system:serviceaccount:{account['namespace']}:other-{account['name']}")
+    assert not re.search(pattern, f"system:serviceaccount:{account['namespace']}:{account['name']}-other")
 
 
-async def test_every_component_adds_one_object_that_is_about_these_pods(programs: Programs, tmp_path: Path) -> None:
+async def test_the_policy_for_secrets_can_be_left_out(programs: Programs, tmp_path: Path) -> None:
+    overlay = write_overlay(
+        tmp_path,
+        """
+resources: [ROOT/deploy/kustomize/overlays/cluster]
+patches:
+  - target: {name: pgrole-controller-secrets}
+    patch: '{"$patch": "delete", "apiVersion": "x", "kind": "x", "metadata": {"name": "x"}}'
+""",
+    )
+    left = await render_kustomization(programs, overlay)
+    out = [one for one in await render_kustomization(programs, CLUSTER) if one not in left]
+    assert [one["kind"] for one in out] == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+
+
+async def test_every_option_adds_one_object_that_is_about_these_pods(programs: Programs, tmp_path: Path) -> None:
     folders = sorted(folder.name for folder in COMPONENTS.iterdir() if folder.is_dir())
+    folders.remove("secrets-policy")  # which the overlays have
     listed = "".join(f"  - ROOT/deploy/kustomize/components/{name}\n" for name in folders)
     overlay = write_overlay(tmp_path, f"resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents:\n{listed}")
     objects = await render_kustomization(programs, overlay)

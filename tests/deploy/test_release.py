@@ -82,6 +82,8 @@ async def list_own(server: ApiServer) -> list[str]:
     paths = [
         f"/apis/{group}/{version}/clusterroles",
         f"/apis/{group}/{version}/clusterrolebindings",
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
         f"/apis/{group}/{version}/namespaces/{NAMESPACE}/roles",
         f"/apis/{group}/{version}/namespaces/{NAMESPACE}/rolebindings",
         f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments",

@@ -1,4 +1,4 @@
-"""The rights that the acceptance tests and `dev` run the controller with are those that kustomize gives it."""
+"""The rights that the acceptance tests and `dev` run the controller with are those that kustomize gives and narrows."""
 
 import pytest
 
@@ -7,6 +7,7 @@ from tests.deploy.manifests import OVERLAYS
 from tests.deploy.programs import Programs
 from tests.deploy.rendering import Json, of_kind, render_kustomization
 
+POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 ACCOUNT = {"kind": "ServiceAccount", "name": "pgrole-controller", "namespace": "pgrole-system"}
 
 
@@ -25,7 +26,18 @@ async def test_they_are_all_that_is_bound_to_the_account_and_no_more(
     bound = {
         identify(one) for one in of_kind(objects, "RoleBinding", "ClusterRoleBinding") if ACCOUNT in one["subjects"]
     }
-    assert {name for name in read if name[0].endswith("Binding")} == bound
+    assert {name for name in read if name[0].endswith("RoleBinding")} == bound
+    policies = {identify(one) for one in of_kind(objects, *POLICIES)}
+    assert {name for name in read if name[0] in POLICIES} == policies
+    assert {name[0] for name in policies} == set(POLICIES)
     for name, document in read.items():
-        for field in ("rules", "roleRef", "subjects"):
+        for field in ("rules", "roleRef", "subjects", "spec"):
             assert document.get(field) == rendered[name].get(field), name
+
+
+def test_what_is_narrowed_is_the_account_of_the_installation() -> None:
+    installation = Installation("other", "databases", "team-b")
+    policy, binding = (one for one in read_rights(installation) if one["kind"] in POLICIES)
+    assert policy["metadata"]["name"] == binding["metadata"]["name"] == binding["spec"]["policyName"] == "other-secrets"
+    [condition] = policy["spec"]["matchConditions"]
+    assert condition["expression"] == "request.userInfo.username.matches('^system:serviceaccount:[^:]+:other$')"
