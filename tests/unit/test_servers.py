@@ -20,7 +20,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
     container = testcontainers_postgres.PostgresContainer
     monkeypatch.setattr(testcontainers_container, "DockerClient", lambda **_: None)
-    monkeypatch.setattr(container, "start", lambda one: made.append(one))
+
+    def start(one: Any) -> None:
+        one._container = object()
+        made.append(one)
+
+    monkeypatch.setattr(container, "start", start)
     monkeypatch.setattr(container, "stop", lambda one: made.remove(one))
     monkeypatch.setattr(container, "get_container_host_ip", lambda _: "docker.example")
     monkeypatch.setattr(container, "get_exposed_port", lambda _, port: 40_000 + port)
@@ -55,15 +60,28 @@ async def test_docker_is_asked_for_the_official_image_of_the_version(asked: list
 
 
 async def test_a_container_that_did_not_come_up_is_removed(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: object) -> None:
-        asked.append(self)
+    def start(one: Any) -> None:
+        one._container = object()
+        asked.append(one)
+        raise OSError("the port is taken")
+
+    monkeypatch.setattr(testcontainers_postgres.PostgresContainer, "start", start)
+    with pytest.raises(OSError, match="the port is taken"):
+        async with read_choice("docker:16").run():
+            pass
+    assert asked == []
+
+
+async def test_the_error_of_a_container_that_was_never_made_is_told(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_one: Any) -> None:
         raise OSError("no such image")
 
     monkeypatch.setattr(testcontainers_postgres.PostgresContainer, "start", start)
     with pytest.raises(OSError, match="no such image"):
         async with read_choice("docker:16").run():
             pass
-    assert asked == []
 
 
 async def test_what_would_break_a_container_skips_the_test_with_the_reason() -> None:
