@@ -15,6 +15,7 @@ from kubernetes_asyncio.config.config_exception import ConfigException
 
 from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
+from pgrole_controller.kube.contact import Contact
 from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable
 from pgrole_controller.kube.latency import Latency
 from pgrole_controller.kube.lines import LIMIT, LineSplitter
@@ -87,9 +88,14 @@ class Lines:
 
 class Client:
     def __init__(
-        self, api: ApiClient, known: credentials.Credentials, may_write: Callable[[], bool] = lambda: True
+        self,
+        api: ApiClient,
+        known: credentials.Credentials,
+        may_write: Callable[[], bool] = lambda: True,
+        contact: Contact | None = None,
     ) -> None:
         """Use `connect`."""
+        self.contact = contact or Contact()
         self._api = api
         self._credentials = known
         self._may_write = may_write
@@ -123,7 +129,7 @@ class Client:
 
     def limited(self, may_write: Callable[[], bool]) -> "Client":
         """One that reads always, and writes while `may_write` is true: else nothing is sent, and Unreachable raised."""
-        return Client(self._api, self._credentials, may_write)
+        return Client(self._api, self._credentials, may_write, self.contact)
 
     async def request(
         self,
@@ -212,10 +218,12 @@ class Client:
                 _request_timeout=limits,
             )
         except _TRANSPORT as error:
+            self.contact.note_failure()
             raise _unreachable(method, path, error) from error
         finally:
             # It would hold the content of a Secret until the next request.
             self._api.last_response = None  # type: ignore[attr-defined]
+        self.contact.note_answer(response.status)
         return response
 
     async def _renew(self, before: int, method: str, path: str) -> None:

@@ -5,8 +5,8 @@ minutes, and the next goes on where it ended.
 
 Guarantees: after a disconnect nothing is lost (the watch goes on from the last version, or everything is listed
 again and what went meanwhile is announced as gone); `changed` is called only when an object really differs from
-the one in the store; a server that answers at once and uselessly is not asked in a tight loop, and what it
-refuses is said in the store.
+the one in the store; a server that answers at once and uselessly is not asked in a tight loop, one that was away is
+asked as soon as it answers anybody, and what it refuses is said in the store.
 
 Caveats: what changed several times while nobody looked is announced once.
 """
@@ -163,7 +163,8 @@ class _Reflection:
                 "next": "watch" if self._version else "list",
             },
         )
-        await anyio.sleep(delay)
+        with anyio.move_on_after(delay):
+            await self._client.contact.back()
 
     async def _list(self) -> str:
         """Lists everything, replaces the store; the version to watch from."""

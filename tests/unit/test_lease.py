@@ -16,6 +16,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.lease import LONGEST_SECONDS, Record, Seen, Timing, give_up, miss, renew, see, take
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
+from pgrole_controller.kube.contact import Contact
 from pgrole_controller.kube.lease import Elector, Term
 from tests.timelapse import in_timelapse, pause
 
@@ -200,6 +201,7 @@ class Line:
     """Between one process and the API server. `unheard`: what is asked arrives, and no answer comes back."""
 
     def __init__(self, api: Api) -> None:
+        self.contact = Contact()
         self.failing: Failing | None = None
         self._api = api
 
