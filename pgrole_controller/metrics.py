@@ -161,6 +161,7 @@ BUILD: Final = Gauge("pgrole_build_info", "1, with the version of the controller
 
 BUILD.labels(__version__).set(1)
 
+_expected: set[str] = set()  # the servers that have series
 _BY_SERVER = (
     RECONCILES,
     DRIFTS,
@@ -283,14 +284,22 @@ def source_of(reason: str) -> str:
 
 def expect_server(name: str) -> None:
     """Counters of a server begin at 0: Prometheus cannot tell that one rose which it has not seen before."""
+    _expected.add(name)
     for metric in (NOTIFICATIONS, SESSIONS, SESSION_FAILURES):
         metric.labels(name)
 
 
 def forget_server(name: str) -> None:
     """Removes the series of a server that is not declared any more."""
+    _expected.discard(name)
     for metric in _BY_SERVER:
         metric.remove_by_labels({"server": name})
+
+
+def forget_other_servers(declared: Iterable[str]) -> None:
+    """The same for those that went while nobody could tell: between two terms of a process."""
+    for name in _expected - set(declared):
+        forget_server(name)
 
 
 def notice(server: str) -> None:

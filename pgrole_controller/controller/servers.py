@@ -98,6 +98,8 @@ class Servers:
             while True:
                 self._changed = anyio.Event()
                 again = await self._update(tasks)
+                if not self.settled.is_set():
+                    metrics.forget_other_servers(self._running)
                 self.settled.set()
                 with anyio.move_on_after(AGAIN_SECONDS if again else float("inf")):
                     await self._changed.wait()

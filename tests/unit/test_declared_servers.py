@@ -9,6 +9,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from pgrole_controller import metrics
 from pgrole_controller.controller.declaration import Site
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.server import DeclaredServer
@@ -148,6 +149,19 @@ async def test_a_pgserver_that_goes_while_another_is_read_is_gone() -> None:
         world.api.opened.set()
         await world.until(lambda: "a" in world.servers, "the lane of the other one")
         assert "b" not in world.servers
+
+
+async def test_a_server_that_went_between_two_terms_of_a_process_leaves_no_series() -> None:
+    for name in ("went", "stays"):
+        metrics.expect_server(name)  # by the term before
+    world = World()
+    world.put("stays")
+    async with running(world):
+        await world.until(world.servers.settled.is_set, "what is declared now")
+        text = metrics.render(None, 0.0).decode()
+        assert 'server="went"' not in text
+        assert 'pgrole_sessions_total{server="stays"}' in text
+    metrics.forget_server("stays")
 
 
 async def test_a_server_that_cannot_be_left_yet_holds_up_no_other() -> None:
