@@ -126,14 +126,25 @@ class Elector:
         """Gives up the Lease if it is ours: call it when nothing is written any more. Another takes it at once."""
         with anyio.move_on_after(RESIGN_SECONDS):
             try:
-                seen = await self._read()
-                if self._is_mine(seen) and seen.version is not None:
-                    await self._write(give_up(seen.record, _now()), seen.version)
-                    log.info("lease given up", extra={"lease": str(self.lease)})
+                while not await self._give_up():
+                    pass
             except _FAILURES as error:
                 log.warning("lease not given up", extra={"lease": str(self.lease), "error": str(error)})
             return
         log.warning("lease not given up", extra={"lease": str(self.lease), "error": "no answer in time"})
+
+    async def _give_up(self) -> bool:
+        """False when something came first: a renewal of our own may have been on its way."""
+        seen = await self._read()
+        if self._is_mine(seen) and seen.version is not None:
+            try:
+                await self._write(give_up(seen.record, _now()), seen.version)
+            except ApiError as error:
+                if not _is_conflict(error):
+                    raise
+                return False
+            log.info("lease given up", extra={"lease": str(self.lease)})
+        return True
 
     async def _stand(self, term: Term) -> None:
         """Until the Lease is ours."""

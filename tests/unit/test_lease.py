@@ -481,6 +481,23 @@ async def test_who_resigns_without_an_answer_ends_in_time(api: Api) -> None:
 
 
 @in_timelapse
+async def test_who_resigns_while_a_renewal_of_its_own_is_on_its_way_gives_up_all_the_same(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        await one.led()
+
+    async def be_late(answer: Answer) -> bytes:
+        assert api.lease is not None
+        api.write({**api.lease["spec"], "renewTime": "2027-01-01T00:00:00.000000Z"})
+        return await answer()
+
+    api.fail("PUT", be_late)
+    await one.elector.resign()
+    assert api.lease is not None
+    assert api.lease["spec"]["holderIdentity"] == ""
+
+
+@in_timelapse
 async def test_who_does_not_hold_it_gives_nothing_up(api: Api) -> None:
     api.write({"holderIdentity": "other", "leaseDurationSeconds": 15})
     await Process(api, "one").elector.resign()
