@@ -14,9 +14,7 @@ from typing import Any
 from pgrole_controller.core.scram import verifies
 from pgrole_controller.core.wanted import ROTATE
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.world import Controller, Database, Json, Kube, make_kube, open_database, remove
 from tests.releases import Release
@@ -193,7 +191,6 @@ def drifts(obj: Json) -> int:
 @asynccontextmanager
 async def open_estate(server: ApiServer, servers: Servers, folder: Path, **spec: Any) -> AsyncIterator[Estate]:
     """A namespace, a PgServer (with these fields) and its PostgreSQL; nothing is declared, and no controller runs."""
-    await create_namespace(server, OWN_NAMESPACE)
     kube = await make_kube(server)
     async with servers.run() as postgres, pgservers(server) as declared, open_database(postgres.dsn()) as database:
         await declared.apply(SERVER, postgres, **spec)

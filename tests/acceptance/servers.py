@@ -10,6 +10,7 @@ import anyio
 
 from pgrole_controller.local.apiserver import ApiError, ApiServer
 from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.world import GROUP, PATIENCE, Json, Kube, apply, condition
@@ -92,6 +93,7 @@ class PgServers:
 async def pgservers(server: ApiServer) -> AsyncIterator[PgServers]:
     """Nobody names a server yet, whatever tests before left behind; at the end all of them are gone."""
     made = PgServers(server)
+    await create_namespace(server, OWN_NAMESPACE)
     for obj in (await server.request("GET", f"{GROUP}/pgroles"))["items"]:
         left = Kube(server, obj["metadata"]["namespace"])
         await left.patch(obj["metadata"]["name"], {"metadata": {"finalizers": None}})

@@ -18,6 +18,7 @@ from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, is_rea
 GENERATED: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
 ROUNDS = 20
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+SESSIONS = "FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller %'"
 TURN = "LOCK TABLE pgrole.turn_to_change IN ACCESS EXCLUSIVE MODE"
 
 
@@ -185,6 +186,9 @@ async def test_killed_after_the_secret_and_before_the_database_it_sets_what_the_
             await disturb(kube, deed)
             after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
             await controller.kill()
+            # What it sent already waits for the turn, and would be carried out.
+            await database.execute(f"SELECT pg_terminate_backend(pid) {SESSIONS}")
+            await database.wait_value(f"SELECT count(*) {SESSIONS}", 0)
         await database.wait_password("app", text(before))
         async with running(stage.controller()):
             await assert_agreement(kube, database, text(after), after)
