@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
@@ -25,7 +26,7 @@ _VIOLATION = "validation.policy.admission.k8s.io/validation_failure"  # of a pol
 class AuditEntry:
     """One request. `resource` with its subresource, as rules of RBAC name it (`pgroles/status`), or a path outside of
     the API's groups; `namespace` and `name` are empty where there is none. `refused`: by RBAC, or by the policy that is
-    installed with it; not what was only tried.
+    installed with it.
     """
 
     user: str
@@ -39,7 +40,9 @@ class AuditEntry:
 
 
 class AuditLog:
-    """The files of it, in a folder of their own. It may be read while it is written."""
+    """The files of it, in a folder of their own. It may be read while it is written. What was only tried (a dry run) is
+    left out: nobody has used a right by that, or written anything.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._policy = folder / "audit-policy.yaml"
@@ -65,12 +68,13 @@ class AuditLog:
 
     def read(self, since: int = 0) -> Iterator[AuditEntry]:
         """The entries from a `size` on."""
-        yield from (_take(json.loads(line)) for line in self._lines(since))
+        yield from (_take(event) for event in map(json.loads, self._lines(since)) if not _is_dry(event))
 
     def refused(self, since: int = 0) -> Iterator[AuditEntry]:
         """Those that were refused, from a `size` on."""
         lines = (line for line in self._lines(since) if b'"forbid"' in line or _VIOLATION.encode() in line)
-        yield from (entry for entry in map(_take, map(json.loads, lines)) if entry.refused)
+        events = (event for event in map(json.loads, lines) if not _is_dry(event))
+        yield from (entry for entry in map(_take, events) if entry.refused)
 
     def _lines(self, since: int) -> Iterator[bytes]:
         if not self.path.exists():
@@ -80,13 +84,15 @@ class AuditLog:
             yield from (line for line in file if line.endswith(b"\n"))
 
 
+def _is_dry(event: dict[str, Any]) -> bool:
+    return "dryRun" in parse_qs(urlsplit(event["requestURI"]).query)
+
+
 def _take(event: dict[str, Any]) -> AuditEntry:
     target = event.get("objectRef") or {}
     subresource = target.get("subresource")
-    path, _, query = event["requestURI"].partition("?")
-    resource = target.get("resource", path)
+    resource = target.get("resource", event["requestURI"].partition("?")[0])
     annotations = event.get("annotations") or {}
-    violates = _VIOLATION in annotations and "dryRun=" not in query
     return AuditEntry(
         user=event["user"]["username"],
         verb=event["verb"],
@@ -95,5 +101,5 @@ def _take(event: dict[str, Any]) -> AuditEntry:
         namespace=target.get("namespace", ""),
         name=target.get("name", ""),
         code=(event.get("responseStatus") or {}).get("code", 0),
-        refused=annotations.get(_DECISION) == "forbid" or violates,
+        refused=annotations.get(_DECISION) == "forbid" or _VIOLATION in annotations,
     )

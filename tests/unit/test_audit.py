@@ -1,0 +1,35 @@
+"""The audit log: what was done and refused, and not what was only tried."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pgrole_controller.local.audit import AuditLog
+
+VIOLATION = "validation.policy.admission.k8s.io/validation_failure"
+
+
+def event(uri: str, code: int = 201, **annotations: str) -> dict[str, Any]:
+    return {
+        "user": {"username": "system:serviceaccount:pgrole-system:pgrole-controller"},
+        "verb": "create",
+        "requestURI": uri,
+        "objectRef": {"resource": "secrets", "namespace": "shop", "name": "app"},
+        "responseStatus": {"code": code},
+        "annotations": annotations,
+    }
+
+
+def test_what_was_only_tried_is_neither_a_use_nor_a_refusal(tmp_path: Path) -> None:
+    events = [
+        event("/api/v1/namespaces/shop/secrets?fieldManager=pgrole-controller"),
+        event("/api/v1/namespaces/shop/secrets?dryRun=All&fieldManager=kubectl"),
+        event("/api/v1/namespaces/shop/secrets", 403, **{"authorization.k8s.io/decision": "forbid"}),
+        event("/api/v1/namespaces/shop/secrets", 403, **{VIOLATION: "[]"}),
+        event("/api/v1/namespaces/shop/secrets?dryRun=All", 403, **{VIOLATION: "[]"}),
+        event("/api/v1/namespaces/shop/secrets?dryRun=All", 403, **{"authorization.k8s.io/decision": "forbid"}),
+    ]
+    log = AuditLog(tmp_path)
+    log.path.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in events), encoding="utf-8")
+    assert [(entry.code, entry.refused) for entry in log.read()] == [(201, False), (403, True), (403, True)]
+    assert [entry.code for entry in log.refused()] == [403, 403]
