@@ -209,7 +209,6 @@ class _Controller:
                     self._start_sources(sources)
                     async with anyio.create_task_group() as lanes:
                         lanes.start_soon(self._servers.run)
-                        lanes.start_soon(self._begin_visits)
                         await asked.wait()
                         self._start_no_visit(lanes)
                     sources.cancel_scope.cancel()
@@ -218,10 +217,27 @@ class _Controller:
             self._recorder.close()
             rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
 
-    async def _begin_visits(self) -> None:
-        await self._lead.stand_by()
-        metrics.LEADERSHIPS.inc()
-        self._queue.release()
+    async def _follow_pgroles(self) -> None:
+        """Listed anew before the first visit, where this process stood by: what came from a watch that was cut off
+        without a word is old, and nothing in it says so.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._reflect_pgroles)
+            stood_by = not self._lead.leading
+            await self._lead.stand_by()
+            metrics.LEADERSHIPS.inc()
+            if not (stood_by and self._store.synced.is_set()):
+                self._queue.release()
+                return
+            tasks.cancel_scope.cancel()
+        self._store.doubt()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._reflect_pgroles)
+            await self._store.synced.wait()
+            self._queue.release()
+
+    async def _reflect_pgroles(self) -> None:
+        await self._reflect(PGROLES, self._store, self._source.changed, self._plan.namespace, False)
 
     def _make_lane(self, declared: DeclaredServer) -> Lane:
         return Lane(declared, self._objects, self._queue, self._reporter, self._identities, self._lead)
@@ -230,7 +246,7 @@ class _Controller:
         self._source.hint_server(name)
 
     def _start_sources(self, tasks: TaskGroup) -> None:
-        tasks.start_soon(self._reflect, PGROLES, self._store, self._source.changed, self._plan.namespace, False)
+        tasks.start_soon(self._follow_pgroles)
         secrets, source = self._secrets, self._secret_source
         tasks.start_soon(self._reflect, SECRETS, secrets, source.changed, self._plan.namespace, True)
         tasks.start_soon(source.announce_all)

@@ -237,6 +237,7 @@ class Lane:
         self.session, self.echoes = session, Echoes()
         metrics.SESSIONS.labels(self.server.name).inc()
         self.hint_all("connected", Rank.DEPENDENCY)
+        await self._queue.released()
         await self._release_orphans(session)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answer_many)

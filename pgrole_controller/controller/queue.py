@@ -18,7 +18,9 @@ class Queue:
     """`draw` gives numbers in [0, 1), for the jitter of back-off. `held`: no visit begins before `release`."""
 
     def __init__(self, draw: Callable[[], float] = random.random, *, held: bool = False) -> None:
-        self._held = held
+        self._released = anyio.Event()
+        if not held:
+            self._released.set()
         self._schedule = Schedule(draw)
         self._waiting: dict[str, anyio.Event] = {}
         self._closed = False
@@ -43,7 +45,7 @@ class Queue:
         while not self._closed:
             # A wait that ended as the caller was cancelled returns: what is taken now would never be ended.
             await anyio.lowlevel.checkpoint_if_cancelled()
-            visits = () if self._held else self._schedule.take(lane, anyio.current_time(), limit)
+            visits = self._schedule.take(lane, anyio.current_time(), limit) if self._released.is_set() else ()
             if visits:
                 return visits
             await self._wait(lane)
@@ -60,10 +62,14 @@ class Queue:
 
     def release(self) -> None:
         """Visits begin. What was hinted while they were held waits since now."""
-        self._held = False
+        self._released.set()
         self._schedule.restart(anyio.current_time())
         for lane in self._waiting:
             self._wake(lane)
+
+    async def released(self) -> None:
+        """Until visits may begin."""
+        await self._released.wait()
 
     def close(self) -> None:
         """No further visit begins; those under way can be ended."""
@@ -77,7 +83,7 @@ class Queue:
             message = f"another waits for lane {lane!r}"
             raise RuntimeError(message)
         changed = self._waiting[lane] = anyio.Event()
-        due = None if self._held else self._schedule.next_at(lane)
+        due = self._schedule.next_at(lane) if self._released.is_set() else None
         try:
             with anyio.CancelScope(deadline=math.inf if due is None else due):
                 await changed.wait()

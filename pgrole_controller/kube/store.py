@@ -144,6 +144,10 @@ class Store:
         self._indexed: dict[str, tuple[Key, ...] | dict[Key, None]] = {}
         self._removed: OrderedDict[str, None] = OrderedDict()
 
+    def doubt(self) -> None:
+        """What is in here may be old: it is synced again after the next complete list."""
+        self.synced = anyio.Event()
+
     def refuse(self, why: str) -> None:
         self.refused = why
         self.answered.set()

@@ -20,11 +20,14 @@ VERSION = 3
 _SCHEMA = "CREATE SCHEMA pgrole"
 # Its lock on the schema is its owner's alone, as one on a table in it is; and the schema is there before any table.
 _LOCK = "COMMENT ON SCHEMA pgrole IS 'is being installed'"
-_ANOTHER_MADE_IT = (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError)
 
 
 class Missing(Refused):
     """There is no schema pgrole, and the controller may not make it."""
+
+
+class _BroughtInMeanwhile(Exception):
+    """Another did it, perhaps a later version: that is not to be replaced by ours."""
 
 
 class Installation(Enum):
@@ -50,7 +53,7 @@ async def install(connection: Connection, *, allowed: bool = True) -> Installati
     with speaking("install"):
         try:
             return await _install(connection, allowed=allowed)
-        except _ANOTHER_MADE_IT:
+        except (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, _BroughtInMeanwhile):
             return await _install(connection, allowed=allowed)
 
 
@@ -100,7 +103,9 @@ async def _bring_in(connection: Connection, row: asyncpg.Record) -> None:
         if not row["present"]:
             await connection.execute(_SCHEMA)
         await connection.execute(_LOCK)
-        await _survey(connection)
+        version = await _read_version(connection, await _survey(connection))
+        if version is not None and version >= VERSION:
+            raise _BroughtInMeanwhile
         await connection.execute(queries.install())
         await _survey(connection)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from ssl import create_default_context
 
 import aiohttp
@@ -33,7 +33,7 @@ class Relay:
 
     @asynccontextmanager
     async def holding(self, holds: Holds) -> AsyncIterator[None]:
-        """Keeps back the events for which `holds` is true, and tells them at the end."""
+        """Keeps back the events for which `holds` is true, and tells them at the end to whoever listens still."""
         self._holds = holds
         try:
             yield
@@ -41,7 +41,8 @@ class Relay:
             self._holds = None
             held, self._held = self._held, []
             for stream, line in held:
-                await stream.write(line)
+                with suppress(ConnectionResetError):
+                    await stream.write(line)
 
     def forestall(self, method: str, path: str, act: Callable[[], Awaitable[object]]) -> None:
         """Does this before the next such request is passed on."""

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import VERSION, Installation, install, others_may_create
@@ -175,6 +176,29 @@ async def test_two_that_install_at_once_both_end_well(database: str) -> None:
         for _ in range(3):
             tasks.start_soon(one)
     assert len(found) == 3
+
+
+async def test_what_a_later_one_brings_in_meanwhile_is_not_replaced(database: str, connection: Connection) -> None:
+    await install(connection)
+    await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION - 1}")
+    found: list[Installation] = []
+
+    async def install_late(own: Connection) -> None:
+        found.append(await install(own))
+
+    async with connect(Endpoint(database), "test") as own:
+        pid = own.get_server_pid()
+
+        async def is_waiting() -> bool:
+            return bool(await connection.fetchval("SELECT bool_or(NOT granted) FROM pg_locks WHERE pid = $1", pid))
+
+        async with anyio.create_task_group() as tasks, connection.transaction():
+            await connection.execute("COMMENT ON SCHEMA pgrole IS 'brought in by the version after'")
+            tasks.start_soon(install_late, own)
+            assert await reached(is_waiting, 10)
+            await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 1}")
+    assert found == [Installation.PRESENT]
+    assert await connection.fetchval("SELECT version FROM pgrole.installation") == VERSION + 1
 
 
 async def test_a_session_keeps_its_settings_whatever_its_role_and_database_have(

@@ -1,0 +1,40 @@
+"""What a process knows when it begins to lead, whatever it heard or did not hear while it stood by."""
+
+from tests.acceptance.account import Account, find_namespace, installation_for
+from tests.acceptance.relay import relay
+from tests.acceptance.world import Controller, Stage, open_database
+
+ELECTION = ("--leader-election", "true")
+
+
+async def test_one_whose_watch_was_silent_brings_in_no_spec_of_yesterday(stage: Stage) -> None:
+    """A watch that is cut off says no word of it, for a minute; in it an object was changed, and another one went."""
+    kube, server, namespace = stage.kube, stage.kube.server, ("--namespace", stage.kube.namespace)
+    installation = installation_for(find_namespace(namespace))
+    folder = stage.folder / "second"
+    folder.mkdir()
+    async with relay(server) as between, open_database(stage.postgres.dsn()) as database:
+        first = stage.controller(None, *ELECTION)
+        account = Account(server, installation, folder, between.url)
+        second = Controller(account, stage.postgres.dsn(), folder, *namespace, *ELECTION)
+        await first.start()
+        await first.wait_log("session with PostgreSQL begins")
+        await kube.apply("app", login=True, connectionLimit=5)
+        await kube.apply("gone", login=True, deletionPolicy="Drop")
+        await kube.wait_all_ready()
+        await second.start()
+        await second.wait_log("ready to lead")
+        async with between.holding(lambda resource, _: resource == "pgroles"):
+            await kube.apply("app", login=True, connectionLimit=7)
+            await kube.delete("gone")
+            await kube.wait_gone("gone")
+            await kube.wait_ready("app")
+            assert await first.stop() == 0
+            await second.wait_log("session with PostgreSQL begins")
+            await database.execute("ALTER ROLE app CREATEDB")
+            await database.wait_role("app", lambda role: not role["rolcreatedb"], "NOCREATEDB")
+            assert await database.role("gone") is None
+        app = await kube.wait_ready("app")
+        assert app["status"]["lastDrift"]["fields"] == ["createdb"]
+        assert "deed=created" not in second.log
+        assert await second.stop() == 0
