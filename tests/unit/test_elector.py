@@ -1,0 +1,388 @@
+"""The elector against an API server that fails in whatever way is asked for."""
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.lease import LONGEST_SECONDS
+from pgrole_controller.kube.lease import Term
+from tests.fake_leases import (
+    DEADLINE,
+    TIMING,
+    Answer,
+    Api,
+    Failing,
+    Process,
+    answer_with,
+    hang,
+    late,
+    lose_the_answer,
+    running,
+)
+from tests.timelapse import in_timelapse, pause
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+async def lost(term: Term) -> None:
+    with anyio.fail_after(DEADLINE):
+        await term.lost.wait()
+
+
+async def written(api: Api, count: int) -> None:
+    with anyio.fail_after(DEADLINE):
+        while len(api.holders) < count:  # noqa: ASYNC110 -- time passes at once
+            await anyio.sleep(0.005)
+
+
+@in_timelapse
+async def test_the_first_one_takes_it_and_goes_on_renewing(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        await written(api, 12)  # longer than its deadline
+        assert one.term is term
+        assert term.leading
+    assert set(api.holders) == {"one"}
+
+
+@in_timelapse
+async def test_a_take_that_arrived_though_its_answer_was_lost_is_found_and_counted_once(api: Api) -> None:
+    api.fail("POST", lose_the_answer)
+    one = Process(api, "one")
+    async with running(one):
+        await one.led()
+        assert api.lease is not None
+        assert api.lease["spec"]["leaseTransitions"] == 0
+
+
+@in_timelapse
+async def test_a_renewal_that_arrived_though_its_answer_was_lost_does_not_end_the_lead(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        api.fail("PUT", lose_the_answer)
+        await written(api, 8)
+        assert one.term is term
+        assert term.leading
+
+
+@in_timelapse
+async def test_a_conflict_with_what_somebody_else_wrote_into_the_lease_does_not_end_the_lead(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        assert api.lease is not None
+        api.fail("PUT", answer_with(409, "Conflict"), answer_with(409, "Conflict"))
+        await written(api, 8)
+        assert one.term is term
+
+
+@in_timelapse
+async def test_who_finds_another_in_the_lease_leads_no_more_at_once(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        await one.follows()
+        assert api.lease is not None
+        began = anyio.current_time()
+        api.write({**api.lease["spec"], "holderIdentity": "other"})
+        await lost(term)
+        assert anyio.current_time() - began < 0.1  # it did not wait for its next renewal
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+@in_timelapse
+async def test_who_cannot_renew_leads_no_more_before_another_may_take_it(api: Api, how: Failing) -> None:
+    one, two = Process(api, "one"), Process(api, "two")
+    async with running(one):
+        term = await one.led()
+        async with running(two):
+            await two.follows()
+            one.line.failing = how
+            began = anyio.current_time()
+            await lost(term)
+            assert 8.0 <= anyio.current_time() - began <= 10.0
+            assert "two" not in api.holders
+            await two.led()
+            assert 13.0 <= anyio.current_time() - began < 15.5
+            one.line.failing = None
+            await anyio.sleep(60.0)
+            assert not one.term.leading
+            assert two.terms == 1
+
+
+@in_timelapse
+async def test_an_answer_that_comes_after_the_deadline_makes_no_leader(api: Api) -> None:
+    api.fail("POST", late(TIMING.deadline + 0.1))
+    one = Process(api, "one")
+    first = one.term
+    async with running(one):
+        with anyio.fail_after(DEADLINE):
+            while one.terms < 2:
+                first = one.term
+                await anyio.sleep(0.005)
+        assert not first.led.is_set()
+        await one.led()
+
+
+@in_timelapse
+async def test_a_renewal_whose_answer_comes_after_the_deadline_ends_the_lead(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        api.fail("PUT", late(TIMING.deadline + 0.1))
+        await lost(term)
+        assert not term.leading
+        await one.led()
+        assert one.term is not term
+
+
+@in_timelapse
+async def test_a_lease_that_is_deleted_is_made_again_by_its_holder_who_leads_on(api: Api) -> None:
+    one, two = Process(api, "one"), Process(api, "two")
+    async with running(one):
+        term = await one.led()
+        async with running(two):
+            with anyio.fail_after(DEADLINE):
+                await two.elector.answered.wait()
+            before = len(api.holders)
+            api.delete()
+            await written(api, before + 8)
+            assert one.term is term
+            assert term.leading
+    assert set(api.holders) == {"one"}
+
+
+@in_timelapse
+async def test_a_lease_that_is_deleted_after_its_holder_went_is_taken_after_its_duration(api: Api) -> None:
+    api.write({"holderIdentity": "gone", "leaseDurationSeconds": 15, "leaseTransitions": 4})
+    two = Process(api, "two")
+    began = anyio.current_time()
+    async with running(two):
+        with anyio.fail_after(DEADLINE):
+            await two.elector.answered.wait()
+        api.delete()
+        await two.led()
+        assert 15.0 <= anyio.current_time() - began < 15.5
+    assert api.lease is not None
+    assert api.lease["spec"]["leaseTransitions"] == 5
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"holderIdentity": None, "leaseDurationSeconds": None, "acquireTime": None, "renewTime": None},
+        {"holderIdentity": "", "leaseDurationSeconds": 2**31 - 1, "leaseTransitions": 2**31 - 1},
+        {"holderIdentity": "one", "renewTime": "2999-01-01T00:00:00.000000Z"},
+        {"leaseTransitions": -1, "strategy": "OldestEmulationVersion", "preferredHolder": "other"},
+    ],
+)
+@in_timelapse
+async def test_whatever_a_lease_without_another_holder_says_it_is_taken(api: Api, spec: dict[str, Any]) -> None:
+    api.write(spec)
+    one = Process(api, "one")
+    async with running(one):
+        await one.led()
+        await written(api, 4)
+    assert api.lease is not None
+    assert 0 <= api.lease["spec"]["leaseTransitions"] < 2**31
+    assert api.lease["spec"]["acquireTime"]
+
+
+@in_timelapse
+async def test_the_clock_of_another_machine_decides_nothing(api: Api) -> None:
+    api.write({"holderIdentity": "other", "leaseDurationSeconds": 15, "renewTime": "1970-01-01T00:00:00.000000Z"})
+    one = Process(api, "one")
+    began = anyio.current_time()
+    async with running(one):
+        await one.led()
+    assert 15.0 <= anyio.current_time() - began < 15.5
+
+
+@in_timelapse
+async def test_a_lease_that_is_given_up_is_taken_at_once(api: Api) -> None:
+    one, two = Process(api, "one"), Process(api, "two")
+    async with anyio.create_task_group() as tasks:
+        async with running(one):
+            await one.led()
+            tasks.start_soon(two.run)
+            await two.follows()
+        began = anyio.current_time()
+        await one.elector.resign()
+        await two.led()
+        assert anyio.current_time() - began < 0.1
+        tasks.cancel_scope.cancel()
+
+
+@in_timelapse
+async def test_who_resigns_without_an_answer_ends_in_time(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        await one.led()
+    api.fail("GET", hang)
+    began = anyio.current_time()
+    await one.elector.resign()
+    assert anyio.current_time() - began < 4.0
+
+
+@in_timelapse
+async def test_who_resigns_while_a_renewal_of_its_own_is_on_its_way_gives_up_all_the_same(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        await one.led()
+
+    async def be_late(answer: Answer) -> bytes:
+        assert api.lease is not None
+        api.write({**api.lease["spec"], "renewTime": "2027-01-01T00:00:00.000000Z"})
+        return await answer()
+
+    api.fail("PUT", be_late)
+    await one.elector.resign()
+    assert api.lease is not None
+    assert api.lease["spec"]["holderIdentity"] == ""
+
+
+@in_timelapse
+async def test_who_does_not_hold_it_gives_nothing_up(api: Api) -> None:
+    api.write({"holderIdentity": "other", "leaseDurationSeconds": 15})
+    await Process(api, "one").elector.resign()
+    assert api.holders == ["other"]
+
+
+@in_timelapse
+async def test_two_with_one_identity_both_lead_which_is_why_each_adds_what_is_its_own(api: Api) -> None:
+    one, two = Process(api, "same"), Process(api, "same")
+    async with running(one, two):
+        await one.led()
+        await two.led()
+
+
+@in_timelapse
+async def test_confirm_returns_after_a_renewal_that_began_later(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        before = len(api.holders)
+        began = anyio.current_time()
+        with anyio.fail_after(DEADLINE):
+            await term.confirm()
+        assert len(api.holders) == before + 1
+        assert anyio.current_time() - began < 0.1
+
+
+@in_timelapse
+async def test_confirm_fails_when_another_took_the_lease(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        assert api.lease is not None
+
+        async def take_first(answer: Answer) -> bytes:
+            assert api.lease is not None
+            api.write({**api.lease["spec"], "holderIdentity": "other"})
+            return await answer()
+
+        api.fail("PUT", take_first)
+        with anyio.fail_after(DEADLINE), pytest.raises(PgRoleError):
+            await term.confirm()
+        assert not term.leading
+
+
+@in_timelapse
+async def test_confirm_is_not_satisfied_by_a_renewal_that_was_under_way(api: Api) -> None:
+    one = Process(api, "one")
+    arrived, go_on = anyio.Event(), anyio.Event()
+
+    async def wait(answer: Answer) -> bytes:
+        said = await answer()
+        arrived.set()
+        await go_on.wait()
+        return said
+
+    confirmed = anyio.Event()
+
+    async def confirm(term: Term) -> None:
+        await term.confirm()
+        confirmed.set()
+
+    async with running(one):
+        term = await one.led()
+        api.fail("PUT", wait)
+        with anyio.fail_after(DEADLINE):
+            await arrived.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(confirm, term)
+                await anyio.lowlevel.checkpoint()
+                count = len(api.holders)
+                go_on.set()
+                await confirmed.wait()
+        assert len(api.holders) > count
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("wait"), st.floats(0.1, 25.0)),
+        st.tuples(st.just("pause"), st.floats(0.1, 30.0)),
+        st.tuples(st.sampled_from(["refuses", "hangs", "unheard", "slow", "mend", "resign"]), st.integers(0, 2)),
+        st.tuples(st.just("delete"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(EVENTS)
+def test_whatever_fails_no_two_electors_lead_at_one_moment(events: list[tuple[str, Any]]) -> None:
+    in_timelapse(fail_so)(events)
+
+
+async def fail_so(events: list[tuple[str, Any]]) -> None:
+    """Three electors; at the end, when all is well again, one leads and the Lease names it."""
+    api = Api()
+    processes = [Process(api, name) for name in ("one", "two", "three")]
+
+    async def judge() -> None:
+        while True:
+            assert sum(process.term.leading for process in processes) <= 1
+            await anyio.sleep(0.2)
+
+    async with running(*processes), anyio.create_task_group() as judging:
+        judging.start_soon(judge)
+        for what, of in events:
+            await happen(api, processes, what, of)
+        for process in processes:
+            process.line.failing = None
+        await anyio.sleep(LONGEST_SECONDS)
+        (leader,) = (process for process in processes if process.term.leading)
+        assert api.lease is not None
+        assert api.lease["spec"]["holderIdentity"] == leader.elector.identity
+        judging.cancel_scope.cancel()
+
+
+async def happen(api: Api, processes: list[Process], what: str, of: Any) -> None:
+    if what == "wait":
+        await anyio.sleep(of)
+    elif what == "pause":
+        pause(of)
+        await anyio.lowlevel.checkpoint()
+    elif what == "resign":
+        if not processes[of].term.leading:  # whoever leads ends its work first
+            await processes[of].elector.resign()
+    elif what != "delete":
+        processes[of].line.failing = None if what == "mend" else what
+    elif api.lease is not None and all(process.line.failing is None for process in processes):
+        # Who has not seen lately that it is held cannot know better: see the caveats.
+        for process in processes:
+            await process.follows()
+        if api.lease is not None:
+            api.delete()
