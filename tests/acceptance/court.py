@@ -61,8 +61,12 @@ class Court:
         return [self.fill(one) for one in value] if isinstance(value, list) else value
 
     async def allow(self, **changed: Any) -> None:
-        """The policy, with these fields of `allow` in place of the usual ones."""
-        await self.servers.patch(SERVER, {"spec": {"allow": self.policy() | changed}})
+        """The policy, with these fields of `allow` in place of the usual ones; it holds from the return on."""
+        asked = await self.servers.patch(SERVER, {"spec": {"allow": self.policy() | changed}})
+        generation = asked["metadata"]["generation"]
+        await self.servers.wait_for(
+            SERVER, lambda server: bool(server["status"]["observedGeneration"] == generation), "the policy"
+        )
 
     def policy(self) -> Json:
         return {
