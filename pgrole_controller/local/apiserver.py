@@ -26,7 +26,7 @@ from pgrole_controller.local.home import home
 from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.process import LocalError, Process, bound_to_us
 
-_READY_SECONDS = 90.0
+READY_SECONDS = 90.0
 _ANSWER = aiohttp.ClientTimeout(total=30, connect=5)
 _READY_PATHS = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
 _TOKEN_SECONDS = 300 * 86400  # of a ServiceAccount
@@ -115,8 +115,8 @@ class ApiServer:
         """Start what does not run, and wait until it is ready. Raises LocalError with the end of the log."""
         await self.etcd.start()
         await self.process.start()
-        if not await reached(self._is_ready, _READY_SECONDS):
-            raise self.process.failure(f"was not ready after {_READY_SECONDS:.0f} s")
+        if not await reached(self._is_ready, READY_SECONDS):
+            raise self.process.failure(f"was not ready after {READY_SECONDS:.0f} s")
         self.version = str((await self.request("GET", "/version"))["gitVersion"])
         if self._audit is not None:
             self._audit.ready_from = self._audit.size
@@ -173,6 +173,10 @@ class ApiServer:
         for process in (self.etcd, self.process):
             if not process.running:
                 raise process.failure("ended before it was ready")
+        return await self._answers()
+
+    async def _answers(self) -> bool:
+        """Whether everything is there that is asked of it from its first moment on."""
         if not self.ca.exists():
             return False
         try:

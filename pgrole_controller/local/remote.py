@@ -1,6 +1,5 @@
 """An API server that somebody else runs, in a container: spoken to as to one of ours, never started or stopped."""
 
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -8,12 +7,10 @@ from typing import NoReturn
 import aiohttp
 
 from pgrole_controller.local import credentials
-from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.apiserver import READY_SECONDS, ApiServer
 from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.process import LocalError
-
-_READY_SECONDS = 90.0
 
 
 class RemoteApiServer(ApiServer):
@@ -34,8 +31,8 @@ class RemoteApiServer(ApiServer):
 
     async def start(self) -> None:
         """Wait until it is ready. Raises LocalError when it is not in time."""
-        if not await reached(self._is_ready, _READY_SECONDS, every=0.2):
-            raise LocalError(f"the API server at {self.url} was not ready after {_READY_SECONDS:.0f} s")
+        if not await reached(self._answers, READY_SECONDS, every=0.2):
+            raise LocalError(f"the API server at {self.url} was not ready after {READY_SECONDS:.0f} s")
         self.version = str((await self.request("GET", "/version"))["gitVersion"])
 
     async def stop(self) -> None:
@@ -53,13 +50,3 @@ class RemoteApiServer(ApiServer):
 
     def _refuse(self, what: str) -> NoReturn:
         raise LocalError(f"the API server at {self.url} is not ours: it cannot be {what}")
-
-    async def _is_ready(self) -> bool:
-        if not self.ca.exists():
-            return False
-        try:
-            for path in ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system"):
-                await self.request("GET", path)
-        except (ApiError, aiohttp.ClientError, TimeoutError, ssl.SSLError):
-            return False
-        return True
