@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import logging
 import secrets
 import signal
@@ -33,11 +32,11 @@ from pgrole_controller.controller.threads import Threads
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
-from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
+from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.lease import Elector, Term
 from pgrole_controller.kube.reflector import reflect
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.store import Change, Store, parse
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +142,7 @@ async def _read_cluster_id(client: Client) -> str:
     while True:
         try:
             answer = await client.request("GET", NAMESPACES.path(name=_CLUSTER_ID_NAMESPACE), timeout=10.0)
+            uid: str = parse(answer)["metadata"]["uid"]
         except ApiError as error:
             if error.status in (401, 403, 404):
                 raise CannotStart(
@@ -152,10 +152,9 @@ async def _read_cluster_id(client: Client) -> str:
             if error.status not in (408, 429) and error.status < 500:
                 raise
             log.warning("API server does not answer yet", extra={"error": str(error)})
-        except Unreachable as error:
+        except (Unreachable, BadStream) as error:
             log.warning("API server not reached", extra={"error": str(error)})
         else:
-            uid: str = json.loads(answer)["metadata"]["uid"]
             return uid
         await anyio.sleep(1.0)
 

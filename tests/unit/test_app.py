@@ -40,6 +40,12 @@ async def test_an_api_server_that_is_away_or_overloaded_is_waited_for() -> None:
     assert await read_from(Unreachable("refused"), *passing, answer) == "7f"
 
 
+@in_timelapse
+async def test_a_page_of_a_proxy_is_no_answer() -> None:
+    answer = json.dumps({"metadata": {"uid": "7f"}}).encode()
+    assert await read_from(b"<html>be patient</html>", b'"be patient"', answer) == "7f"
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_an_id_that_may_not_be_read_is_said_at_once_with_what_to_do(status: int) -> None:
     with pytest.raises(CannotStart, match="Allow it, or give --cluster-id"):
