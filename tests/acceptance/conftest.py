@@ -11,7 +11,7 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.postgres import PostgresServer
 from tests import k3s
-from tests.acceptance.account import Refusals
+from tests.acceptance.account import Refusals, serving
 from tests.acceptance.court import Court, open_court
 from tests.acceptance.world import Controller, Database, Kube, Stage, make_kube, open_database, remove, running
 from tests.servers import Servers
@@ -35,6 +35,14 @@ async def api_server(api_server: ApiServer, refusals: Refusals) -> ApiServer:
     """One for all tests, where no controller stays: never stop, freeze or kill this one."""
     refusals.watch(api_server)
     return api_server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def own_api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
+    """With the CRDs, for one module: what it does concerns all namespaces, or the CRDs, or it needs a second one."""
+    async with serving(binaries) as server:
+        await apply_crds(server)
+        yield server
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

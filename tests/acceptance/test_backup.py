@@ -8,9 +8,6 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.manifests import apply_crds
-from tests.acceptance.account import serving
 from tests.acceptance.estate import Estate, open_estate
 from tests.acceptance.shell import Shell, blocks, make_shell
 from tests.acceptance.world import running
@@ -21,17 +18,9 @@ SCHEMA = blocks("upgrade.md", "Restore")[-1]
 ROLES = "SELECT a.oid, a.rolname, a.rolpassword FROM pg_authid AS a WHERE a.oid >= 16384 ORDER BY a.oid"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
-    """Of its own: a backup is of all namespaces."""
-    async with serving(binaries) as server:
-        await apply_crds(server)
-        yield server
-
-
 @pytest_asyncio.fixture(loop_scope="session")
-async def estate(cluster: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[Estate]:
-    async with open_estate(cluster, servers, tmp_path) as opened:
+async def estate(own_api_server: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[Estate]:
+    async with open_estate(own_api_server, servers, tmp_path) as opened:
         yield opened
 
 

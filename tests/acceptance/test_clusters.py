@@ -12,11 +12,9 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.manifests import apply_crds, create_namespace
+from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process
-from tests.acceptance.account import serving
 from tests.acceptance.world import (
     PATIENCE,
     Controller,
@@ -73,13 +71,6 @@ class World:
         return said
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def second_api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
-    async with serving(binaries) as server:
-        await apply_crds(server)
-        yield server
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def quiet_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
     """A PostgreSQL that does nothing by itself."""
@@ -89,11 +80,11 @@ async def quiet_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def world(
-    api_server: ApiServer, second_api_server: ApiServer, quiet_postgres: PostgresServer, tmp_path: Path
+    api_server: ApiServer, own_api_server: ApiServer, quiet_postgres: PostgresServer, tmp_path: Path
 ) -> AsyncIterator[World]:
     namespace = f"shop-{secrets.token_hex(3)}"
     here = await make_cluster(api_server, namespace, quiet_postgres, tmp_path / "here")
-    there = await make_cluster(second_api_server, namespace, quiet_postgres, tmp_path / "there")
+    there = await make_cluster(own_api_server, namespace, quiet_postgres, tmp_path / "there")
     assert here.id != there.id
     yield World(here, there, quiet_postgres, tmp_path)
     for cluster in (here, there):
@@ -280,14 +271,14 @@ async def test_what_was_transferred_before_its_objects_are_restored_waits_for_th
 @pytest.mark.parametrize("restored_first", [True, False])
 async def test_a_cluster_rebuilt_under_the_same_cluster_id_takes_over_from_itself(
     api_server: ApiServer,
-    second_api_server: ApiServer,
+    own_api_server: ApiServer,
     quiet_postgres: PostgresServer,
     tmp_path: Path,
     restored_first: bool,
 ) -> None:
     namespace, chosen = f"shop-{secrets.token_hex(3)}", ("--cluster-id", "production")
     lost = await make_cluster(api_server, namespace, quiet_postgres, tmp_path / "lost", *chosen)
-    rebuilt = await make_cluster(second_api_server, namespace, quiet_postgres, tmp_path / "rebuilt", *chosen)
+    rebuilt = await make_cluster(own_api_server, namespace, quiet_postgres, tmp_path / "rebuilt", *chosen)
     world = World(lost, rebuilt, quiet_postgres, tmp_path)
     async with open_database(quiet_postgres.dsn()) as database:
         async with running(lost.controller):
@@ -331,11 +322,11 @@ async def test_a_cluster_that_is_given_another_id_keeps_its_roles_and_their_hist
 
 
 async def test_an_installation_of_one_namespace_needs_no_right_beyond_it_when_the_cluster_id_is_given(
-    second_api_server: ApiServer, quiet_postgres: PostgresServer, tmp_path: Path
+    own_api_server: ApiServer, quiet_postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    cluster = await make_cluster(second_api_server, f"team-{secrets.token_hex(3)}", quiet_postgres, tmp_path / "admin")
+    cluster = await make_cluster(own_api_server, f"team-{secrets.token_hex(3)}", quiet_postgres, tmp_path / "admin")
     dsn, arguments = quiet_postgres.dsn(), ("--namespace", cluster.own)
-    without = Controller(second_api_server.kubeconfig_of("pgrole-controller"), dsn, tmp_path, *arguments)
+    without = Controller(own_api_server.kubeconfig_of("pgrole-controller"), dsn, tmp_path, *arguments)
     await without.start()
     with anyio.fail_after(PATIENCE):
         assert await without.process.wait() == 1
@@ -345,7 +336,7 @@ async def test_an_installation_of_one_namespace_needs_no_right_beyond_it_when_th
 
     (tmp_path / "team").mkdir()
     async with (
-        running(Controller(second_api_server, dsn, tmp_path / "team", *arguments, "--cluster-id", "team")),
+        running(Controller(own_api_server, dsn, tmp_path / "team", *arguments, "--cluster-id", "team")),
         open_database(dsn) as database,
     ):
         await cluster.kube.apply("app", name="app", login=True)

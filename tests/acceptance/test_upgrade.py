@@ -10,10 +10,8 @@ import yaml
 
 from pgrole_controller import resources
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds, apply_folder
 from pgrole_controller.postgres.install import VERSION
-from tests.acceptance.account import serving
 from tests.acceptance.estate import DRIFTS, SERVER, Estate, drifts, open_estate
 from tests.acceptance.privileges import PASSWORD, STEWARD, documented_sql, follow, role_sql
 from tests.acceptance.shell import blocks, make_shell
@@ -27,19 +25,11 @@ LATER = "ofALaterRelease"
 SCHEMA = "SELECT version FROM pgrole.installation"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
-    """An API server whose CRDs change from test to test."""
-    async with serving(binaries) as server:
-        await apply_crds(server)
-        yield server
-
-
 @pytest_asyncio.fixture(loop_scope="session")
-async def estate(cluster: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[Estate]:
+async def estate(own_api_server: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[Estate]:
     """With the CRDs of the release before."""
-    await apply_crds(cluster, BEFORE.crds)
-    async with open_estate(cluster, servers, tmp_path) as opened:
+    await apply_crds(own_api_server, BEFORE.crds)
+    async with open_estate(own_api_server, servers, tmp_path) as opened:
         yield opened
 
 
@@ -131,12 +121,12 @@ async def test_both_at_the_same_time_do_no_harm_to_each_other(estate: Estate) ->
 
 
 async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_until_that_is_done(
-    cluster: ApiServer, servers: Servers, tmp_path: Path
+    own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
-    async with open_estate(cluster, servers, tmp_path, install=False) as estate:
+    async with open_estate(own_api_server, servers, tmp_path, install=False) as estate:
         database = estate.database
         await install_by_hand(estate, servers.version)
-        shell = await make_shell(cluster, estate.postgres, tmp_path / "shell")
+        shell = await make_shell(own_api_server, estate.postgres, tmp_path / "shell")
         async with running(estate.controller(BEFORE)):
             await estate.make()
         left, canary = await estate.picture(), await estate.drift_canary()
@@ -162,13 +152,13 @@ async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_un
 
 
 async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_and_nothing_is_asked_for_later(
-    cluster: ApiServer, servers: Servers, tmp_path: Path
+    own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
     """As docs/upgrade.md has it."""
-    async with open_estate(cluster, servers, tmp_path, install=False) as estate:
+    async with open_estate(own_api_server, servers, tmp_path, install=False) as estate:
         database = estate.database
         await install_by_hand(estate, servers.version)
-        shell = await make_shell(cluster, estate.postgres, tmp_path / "shell")
+        shell = await make_shell(own_api_server, estate.postgres, tmp_path / "shell")
         (script,) = blocks("upgrade.md", "2. Schema pgrole, where the controller may not install")
         async with running(estate.controller(BEFORE)) as before:
             await estate.make()
@@ -188,11 +178,11 @@ async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_
 
 
 async def test_an_administrator_who_upgrades_the_schema_afterwards_is_noticed_without_a_restart(
-    cluster: ApiServer, servers: Servers, tmp_path: Path
+    own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
-    async with open_estate(cluster, servers, tmp_path, install=False, drift={"interval": "100ms"}) as estate:
+    async with open_estate(own_api_server, servers, tmp_path, install=False, drift={"interval": "100ms"}) as estate:
         await install_by_hand(estate, servers.version)
-        shell = await make_shell(cluster, estate.postgres, tmp_path / "shell")
+        shell = await make_shell(own_api_server, estate.postgres, tmp_path / "shell")
         (script,) = blocks("upgrade.md", "2. Schema pgrole, where the controller may not install")
         async with running(estate.controller(PRESENT, "--leader-election", "true")) as controller:
             await estate.make()
