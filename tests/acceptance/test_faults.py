@@ -98,8 +98,9 @@ async def test_a_drift_in_the_moment_that_a_connection_is_terminated_is_repaired
             await database.wait_role("hit", lambda row: not row["rolcreaterole"], "NOCREATEROLE", 10)
             await controller.wait_count("session with PostgreSQL ended", ended + 1)
             await controller.wait_count("session with PostgreSQL begins", ended + 2)
-        obj = await stage.kube.wait_for("hit", lambda obj: obj["status"].get("driftCount") == 3, "three drifts")
-        assert is_ready(obj)
+        await stage.kube.wait_for(
+            "hit", lambda obj: obj["status"].get("driftCount") == 3 and is_ready(obj), "Ready after three drifts"
+        )
 
 
 async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change_right_after(
