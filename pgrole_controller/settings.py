@@ -3,6 +3,7 @@
 `PGROLE_DSN` alone is no flag: a command line can be read by every user of a machine.
 """
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,17 @@ from typing import Any, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from pgrole_controller.api.duration import read_duration
+from pgrole_controller.api.password import OBJECT_NAME
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.logs import LogFormat
+
+_LONGEST_NAME = 253
+_LONGEST_LABEL = 63
+_LAST_PORT = 65535
+_SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
 class WrongSetting(Exception):
@@ -41,6 +48,18 @@ class Setting:
 def _text(value: str) -> str:
     if not value:
         raise ValueError("it is empty")
+    return value
+
+
+def _object_name(value: str) -> str:
+    if not re.fullmatch(OBJECT_NAME, value) or len(value) > _LONGEST_NAME:
+        raise ValueError("it takes the name of an object of Kubernetes: lower-case letters, digits, - and .")
+    return value
+
+
+def _namespace(value: str) -> str:
+    if "." in value or len(value) > _LONGEST_LABEL or not re.fullmatch(OBJECT_NAME, value):
+        raise ValueError("it takes the name of a namespace: up to 63 lower-case letters, digits and -")
     return value
 
 
@@ -106,7 +125,7 @@ def _interval(value: str) -> float:
 
 
 def _port(value: str) -> int | None:
-    if not value.isdecimal() or int(value) > 65535:
+    if not value.isdecimal() or int(value) > _LAST_PORT:
         raise ValueError("it takes a port, 1 to 65535, or 0 for none")
     return int(value) or None
 
@@ -118,9 +137,16 @@ def _file(value: str) -> str:
 
 
 def _dsn(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("postgres", "postgresql"):
-        raise ValueError("it takes postgresql://user:password@host:port/database")
+    try:
+        fits = urlsplit(value).scheme in ("postgres", "postgresql") and 0 < address_of(value).port <= _LAST_PORT
+    except ValueError:  # its words can hold a part of the password
+        fits = False
+    if not fits:
+        raise ValueError(
+            "it takes postgresql://user:password@host:port/database, with %2F for a / in the password, and so on"
+        )
+    if address_of(value).sslmode not in _SSL_MODES:
+        raise ValueError(f"its sslmode takes one of {', '.join(_SSL_MODES)}")
     return value
 
 
@@ -138,11 +164,11 @@ RUN = (
     Setting("kubeconfig", "kubeconfig file (default: KUBECONFIG, in-cluster, ~/.kube/config)", _file, None, "FILE"),
     Setting("context", "context of the kubeconfig", _text, None, "NAME"),
     Setting("strict-tls", "false accepts cluster CAs that Python 3.13 and later refuse", _flag, True, "BOOL"),
-    Setting("namespace", "look at this namespace only (default: all)", _text, None, "NAME"),
+    Setting("namespace", "look at this namespace only (default: all)", _namespace, None, "NAME"),
     Setting(
         "own-namespace",
         "where the Secrets of PgServers are (default: the controller's own in a cluster, else default)",
-        _text,
+        _namespace,
         None,
         "NAME",
     ),
@@ -160,7 +186,7 @@ RUN = (
         None,
         "BOOL",
     ),
-    Setting("lease", "name of that Lease", _text, "pgrole-controller", "NAME"),
+    Setting("lease", "name of that Lease", _object_name, "pgrole-controller", "NAME"),
     Setting("identity", "how the Lease names this process (default: the name of its host)", _text, None, "TEXT"),
     Setting("cluster-id", "how claims name this cluster (default: uid of namespace kube-system)", _text, None, "ID"),
     Setting(

@@ -19,6 +19,12 @@ def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
     ("variable", "value"),
     [
         ("PGROLE_DSN", "host=somewhere"),
+        ("PGROLE_DSN", "postgresql://u:p@host:no/db"),
+        ("PGROLE_DSN", "postgresql://u:p@host:70000/db"),
+        ("PGROLE_DSN", "postgresql://u:p@host/db?port=no"),
+        ("PGROLE_DSN", "postgresql://u:p@host/db?port=70000"),
+        ("PGROLE_DSN", "postgresql://u:p@[::1/db"),
+        ("PGROLE_DSN", "postgresql://u:p@host/db?sslmode=yes"),
         ("PGROLE_ALLOW", "createrole,flying"),
         ("PGROLE_INSTALL", "perhaps"),
         ("PGROLE_RESYNC_INTERVAL", "often"),
@@ -30,6 +36,13 @@ def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
         ("PGROLE_LOG_FORMAT", "xml"),
         ("PGROLE_KUBECONFIG", "/nowhere/at/all"),
         ("PGROLE_CLUSTER_ID", ""),
+        ("PGROLE_NAMESPACE", "Team_A"),
+        ("PGROLE_NAMESPACE", "team.a"),
+        ("PGROLE_NAMESPACE", "a" * 64),
+        ("PGROLE_OWN_NAMESPACE", "../kube-system"),
+        ("PGROLE_LEASE", ""),
+        ("PGROLE_LEASE", "Leader!"),
+        ("PGROLE_LEASE", "a" * 254),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(variable: str, value: str) -> None:
@@ -42,10 +55,23 @@ def test_a_flag_is_refused_as_a_flag() -> None:
         read(health_port="none")
 
 
-def test_a_secret_is_not_in_the_message() -> None:
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "mysql://admin:hunter2@host/db",
+        "postgresql://admin:hunter2/3@host/db",  # the password is where a port would be
+        "postgresql://admin:hunter2℀@host/db",
+    ],
+)
+def test_a_secret_is_not_in_the_message(dsn: str) -> None:
     with pytest.raises(WrongSetting) as caught:
-        read({"PGROLE_DSN": "mysql://admin:hunter2@host/db"})
+        read({"PGROLE_DSN": dsn})
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_name_is_one_that_kubernetes_takes() -> None:
+    values = read({"PGROLE_LEASE": "pgrole-controller.shop", "PGROLE_NAMESPACE": "team-a"})
+    assert (values["lease"], values["namespace"]) == ("pgrole-controller.shop", "team-a")
 
 
 @pytest.mark.parametrize(
