@@ -41,6 +41,7 @@ AT_ONCE = 100
 
 #: Every address of this machine, IPv4 and IPv6.
 EVERY_ADDRESS = "::"
+_PORT_REFUSED = (errno.EADDRINUSE, errno.EACCES)
 _NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 Answer = TypeVar("Answer")
@@ -146,7 +147,9 @@ def _bind(host: str, port: int) -> socket.socket:
                 raise
             return socket.create_server(("0.0.0.0", port))  # noqa: S104 -- every address that there is without IPv6
     except OSError as error:
-        raise CannotStart(f"--health-port {port}: {error.strerror}; give another, or 0 for none") from error
+        if error.errno in _PORT_REFUSED:
+            raise CannotStart(f"--health-port {port}: {error.strerror}; give another, or 0 for none") from error
+        raise CannotStart(f"--health-host {host}: {error.strerror}; give an address of this machine") from error
 
 
 async def _answer(question: Callable[[], Answer]) -> Answer:

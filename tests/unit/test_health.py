@@ -153,6 +153,11 @@ async def test_a_taken_port_is_named() -> None:
         tasks.cancel_scope.cancel()
 
 
+async def test_an_address_that_is_not_of_this_machine_is_named() -> None:
+    with pytest.raises(CannotStart, match=r"--health-host 192\.0\.2\.1"):
+        await Health().serve("192.0.2.1", free_port())
+
+
 async def test_the_heart_is_as_old_as_its_last_beat() -> None:
     clock = Clock()
     pulse = Pulse(clock)
