@@ -170,11 +170,14 @@ async def test_what_restricted_does_not_ask_for_is_there_too(programs: Programs)
     assert "hostNetwork" not in pod
 
 
-async def test_install_yaml_installs_in_one_command_and_again(programs: Programs, binaries: Binaries) -> None:
+@pytest.mark.parametrize("first", [("--server-side",), ()], ids=["server-side", "client-side"])
+async def test_install_yaml_installs_in_one_command_and_again_however_it_was_applied_first(
+    programs: Programs, binaries: Binaries, first: tuple[str, ...]
+) -> None:
     async with api_server(binaries=binaries) as server:
-        command = ("--kubeconfig", server.kubeconfig, "--warnings-as-errors", "apply", "--server-side", "-f", INSTALL)
-        for _ in range(2):
-            answer = await run(programs.kubectl, *command)
+        for how in (first, ("--server-side",)):
+            options = ("--kubeconfig", server.kubeconfig, "--warnings-as-errors")
+            answer = await run(programs.kubectl, *options, "apply", *how, "-f", INSTALL)
             assert answer.code == 0, answer.err
 
 
