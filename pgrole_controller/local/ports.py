@@ -2,22 +2,46 @@
 
 import random
 import socket
+import sys
+from collections import deque
 from itertools import chain
 
 #: Below those that the kernel gives to outgoing connections: what is picked here stays free until it is bound, and
 #: while its server is stopped.
 _RANGE = range(15_000, 32_000)
 
+#: So many of the last ports that were picked are kept from other processes that pick one.
+_KEPT = 128
+_kept: deque[socket.socket] = deque()
+
 
 def free_port(wanted: int | None = None) -> int:
-    """`wanted` when it is free, else a random one. Whoever binds it next has it: start the server soon."""
+    """`wanted` when it is free, else a random one, which on Linux no other process is given while this one lives.
+
+    Nobody listens there until a server binds it, as servers do, with SO_REUSEADDR. Raises OSError when none is free.
+    """
     others = random.sample(_RANGE, len(_RANGE))
     for port in chain([wanted] if wanted else [], others):
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if _keep(port, alone=port != wanted):
             return port
     raise OSError("no port of 127.0.0.1 is free")
+
+
+def _keep(port: int, *, alone: bool) -> bool:
+    """Whether it is free; if so it is bound from now on, and nobody listens. `alone`: also nobody else keeps it."""
+    keeper = socket.socket()
+    try:
+        alone = alone and sys.platform == "linux"  # elsewhere no server could bind what is kept
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not alone)
+        keeper.bind(("127.0.0.1", port))
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        keeper.close()
+        return False
+    if not alone:
+        keeper.close()
+        return True
+    _kept.append(keeper)
+    if len(_kept) > _KEPT:
+        _kept.popleft().close()
+    return True

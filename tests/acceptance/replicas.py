@@ -21,6 +21,9 @@ from tests.acceptance.account import OWN_NAMESPACE, Account
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Stage
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
+#: What it logs.
+LEADS = "session with PostgreSQL begins"
+STANDS_BY = "ready to lead"
 _RBAC = "rbac.authorization.k8s.io/v1"
 _REFUSED = 400
 _READING = ("get", "list", "watch")
@@ -41,11 +44,11 @@ class Replica:
 
     async def leads(self, times: int = 1, seconds: float = PATIENCE) -> None:
         """Until it has begun to lead, and to work, so many times."""
-        await self.controller.wait_count("session with PostgreSQL begins", times, seconds)
+        await self.controller.wait_count(LEADS, times, seconds)
 
     async def stands_by(self, times: int = 1, seconds: float = PATIENCE) -> None:
         """Until it was ready to lead so many times."""
-        await self.controller.wait_count("ready to lead", times, seconds)
+        await self.controller.wait_count(STANDS_BY, times, seconds)
 
     def pause(self) -> None:
         self.controller.process.pause()
@@ -66,6 +69,16 @@ class Replica:
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             said: Json = json.loads(await answer.text())
             return {**said, "status": answer.status}
+
+    async def wait_readiness(self, wanted: Json) -> None:
+        """Until it says all of this."""
+        said: list[Json] = []
+
+        async def is_said() -> bool:
+            said[:] = [await self.readiness()]
+            return wanted.items() <= said[0].items()
+
+        assert await reached(is_said, PATIENCE), f"{wanted} expected within {PATIENCE} s, but {said}"
 
     def wrote(self, since: int = 0) -> list[tuple[str, str, str, int]]:
         """What it wrote to the API server since the audit log had this size: verb, resource, name, code.

@@ -8,18 +8,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
-
 from pgrole_controller.core.scram import verifies
-from pgrole_controller.local.deadline import reached
 from tests.acceptance.relay import Relay
-from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube
-
-#: In seconds: longer than until the look that follows each change of the controller's own, which is 2 s.
-REST = 3.0
-
-#: So often refused, an object is not looked at again by itself for a minute.
-REFUSALS = 7
+from tests.acceptance.world import Controller, Database, Json, Kube
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +28,6 @@ class Scene:
 
     def quoted(self, source: str, more: str = "") -> str:
         return f'"{self.of(source, more)}"'
-
-    def visits(self) -> int:
-        return self.controller.log.count(" visit begins  ")
-
-    async def rest(self) -> None:
-        """Until nothing has been visited for a while."""
-        with anyio.fail_after(PATIENCE):
-            while True:
-                before = self.visits()
-                if not await reached(self._is_visited_since(before), REST):
-                    return
-
-    async def poke(self, name: str) -> None:
-        """Has an object looked at that will be refused again: after that it is left alone for longer."""
-        for number in range(REFUSALS):
-            before = self.visits()
-            await self.kube.patch(name, {"metadata": {"annotations": {"example.com/poke": str(number)}}})
-            assert await reached(self._is_visited_since(before), PATIENCE)
-
-    def _is_visited_since(self, before: int) -> Callable[[], Awaitable[bool]]:
-        async def is_so() -> bool:
-            return self.visits() > before
-
-        return is_so
 
     async def logs_in(self, source: str, password: str) -> bool:
         verifier = await self.database.verifier(self.of(source))
@@ -160,7 +127,7 @@ def altered(*functions: tuple[str, str, str]) -> Without:
                 await scene.database.execute(definition.replace(old, new))
                 stack.push_async_callback(scene.database.execute, definition)
             await scene.database.execute("SELECT pgrole.observe(true)")
-            await scene.rest()
+            await scene.controller.rest()
             yield
 
     return without
@@ -243,7 +210,7 @@ async def change_membership(scene: Scene) -> None:
 async def prepare_group(scene: Scene) -> None:
     await scene.kube.apply(scene.of("group"), memberOf=[{"role": scene.of("group", "-group")}])
     await scene.kube.wait_reason(scene.of("group"), "MembershipPending")
-    await scene.poke(scene.of("group"))
+    await scene.controller.weary(scene.kube, scene.of("group"))
 
 
 async def change_group(scene: Scene) -> None:
@@ -260,7 +227,7 @@ async def prepare_claim(scene: Scene) -> None:
     )
     await scene.kube.apply(scene.of("claim"), adopt=True, comment="taken")
     await scene.kube.wait_reason(scene.of("claim"), "ClaimedElsewhere")
-    await scene.poke(scene.of("claim"))
+    await scene.controller.weary(scene.kube, scene.of("claim"))
 
 
 async def change_claim(scene: Scene) -> None:

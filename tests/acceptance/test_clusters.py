@@ -188,9 +188,9 @@ async def test_a_claim_that_an_administrator_releases_is_heard_of_at_once_by_who
         async with running(there.controller):
             await there.kube.apply("app", name="shared", adopt=True)
             await there.kube.wait_reason("app", "ClaimedElsewhere")
+            await there.controller.weary(there.kube, "app")
             await world.claims("release", "--cluster", here.id, "--yes")
-            with anyio.fail_after(5):  # far sooner than by back-off
-                await there.kube.wait_ready("app")
+            await there.kube.wait_ready("app")  # far sooner than by back-off
             claim = await database.claim("shared")
             assert claim is not None
             assert (claim["cluster"], claim["released_at"]) == (there.id, None)
@@ -221,11 +221,12 @@ async def test_a_rebuilt_cluster_takes_all_claims_of_the_lost_one_over_without_a
             await rebuilt.kube.apply("squatter", name="app", login=True, adopt=True)
             await rebuilt.kube.wait_for("squatter", lambda obj: says(obj, "ClaimedElsewhere"), "ClaimedElsewhere")
 
+            for name in declared():
+                await rebuilt.controller.weary(rebuilt.kube, name)
             said = await world.claims("transfer", "--from", lost.id, "--to", rebuilt.id, "--yes")
             assert "4 claims" in said
             for name in declared():
-                with anyio.fail_after(5):  # far sooner than by back-off
-                    await rebuilt.kube.wait_ready(name)
+                await rebuilt.kube.wait_ready(name)  # far sooner than by back-off
             words = (f"{rebuilt.own}/app",)
             await rebuilt.kube.wait_for("squatter", lambda obj: says(obj, "Conflict", *words), "Conflict")
 

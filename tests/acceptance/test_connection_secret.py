@@ -12,7 +12,6 @@ import pytest
 from pgrole_controller.core.connection import Address, Connection, Stamp, render
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.local.apiserver import ApiError
-from pgrole_controller.local.deadline import reached
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, condition, is_ready, running, says
 
 GENERATED: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
@@ -183,17 +182,10 @@ async def test_a_renamed_secret_is_deleted_under_its_old_name(kube: Kube, databa
     before = await deliver(kube, role)
     await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": {"name": "renamed"}}))
     after = await wait_known(kube, database, role, "renamed")
-    await wait_no_secret(kube, "delivered")
+    await kube.wait_no_secret("delivered")
     await database.wait_password(role, text(after))
     await kube.wait_ready("app")
     assert text(after) == text(before), "an application that has it open goes on"
-
-
-async def wait_no_secret(kube: Kube, name: str) -> None:
-    async def is_gone() -> bool:
-        return await kube.secret(name) is None
-
-    assert await reached(is_gone, PATIENCE), f"Secret {name} was not deleted"
 
 
 async def test_a_secret_that_is_not_asked_for_any_more_is_deleted(kube: Kube, database: Database, role: str) -> None:
@@ -201,7 +193,7 @@ async def test_a_secret_that_is_not_asked_for_any_more_is_deleted(kube: Kube, da
     password = {"secretRef": {"name": "source"}}
     await deliver(kube, role, password=password)
     await kube.apply("app", name=role, password=password)
-    await wait_no_secret(kube, "delivered")
+    await kube.wait_no_secret("delivered")
     await kube.wait_ready("app")
     assert await kube.secret("source") is not None
     await database.wait_password(role, "ours")
@@ -411,7 +403,7 @@ async def test_under_report_a_secret_is_left_as_it_is_and_said(
     )
     held = await kube.secret("delivered")
     assert held is None if deed == "deleted" else text(held or {}) == "tampered"
-    await database.wait_password(role, text(before), 1.0)
+    await database.wait_password(role, text(before))
     await kube.apply("app", name=role, **GENERATED, drift={"policy": "Correct"})
     obj = await kube.wait_ready("app")
     assert condition(obj, "DriftDetected") == {}

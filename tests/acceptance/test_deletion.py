@@ -67,9 +67,9 @@ async def blocked(kube: Kube, *words: str) -> Json:
     return await kube.wait_for("app", lambda obj: says(obj, "DropBlocked", *words, WAY_OUT), f"DropBlocked: {words}")
 
 
-async def retain(kube: Kube, seconds: float = PATIENCE) -> None:
+async def retain(kube: Kube) -> None:
     await kube.patch("app", {"spec": {"deletionPolicy": "Retain"}})
-    await kube.wait_gone("app", seconds)
+    await kube.wait_gone("app")
 
 
 async def owner(inside: Database, table: str) -> object:
@@ -92,7 +92,7 @@ class TestWithoutAnHeir:
     ) -> None:
         await declare(kube, role, comment="to go", parameters={"work_mem": "8MB"})
         await kube.delete("app")
-        await kube.wait_gone("app", 10)
+        await kube.wait_gone("app")
         assert await database.role(role) is None
         assert await database.claim(role) is None
         await kube.wait_event("RoleDropped", about="app")
@@ -314,15 +314,16 @@ class TestTheHeir:
                             return
                         continue  # a deadlock: nothing of it was committed
                     made[name] += 1
-                    if number == 5:
+                    if made[name] == 5:
                         has_begun.set()
                     await anyio.sleep(0.003)
 
         async with anyio.create_task_group() as tasks:
             for name, event in zip(places, begun, strict=True):
                 tasks.start_soon(make, name, event)
-            for event in begun:
-                await event.wait()
+            with anyio.fail_after(PATIENCE):
+                for event in begun:
+                    await event.wait()
             await kube.delete("app")
         await kube.wait_gone("app")
         assert await database.role(role) is None
@@ -373,7 +374,7 @@ class TestTheWayOut:
             await kube.delete("app")
             await blocked(kube, "open sessions")
             assert not await can_log_in(database, role)
-            await retain(kube, 10)
+            await retain(kube)
             assert await is_released(database, role)
             await (await asyncpg.connect(dsn)).close()
         finally:
@@ -429,7 +430,7 @@ class TestTheWayOut:
         await kube.wait_for("app", lambda obj: bool(obj["metadata"].get("finalizers")), "held")
         await kube.delete("app")
         await kube.wait_for("app", lambda obj: says(obj, "ServerGone", WAY_OUT), "ServerGone")
-        await retain(kube, 10)
+        await retain(kube)
 
     async def test_needs_no_policy_that_allows_anything(self, stage: Stage) -> None:
         kube = stage.kube
@@ -557,8 +558,7 @@ async def end_while_held(stage: Stage, controller: Controller, broken: str, held
             elif broken == "killed":
                 await controller.kill()
             else:
-                with anyio.fail_after(10):
-                    assert await controller.stop() == 0
+                assert await controller.stop() == 0
     finally:
         connection.terminate()
 

@@ -69,11 +69,10 @@ async def test_a_changed_attribute_is_set_back_and_told(
     assert before is not None
     await database.execute(statement.format(role_name))
     await database.wait_role(role_name, lambda row: row[column] == before[column], f"{column} set back")
-    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    obj = await kube.wait_for("app", lambda obj: drifts(1)(obj) and is_ready(obj), "driftCount 1 and Ready")
     assert obj["status"]["driftCount"] == 1
     assert obj["status"]["lastDrift"]["fields"] == [field]
     assert obj["status"]["lastDrift"]["corrected"] is True
-    assert condition(obj, "Ready")["status"] == "True"
     event = await kube.wait_event("DriftCorrected")
     assert field in event["note"]
 
@@ -176,8 +175,7 @@ async def test_the_same_drift_again_and_again_without_a_pause_is_always_set_back
                 await database.execute(statement.format(name))
                 await database.wait_role(name, stands(column, before[name][column]), f"{column} set back")
     count = repeats * len(statements)
-    for obj in await kube.wait_all(drifts(count), f"driftCount {count}"):
-        assert is_ready(obj)
+    for obj in await kube.wait_all(lambda obj: drifts(count)(obj) and is_ready(obj), f"driftCount {count} and Ready"):
         assert obj["status"]["driftCount"] == count
 
 

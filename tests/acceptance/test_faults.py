@@ -6,7 +6,7 @@ import pytest
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from tests.acceptance.account import serving
-from tests.acceptance.world import Database, Stage, condition, is_ready, make_kube, running, says
+from tests.acceptance.world import Stage, condition, is_ready, make_kube, running, says
 
 OUTAGES = ["stopped", "crashed"]
 
@@ -32,8 +32,8 @@ async def test_nothing_is_lost_while_postgresql_is_away_and_conditions_say_so(st
             assert condition(obj, "Ready")["status"] == "False"
             assert condition(obj, "Reconciling")["status"] == "True"
         await server.start()
-        await kube.wait_gone("is-dropped", 10)
-        await kube.wait_all_ready(10)
+        await kube.wait_gone("is-dropped")
+        await kube.wait_all_ready()
         async with stage.database() as database:
             assert await database.role("is-dropped") is None
             for name in ("created", "altered"):
@@ -52,10 +52,11 @@ async def test_nothing_is_lost_while_postgresql_is_frozen(stage: Stage) -> None:
         await kube.apply_all({"altered": {}, "goes": {"deletionPolicy": "Drop"}})
         await kube.wait_all_ready()
         stage.postgres.pause()
+        begun = controller.log.count("reason=object")
         await kube.apply("created")
         await kube.apply("altered", login=True)
         await kube.delete("goes")
-        await controller.wait_log("reason=object")
+        await controller.wait_count("reason=object", begun + 1)
         stage.postgres.resume()
         await kube.wait_gone("goes")
         await kube.wait_all_ready()
@@ -75,7 +76,7 @@ async def test_a_server_that_is_away_at_the_start_is_waited_for(stage: Stage) ->
         obj = await stage.kube.wait_reason("early", "ServerNotReady")
         assert 'server "default"' in condition(obj, "Ready")["message"]
         await stage.postgres.start()
-        await stage.kube.wait_ready("early", 10)
+        await stage.kube.wait_ready("early")
     finally:
         assert await controller.stop() == 0
     assert "Traceback" not in controller.log
@@ -95,7 +96,7 @@ async def test_a_drift_in_the_moment_that_a_connection_is_terminated_is_repaired
             )
             await database.execute("ALTER ROLE hit CREATEROLE")
             assert hit == 1
-            await database.wait_role("hit", lambda row: not row["rolcreaterole"], "NOCREATEROLE", 10)
+            await database.wait_role("hit", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
             await controller.wait_count("session with PostgreSQL ended", ended + 1)
             await controller.wait_count("session with PostgreSQL begins", ended + 2)
         await stage.kube.wait_for(
@@ -115,9 +116,9 @@ async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change
             before = {obj["metadata"]["name"]: obj["metadata"]["uid"] for obj in await kube.wait_all_ready()}
             await server.kill()
             await database.execute("ALTER ROLE drifts SUPERUSER")
-            await database.wait_role("drifts", lambda row: not row["rolsuper"], "NOSUPERUSER", 5)
+            await database.wait_role("drifts", lambda row: not row["rolsuper"], "NOSUPERUSER")
             await database.execute("DROP ROLE altered")
-            await database.wait_role("altered", bool, "there", 5)
+            await database.wait_role("altered", bool, "there")
             await server.start()
             await kube.apply("altered", login=True)
             await kube.apply("created")
@@ -176,7 +177,7 @@ async def test_schema_pgrole_dropped_while_running_comes_back_with_every_claim(s
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply_all({"one": {"login": True}, "two": {"createdb": True}})
         await stage.kube.wait_all_ready()
-        await drop_schema(database)
+        await database.drop_schema()
         await controller.wait_count("schema pgrole was installed", 2)
         await database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 2)
         for name in ("one", "two"):
@@ -217,16 +218,6 @@ async def test_schema_pgrole_dropped_while_stopped_and_a_drift_made_meanwhile_is
             await database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 3)
 
 
-async def drop_schema(database: Database) -> None:
-    """As an administrator would who is told of a deadlock with what runs in it: again."""
-    while True:
-        try:
-            await database.execute("DROP SCHEMA pgrole CASCADE")
-        except asyncpg.DeadlockDetectedError:
-            continue
-        return
-
-
 async def test_a_schema_pgrole_that_an_ordinary_role_made_is_refused_and_nothing_of_it_is_called(stage: Stage) -> None:
     async with stage.database() as database:
         await database.execute(
@@ -248,7 +239,7 @@ async def test_a_schema_pgrole_that_an_ordinary_role_made_is_refused_and_nothing
             assert await database.fetchval("SELECT count(*) FROM public.trace") == 0
             assert await database.role("victim") is None
             assert not await database.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'")
-            await drop_schema(database)
+            await database.drop_schema()
             await stage.kube.wait_ready("victim")
             assert await database.fetchval("SELECT count(*) FROM public.trace") == 0
         finally:

@@ -9,7 +9,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from tests.acceptance import copies
 from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
-from tests.acceptance.world import Database, Stage, condition, open_database, running, says
+from tests.acceptance.world import Database, Stage, is_ready, open_database, running, says
 from tests.servers import Servers
 
 RECORDED = """
@@ -170,6 +170,7 @@ async def test_to_record_the_home_is_no_drift_of_any_role(stage: Stage) -> None:
         await database.execute("ALTER DATABASE postgres RESET pgrole.home")
         await database.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
         await database.execute("ALTER ROLE app CREATEDB")
-        obj = await stage.kube.wait_for("app", lambda obj: obj["status"].get("driftCount", 0) >= 1, "a drift")
+        obj = await stage.kube.wait_for(
+            "app", lambda obj: obj["status"].get("driftCount", 0) >= 1 and is_ready(obj), "a drift, and Ready"
+        )
         assert obj["status"]["driftCount"] == 1
-        assert condition(obj, "Ready")["status"] == "True"

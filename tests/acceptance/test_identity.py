@@ -18,7 +18,6 @@ from tests.acceptance.world import (
     Database,
     Json,
     Stage,
-    condition,
     is_ready,
     open_database,
     running,
@@ -344,4 +343,4 @@ async def test_a_copy_that_is_declared_beside_its_origin_is_a_server_of_its_own_
             await wait_claimed(beside, set(declared()))
             await assert_nothing_lost(stage, beside, password, set(declared()))
             await servers_declared.wait_for("copy", lambda obj: says(obj, "Conflict", '"main"'), "Conflict")
-            assert condition(await servers_declared.get("main") or {}, "Ready")["status"] == "True"
+            await servers_declared.wait_ready("main")

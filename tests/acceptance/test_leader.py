@@ -3,6 +3,7 @@
 import random
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
@@ -11,12 +12,11 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.controller.app import VISIT_SECONDS
-from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import Stop
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.install import install
-from tests.acceptance.replicas import LEASES, Replica, Replicas, replicas
+from tests.acceptance.replicas import LEADS, LEASES, STANDS_BY, Replica, Replicas, replicas
 from tests.acceptance.servers import pgservers
 from tests.acceptance.wire import wire
 from tests.acceptance.world import PATIENCE, Stage, is_ready, make_kube, remove
@@ -26,6 +26,10 @@ from tests.servers import Servers
 DURATION = 15.0
 #: How much later than promised something may be before a test fails, in seconds: the machine may be busy.
 SLACK = 10.0
+
+GIVEN_UP = "lease given up"
+#: For what takes no time, on a machine that may be busy in just that moment.
+ATTEMPTS = 4
 
 #: How many roles have this connection limit.
 LIMITED = "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'app-%' AND rolconnlimit = {}"
@@ -49,11 +53,6 @@ async def pair(stage: Stage) -> AsyncIterator[Replicas]:
         yield made
 
 
-async def quiet(replica: Replica) -> None:
-    """Until it has looked a second time at what it changed: after that it writes nothing by itself."""
-    await anyio.sleep(CONFIRM_AGAIN + 0.5)
-
-
 async def lost(replica: Replica, times: int = 1) -> None:
     await replica.controller.wait_count("not leading any more", times)
 
@@ -62,9 +61,8 @@ async def test_one_leads_and_the_other_stands_by_ready_and_warm(pair: Replicas) 
     await make_ready(pair)
     assert (await pair.read_lease())["spec"]["holderIdentity"].startswith("first_")
     for replica, leading in ((pair.first, True), (pair.second, False)):
-        said = await replica.readiness()
-        assert (said["status"], said["ready"], said["synced"], said["leading"]) == (200, True, True, leading)
-        assert said["servers"] == {"default": "connected"}
+        said = {"status": 200, "ready": True, "synced": True, "leading": leading, "servers": {"default": "connected"}}
+        await replica.wait_readiness(said)
     purposes = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'replica_second'"
     await pair.database.wait_value(purposes, 3)
     assert pair.second.wrote() == []
@@ -88,7 +86,7 @@ async def test_one_that_stands_by_writes_nothing_to_anything(pair: Replicas) -> 
     await kube.patch_secret("app", {"metadata": {"labels": {"changed": "yes"}}})
     await kube.delete("late")
     await pair.database.execute("SELECT pgrole.observe()")
-    assert (await pair.second.readiness())["status"] == 200
+    await pair.second.wait_readiness({"status": 200})
     began = anyio.current_time()
     assert await pair.second.end() == 0
     assert anyio.current_time() - began < 2.0 + SLACK
@@ -100,24 +98,34 @@ async def test_one_that_stands_by_writes_nothing_to_anything(pair: Replicas) -> 
 
 
 async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(pair: Replicas, say: Say) -> None:
-    kube = pair.stage.kube
-    await pair.start()
-    await kube.apply("app", login=True)
-    await kube.wait_ready("app")
-    began = anyio.current_time()
-    pair.first.controller.process.send(signal.SIGTERM)
-    await pair.first.controller.wait_log("lease given up")
-    assert anyio.current_time() - began < VISIT_SECONDS  # which no visit took
-    await pair.second.leads()
-    say("SIGTERM, until the other works", anyio.current_time() - began)
-    await pair.drift("app")
-    took = anyio.current_time() - began
-    say("SIGTERM, until a drift after that is repaired", took)
-    assert took < 1.0 + SLACK
-    assert await pair.first.controller.process.wait() == 0
-    spec = (await pair.read_lease())["spec"]
-    assert spec["holderIdentity"].startswith("second_")
-    assert spec["leaseTransitions"] >= 1
+    await make_ready(pair)
+    old, new = pair.first, pair.second
+    given_up: list[float] = []
+    for number in range(1, ATTEMPTS + 1):
+        gave_up, led = old.controller.log.count(GIVEN_UP), new.controller.log.count(LEADS)
+        began = anyio.current_time()
+        old.controller.process.send(signal.SIGTERM)
+        await old.controller.wait_count(GIVEN_UP, gave_up + 1)
+        given_up.append(anyio.current_time() - began)
+        await new.leads(led + 1)
+        say("SIGTERM, until the other works", anyio.current_time() - began)
+        await pair.drift("app")
+        took = anyio.current_time() - began
+        say("SIGTERM, until a drift after that is repaired", took)
+        assert took < 1.0 + SLACK
+        with anyio.fail_after(PATIENCE):
+            assert await old.controller.process.wait() == 0
+        assert "Traceback" not in old.controller.log
+        spec = (await pair.read_lease())["spec"]
+        assert spec["holderIdentity"].startswith(f"{name_of(new)}_")
+        assert spec["leaseTransitions"] >= number
+        if min(given_up) < VISIT_SECONDS:
+            return
+        stood_by = old.controller.log.count(STANDS_BY)
+        await old.start()
+        await old.stands_by(stood_by + 1)
+        old, new = new, old
+    pytest.fail(f"as long as for a visit, which there was none of, was waited each time: {given_up}")
 
 
 async def test_a_leader_that_is_stopped_in_the_midst_of_its_work_leaves_nothing_undone(pair: Replicas) -> None:
@@ -168,9 +176,13 @@ async def test_whatever_happens_to_a_leader_another_leads_after_the_time_of_the_
         async with replicas(own) as pair:
             await make_ready(pair)
             await pair.first.end(signal.SIGKILL)
+            before = (await pair.read_lease())["spec"]
             took = await pair.drift("app")
             say("SIGKILL, until a drift after that is repaired", took)
-            assert DURATION - 3.0 < took < DURATION + 1.0 + SLACK
+            assert took < DURATION + 1.0 + SLACK
+            taken = (await pair.read_lease())["spec"]["acquireTime"]
+            renewed = datetime.fromisoformat(before["renewTime"])
+            assert (datetime.fromisoformat(taken) - renewed).total_seconds() >= DURATION
 
     async def both_are_killed(own: Stage) -> None:
         async with replicas(own) as pair:
@@ -207,7 +219,7 @@ async def is_paused(own: Stage) -> None:
         await pair.database.wait_value(LIMITED.format(2), 10)
         await kube.wait_all_ready()
         await anyio.sleep(ends - anyio.current_time())
-        await quiet(pair.second)
+        await pair.second.controller.rest()
         audited, logged = pair.audited(), pair.logged()
         written = [obj["metadata"]["resourceVersion"] for obj in await kube.objects()]
         pair.first.resume()
@@ -275,21 +287,21 @@ async def test_one_that_still_believes_to_lead_is_refused_by_the_database(pair: 
             await anyio.sleep(draw.uniform(0.0, 0.8))
             old.pause()
         await pair.edit_lease(holderIdentity="")
-        led[_which(new)] += 1
-        await new.leads(led[_which(new)])
+        led[name_of(new)] += 1
+        await new.leads(led[name_of(new)])
         logged = pair.logged()
         await kube.apply_all({name: {"login": True, "connectionLimit": 2 * limit + 1} for name in names})
         old.resume()
-        await lost(old, led[_which(old)])
+        await lost(old, led[name_of(old)])
+        await old.stands_by(led["first"] - 1 if old is pair.first and limit == 1 else sum(led.values()) // 2)
         await database.wait_value(LIMITED.format(2 * limit + 1), len(names))
         await kube.wait_all_ready()
         sent, refused = old.changed(logged)
         assert sent == refused
-        await old.stands_by(led["first"] - 1 if old is pair.first and limit == 1 else sum(led.values()) // 2)
         old, new = new, old
 
 
-def _which(replica: Replica) -> str:
+def name_of(replica: Replica) -> str:
     return replica.role.removeprefix("replica_")
 
 
@@ -302,7 +314,7 @@ async def test_a_database_that_went_and_came_back_finds_the_same_leader(pair: Re
     await pair.first.leads(2)
     await pair.second.stands_by(2)
     assert pair.second.wrote() == []
-    assert (await pair.second.readiness())["servers"] == {"default": "connected"}
+    await pair.second.wait_readiness({"servers": {"default": "connected"}})
     spec = (await pair.read_lease())["spec"]
     assert (spec["holderIdentity"].split("_")[0], spec["leaseTransitions"]) == ("first", transitions)
     async with pair.stage.database() as database:

@@ -18,6 +18,7 @@ from tests.acceptance.world import (
     Kube,
     Stage,
     condition,
+    is_ready,
     make_kube,
     open_database,
     remove,
@@ -131,6 +132,10 @@ def drifts(count: int) -> Callable[[Json], bool]:
     return lambda obj: obj.get("status", {}).get("driftCount", 0) >= count
 
 
+def ready_after(count: int) -> Callable[[Json], bool]:
+    return lambda obj: drifts(count)(obj) and is_ready(obj)
+
+
 async def declare(kube: Kube, role: str, **spec: Any) -> Json:
     await kube.apply("app", name=role, **{**DECLARED, **spec})
     return await kube.wait_ready("app")
@@ -166,15 +171,14 @@ async def test_every_drift_is_noticed_told_and_set_back(place: Place, role: str)
     before = await declare(kube, role)
     for count, (statement, field) in enumerate(DRIFTS, 1):
         await database.execute(statement.format(role, role))
-        obj = await kube.wait_for("app", drifts(count), f"driftCount {count} after {statement}")
+        obj = await kube.wait_for("app", ready_after(count), f"driftCount {count} and Ready after {statement}")
         assert obj["status"]["driftCount"] == count
         assert obj["status"]["lastDrift"]["fields"][0] == field
-        assert condition(obj, "Ready")["status"] == "True"
     row = await database.role(role)
     assert row is not None
     assert (row["rolcanlogin"], row["rolcreatedb"], row["rolinherit"], row["rolconnlimit"]) == (True, False, True, 7)
     assert (row["comment"], row["rolconfig"]) == ("as declared", ["work_mem=8MB"])
-    obj = await kube.wait_ready("app")
+    obj = await kube.wait_for("app", ready_after(len(DRIFTS)), "Ready")
     assert obj["status"]["role"]["oid"] == row["oid"] != before["status"]["role"]["oid"]
     assert (obj["status"]["role"]["applied"], await database.role(f"{role}_stolen")) == (
         before["status"]["role"]["applied"],
@@ -186,6 +190,7 @@ async def test_memberships_are_exact(place: Place, role: str) -> None:
     kube, database = place.kube, place.database
     await kube.apply("group", name=f"{role}_group")
     await kube.apply("other", name=f"{role}_other")
+    await kube.wait_ready("other")
     await declare(kube, role, memberOf=[{"role": f"{role}_group"}])
     by = f" GRANTED BY {STEWARD}" if place.kind.grants and place.version >= 16 else ""
     await database.execute(f"REVOKE {role}_group FROM {role}{by}")
@@ -347,7 +352,7 @@ async def test_a_name_in_another_encoding_ends_no_session(place: Place, role: st
         await latin.execute(f'DROP ROLE "{role}_ä"')
     await place.database.execute(f"ALTER ROLE {role} CREATEDB")
     await place.kube.wait_for("app", drifts(2), "driftCount 2")
-    await place.database.execute(f"DROP DATABASE latin_{role}")
+    await place.database.execute(f"DROP DATABASE latin_{role} WITH (FORCE)")
 
 
 SLOW_TO_ASK = ("--poll-interval", "100ms")  # and what is allowed is asked every 60 rounds, 6 s
@@ -384,7 +389,8 @@ class TestSwitching:
             await admin.execute("REVOKE SELECT (oid, xmin) ON pg_authid FROM steward; ALTER ROLE app CREATEROLE")
             await stage.kube.wait_for("app", drifts(3), "driftCount 3")
             await controller.wait_count("detection=Poll", 3)
-            await admin.execute("REVOKE CREATE ON DATABASE postgres FROM steward; DROP SCHEMA pgrole CASCADE")
+            await admin.execute("REVOKE CREATE ON DATABASE postgres FROM steward")
+            await admin.drop_schema()
             await controller.wait_count("claims=Status", 2)
             await admin.execute("ALTER ROLE app CREATEDB")
             again = await stage.kube.wait_for("app", drifts(4), "driftCount 4")

@@ -74,6 +74,8 @@ class TestNeighbours:
         await again.wait_ready("app")
         await again.delete("app")
         await again.wait_gone("app")
+        released = f"SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = '{name}'"
+        await court.database.wait_value(released, True)
         path = f"/api/v1/namespaces/{again.namespace}"
         await a.server.request("DELETE", path)
         body = {

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
-from tests.acceptance.world import Json, condition, is_ready
+from tests.acceptance.world import Json, condition
 
 GROUPS = "SELECT array_agg(roleid::regrole::text ORDER BY 1) FROM pg_auth_members WHERE member = '{0}'::regrole"
 
@@ -130,10 +130,12 @@ class TestAPolicyThatChanges:
         await court.refused(a, "late", "NotAllowed")
         assert await court.picture() == before
         await self._drift(court, court.fill(name))
+        for one in ("mine", "late"):
+            await court.controller.weary(a, one)
         await court.allow(**loose)
         # At once: the back-off of what was refused is longer by now.
-        await a.wait_for("mine", is_ready, "Ready", 5)
-        await a.wait_for("late", is_ready, "Ready", 5)
+        await a.wait_ready("mine")
+        await a.wait_ready("late")
 
     async def _drift(self, court: Court, name: str) -> None:
         """What others do meanwhile is taken back as far as it gives something, and not where it takes something."""
@@ -175,6 +177,8 @@ class TestAPolicyThatChanges:
         await a.delete("mine")
         await court.refused(a, "mine", "DropBlocked", "does not allow objects to drop")
         assert await court.picture() == before
+        for one in ("there", "mine"):
+            await court.controller.weary(a, one)
         await court.allow()
-        await a.wait_for("there", is_ready, "Ready", 5)
-        await a.wait_gone("mine", 5)
+        await a.wait_ready("there")
+        await a.wait_gone("mine")

@@ -18,6 +18,7 @@ from tests.acceptance.world import (
     Kube,
     Stage,
     condition,
+    is_ready,
     make_kube,
     open_database,
     remove,
@@ -135,9 +136,8 @@ async def test_drift_is_noticed_and_set_back(
 ) -> None:
     await declare(kube, role, login=True)
     await database.execute(statement.format(role, role))
-    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
+    obj = await kube.wait_for("app", lambda obj: drifts(1)(obj) and is_ready(obj), "driftCount 1 and Ready")
     assert obj["status"]["lastDrift"]["fields"][0] == field
-    assert condition(obj, "Ready")["status"] == "True"
     row = await database.role(role)
     assert row is not None
     assert (row["rolcanlogin"], row["rolcreatedb"], row["rolcreaterole"], row["rolinherit"]) == (
@@ -292,6 +292,7 @@ class TestGrantsOfOthers:
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await kube.apply("group", name=f"{role}_group")
+        await kube.wait_ready("group")
         await declare(kube, role)
         await database.execute(f"GRANT {role}_group TO {role}; ALTER ROLE {role} CREATEDB")
         obj = await blocked(kube, "memberOf")

@@ -31,6 +31,12 @@ Json = dict[str, Any]
 #: How long a condition may take to come true before a test fails, in seconds: generous, since the machine may be busy.
 PATIENCE = 45.0
 
+#: In seconds: longer than until the look that follows each change of the controller's own, which is 2 s.
+REST = 3.0
+
+#: So often refused, an object is not looked at again by itself for a minute.
+REFUSALS = 7
+
 GROUP = "/apis/pgrole.dev/v1alpha1"
 
 
@@ -167,6 +173,13 @@ class Kube:
 
     async def delete_secret(self, name: str) -> None:
         await self.server.request("DELETE", self.secret_path(name))
+
+    async def wait_no_secret(self, name: str) -> None:
+        async def is_gone() -> bool:
+            return await self.secret(name) is None
+
+        if not await reached(is_gone, PATIENCE):
+            raise AssertionError(f"Secret {name} was not deleted within {PATIENCE} s")
 
     async def events(self, reason: str) -> list[Json]:
         answer = await self.server.request("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events")
@@ -314,6 +327,15 @@ class Database:
                 await anyio.sleep(0.01)
         raise AssertionError(f"role {name}: {what} did not come true within {seconds} s: {last}")
 
+    async def drop_schema(self) -> None:
+        """As an administrator would who is told of a deadlock with what runs in it: again."""
+        while True:
+            try:
+                await self.execute("DROP SCHEMA pgrole CASCADE")
+            except asyncpg.DeadlockDetectedError:
+                continue
+            return
+
     async def wait_value(self, sql: str, value: object, seconds: float = PATIENCE) -> None:
         async def is_so() -> bool:
             return bool(await self.fetchval(sql) == value)
@@ -385,6 +407,30 @@ class Controller:
                 await anyio.sleep(0.02)
             return
         raise self.process.failure(f"did not log {text!r} within {seconds} s")
+
+    def visits(self) -> int:
+        """How many it has begun, to whatever object."""
+        return self.log.count(" visit begins  ")
+
+    async def rest(self) -> None:
+        """Until nothing has been visited for a while: no look is due that finds what comes next by chance."""
+        with anyio.fail_after(PATIENCE):
+            while True:
+                before = self.visits()
+
+                async def is_visited(before: int = before) -> bool:
+                    return self.visits() > before
+
+                if not await reached(is_visited, REST):
+                    return
+
+    async def weary(self, kube: Kube, name: str) -> None:
+        """Has an object that is refused looked at so often that by itself it is not for longer than PATIENCE."""
+        visit = f" visit begins  object={kube.namespace}/{name} "
+        for number in range(REFUSALS):
+            before = self.log.count(visit)
+            await kube.patch(name, {"metadata": {"annotations": {"example.com/poke": str(number)}}})
+            await self.wait_count(visit, before + 1)
 
     @property
     def log(self) -> str:

@@ -195,7 +195,7 @@ async def test_what_a_later_one_brings_in_meanwhile_is_not_replaced(database: st
         async with anyio.create_task_group() as tasks, connection.transaction():
             await connection.execute("COMMENT ON SCHEMA pgrole IS 'brought in by the version after'")
             tasks.start_soon(install_late, own)
-            assert await reached(is_waiting, 10)
+            assert await reached(is_waiting, 60)
             await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 1}")
     assert found == [Installation.PRESENT]
     assert await connection.fetchval("SELECT version FROM pgrole.installation") == VERSION + 1

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 import anyio
@@ -23,6 +24,8 @@ USER = "pgrole-controller"  # who may do nothing here, unless it is granted
 DEADLINE = 60.0
 #: Shorter than a controller's; the order of the three is the same.
 SHORT = Timing(duration=3, deadline=2.0, period=0.4)
+#: Renewed as often, and held for long: nobody is to lose it, on a machine that may be busy.
+HELD = Timing(duration=60, deadline=40.0, period=0.4)
 MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
 
@@ -73,16 +76,18 @@ async def wait_renewal(client: Client, lease: Key, after: str) -> dict[str, Any]
     return found
 
 
+def seconds_between(earlier: str, later: str) -> float:
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+
+
 async def test_what_kubectl_shows_is_who_leads_since_when_and_until_when(client: Client, lease: Key) -> None:
     async with running(Elector(client, lease, "one")) as term:
         await led(term)
         spec = await read(client, lease)
         assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("one", 15, 0)
         assert MICRO_TIME.fullmatch(spec["acquireTime"])
-        assert spec["renewTime"] == spec["acquireTime"]
-        began = anyio.current_time()
-        renewed = await wait_renewal(client, lease, spec["renewTime"])
-        assert 1.0 < anyio.current_time() - began < 2.0 + DEADLINE / 2
+        renewed = await wait_renewal(client, lease, spec["acquireTime"])
+        assert seconds_between(spec["acquireTime"], renewed["renewTime"]) > 1.9
         assert MICRO_TIME.fullmatch(renewed["renewTime"])
         assert renewed["acquireTime"] == spec["acquireTime"]
         assert renewed["leaseTransitions"] == 0
@@ -130,7 +135,7 @@ async def test_one_that_another_took_is_lost_at_once(client: Client, lease: Key)
 
 
 async def test_one_that_is_deleted_is_made_again_and_the_term_goes_on(client: Client, lease: Key) -> None:
-    async with running(Elector(client, lease, "one", SHORT)) as term:
+    async with running(Elector(client, lease, "one", HELD)) as term:
         await led(term)
         await client.request("DELETE", LEASES.path(lease.namespace, lease.name))
         with anyio.fail_after(DEADLINE):
@@ -151,7 +156,7 @@ async def test_confirm_is_a_renewal_at_once(client: Client, lease: Key) -> None:
 async def test_a_lease_with_nothing_in_it_is_taken(client: Client, lease: Key) -> None:
     body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": lease.name}}
     await client.request("POST", LEASES.path(lease.namespace), body=body)
-    async with running(Elector(client, lease, "one", SHORT)) as term:
+    async with running(Elector(client, lease, "one", HELD)) as term:
         await led(term)
         spec = await wait_renewal(client, lease, (await read(client, lease))["renewTime"])
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("one", 1)
@@ -205,7 +210,7 @@ async def test_without_the_rights_it_says_so_and_leads_when_it_has_them(
         return bool(said())
 
     kubeconfig = str(api_server.kubeconfig_of(USER))
-    async with Client.connect(kubeconfig) as client, running(Elector(client, lease, "one", SHORT)) as term:
+    async with Client.connect(kubeconfig) as client, running(Elector(client, lease, "one", HELD)) as term:
         assert await reached(says_so, DEADLINE)
         assert not term.led.is_set()
         await grant(api_server, lease)

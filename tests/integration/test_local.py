@@ -135,7 +135,11 @@ async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator
 
 
 def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    """Empty when it has ended since."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 async def all_gone(pids: list[int]) -> bool:

@@ -45,7 +45,7 @@ OPTIONS = {"inherit option", "set option"}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
+    async with servers.run(settings={"autovacuum": "off"}) as own:
         yield own
 
 

@@ -194,7 +194,7 @@ async def test_a_server_that_is_declared_again_waits_for_its_last_lane_to_end() 
         await anyio.lowlevel.checkpoint()
         assert not second.began.is_set()
         first.may_end.set()
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await second.began.wait()
         assert first.ended.is_set()
         assert world.moved[-1] == "a"

@@ -9,7 +9,7 @@ from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.schedule import After, Retry, Success, Visit
 
 A, B = Key("shop", "a"), Key("shop", "b")
-DEADLINE = 10.0
+DEADLINE = 30.0
 
 
 def hint(key: Key, reason: str = "notify") -> Hint:

@@ -24,6 +24,9 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.local.deadline import reached
+from tests.timelapse import in_timelapse
+
+PATIENCE = 30.0
 
 
 class FakeApi:
@@ -99,7 +102,7 @@ async def test_a_pgserver_that_was_made_again_is_not_told_what_was_found_out_of_
             await world.api.asked.wait()
         assert world.api.statuses == []
         world.lane.server = declared(2, "second")
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE):
             await world.api.asked.wait()
     assert world.api.statuses[0]["observedGeneration"] == 2
 
@@ -109,7 +112,7 @@ async def test_what_is_said_is_said_of_the_generation_that_was_looked_at() -> No
     world.lane.connected, world.lane.server = True, declared(1, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE):
             await world.api.asked.wait()
     (status,) = world.api.statuses
     assert status["observedGeneration"] == 1
@@ -123,6 +126,7 @@ async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> No
     assert not world.lane.connected
 
 
+@in_timelapse
 async def test_a_write_that_is_refused_is_not_repeated_at_each_look() -> None:
     world = World()
     world.api.refuses = True
@@ -140,11 +144,11 @@ async def test_an_answer_that_is_no_object_ends_nothing() -> None:
     world.lane.server = declared(2, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE):
             await world.api.asked.wait()
         world.api.babbles = False
 
         async def is_written() -> bool:
             return bool(world.api.statuses)
 
-        assert await reached(is_written, 5)
+        assert await reached(is_written, PATIENCE)

@@ -66,8 +66,14 @@ def test_the_end_does_not_wait_for_a_resolver(answered: Event, hanging: set[str]
     async def look_up() -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(Threads())
-        with anyio.move_on_after(0.1):
-            await loop.getaddrinfo("name.hangs", 5432)
+
+        async def is_asked() -> bool:
+            return bool(hanging)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.getaddrinfo, "name.hangs", 5432)
+            assert await reached(is_asked, 20)
+            tasks.cancel_scope.cancel()
 
     asyncio.run(look_up())
     assert hanging == {"name.hangs"}
