@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -76,6 +77,17 @@ class PgServers:
 
     async def wait_ready(self, name: str) -> Json:
         return await self.wait_for(name, lambda obj: condition(obj, "Ready").get("status") == "True", "Ready")
+
+    async def wait_younger(self, name: str) -> None:
+        """Until what is made now is younger than this one: its age is in whole seconds."""
+        obj = await self.get(name)
+        assert obj is not None
+        made = datetime.fromisoformat(obj["metadata"]["creationTimestamp"])
+
+        async def is_over() -> bool:
+            return datetime.now(UTC) - made >= timedelta(seconds=1)
+
+        assert await reached(is_over, PATIENCE)
 
     async def wait_gone(self, name: str) -> None:
         async def is_gone() -> bool:

@@ -2,18 +2,15 @@
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime, timedelta
 
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer, Stop, postgres
 from tests.acceptance import copies
 from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.world import (
-    PATIENCE,
     Controller,
     Database,
     Json,
@@ -302,16 +299,6 @@ async def servers_declared(stage: Stage) -> AsyncIterator[PgServers]:
         yield made
 
 
-async def wait_younger(obj: Json) -> None:
-    """Until what is made now is younger than the object: its age is in whole seconds."""
-    made = datetime.fromisoformat(obj["metadata"]["creationTimestamp"])
-
-    async def is_over() -> bool:
-        return datetime.now(UTC) - made >= timedelta(seconds=1)
-
-    assert await reached(is_over, PATIENCE)
-
-
 async def test_a_copy_that_is_declared_beside_its_origin_is_a_server_of_its_own_until_it_takes_the_address(
     stage: Stage, servers_declared: PgServers
 ) -> None:
@@ -322,7 +309,7 @@ async def test_a_copy_that_is_declared_beside_its_origin_is_a_server_of_its_own_
         folder = await copies.back_up(stage.postgres, stage.folder / "beside")
         async with copies.serving(stage.postgres, folder, free_port()) as copy, open_database(copy.dsn()) as beside:
             before = await versions_of_roles(beside)
-            await wait_younger(await servers_declared.get("main") or {})
+            await servers_declared.wait_younger("main")
             await servers_declared.apply("copy", copy)
             await servers_declared.wait_ready("copy")
             await wait_claimed(beside, set())

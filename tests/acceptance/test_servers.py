@@ -173,6 +173,7 @@ async def test_two_that_name_one_live_server_are_noticed_and_the_younger_is_refu
     async with running(alone(stage), connected=False) as controller:
         await declared.apply("elder", stage.postgres)
         await declared.wait_ready("elder")
+        await declared.wait_younger("elder")
         await declared.apply("younger", stage.postgres)
         await stage.kube.apply("app", name=role, serverRef={"name": "younger"})
         await declared.wait_for("younger", lambda obj: says(obj, "Conflict", '"elder"'), "which it is")
