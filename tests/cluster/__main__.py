@@ -1,0 +1,57 @@
+"""`make cluster-test`: a real cluster of one node on this machine, the product installed into it, judged, and removed.
+
+Needs root, Go and Docker; with --stand-ins no registry, as of tests/compose. Nothing is left but what is cached.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+from pgrole_controller.local.binaries import cache_directory
+from pgrole_controller.local.display import Display
+from pgrole_controller.local.process import LocalError
+from tests.cluster.cluster import cluster
+from tests.cluster.images import docker, save_images
+from tests.cluster.programs import check_machine, find_programs
+from tests.compose.engine import EngineError, say
+from tests.deploy import programs as tools
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    parser.add_argument("--stand-ins", action="store_true", help="reach no registry: make the images here")
+    parser.add_argument("--images", type=Path, help="a folder that keeps the images' archives, or has them")
+    parser.add_argument("command", nargs="*", help="run this instead of the checks, with the cluster's KUBECONFIG")
+    chosen = parser.parse_args(arguments)
+    try:
+        check_machine()
+        cache = cache_directory() / "cluster"
+        cache.mkdir(parents=True, exist_ok=True)
+        programs = find_programs(cache)
+        commands = anyio.run(tools.find, Display(sys.stdout))
+        with tempfile.TemporaryDirectory(prefix="pgrole-images-") as folder:
+            archives = sorted(chosen.images.glob("*.tar")) if chosen.images else []
+            if not archives:
+                with docker(cache_directory() / "compose", stand_ins=chosen.stand_ins) as environment:
+                    archives = save_images(environment, programs, chosen.images or Path(folder))
+            started = time.monotonic()
+            with cluster(programs, commands) as found:
+                for archive in archives:
+                    found.node.load(archive)
+                say(f"ok  the node is Ready ({time.monotonic() - started:.0f} s)")
+                if chosen.command:
+                    return os.spawnvpe(os.P_WAIT, chosen.command[0], chosen.command, dict(found.environment))
+    except (EngineError, LocalError, AssertionError) as error:
+        say(f"FAILED: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""A cluster of one node for as long as a context lasts, and how a user reaches it: kubectl, helm, psql."""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.machine import machine
+from tests.cluster.node import Node
+from tests.compose.images import ROOT
+from tests.deploy.programs import Programs
+
+Json = dict[str, Any]
+_SECONDS = 120.0
+_START_SECONDS = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`environment` is that of a user's shell: kubectl, helm and KUBECONFIG are in it."""
+
+    control_plane: ControlPlane
+    node: Node
+    environment: Mapping[str, str]
+
+    def run(self, *command: str | Path, stdin: str = "", fails: bool = False, seconds: float = _SECONDS) -> str:
+        """What it prints; with `fails` it must fail, and that is what it says of it. Raises AssertionError."""
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=ROOT,
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert (done.returncode != 0) is fails, f"{command} ended with {done.returncode}:\n{done.stderr[-3000:]}"
+        return done.stderr if fails else done.stdout
+
+    def kubectl(self, *arguments: str, stdin: str = "", fails: bool = False, seconds: float = _SECONDS) -> str:
+        return self.run("kubectl", *arguments, stdin=stdin, fails=fails, seconds=seconds)
+
+    def get(self, *arguments: str) -> Json:
+        found: Json = json.loads(self.kubectl("get", "-o", "json", *arguments))
+        return found
+
+    def items(self, *arguments: str) -> list[Json]:
+        found: list[Json] = self.get(*arguments)["items"]
+        return found
+
+    def apply(self, *objects: Json) -> None:
+        self.kubectl(
+            "apply",
+            "--server-side",
+            "-f",
+            "-",
+            stdin=json.dumps({"kind": "List", "apiVersion": "v1", "items": objects}),
+        )
+
+
+@contextmanager
+def cluster(programs: Path, tools: Programs) -> Iterator[Cluster]:
+    """The node is Ready; nothing but Kubernetes' own is in it. Raises EngineError. Nothing is left of it."""
+    with tempfile.TemporaryDirectory(prefix="pgrole-cluster-") as name, machine() as place:
+        folder = Path(name)
+        control_plane = ControlPlane(folder, programs)
+        node = Node(place, folder, programs, control_plane)
+        path = f"{tools.kubectl.parent}:{tools.helm.parent}:{os.environ['PATH']}"
+        shell = {**os.environ, "PATH": path, "HOME": name, "KUBECONFIG": str(control_plane.kubeconfig)}
+        found = Cluster(control_plane, node, shell)
+        try:
+            node.start()
+            control_plane.start()
+            wait(node.is_running, "containerd answers", _START_SECONDS)
+            node.join()
+            wait(lambda: _is_ready(found), "the node is Ready", _START_SECONDS)
+            yield found
+        finally:
+            control_plane.stop()
+
+
+def wait(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> float:
+    """How many seconds it took. Raises AssertionError."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() < started + seconds, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def condition_of(item: Json, kind: str) -> Json:
+    """Empty where there is none of that kind."""
+    conditions: Sequence[Json] = item.get("status", {}).get("conditions") or []
+    return next((one for one in conditions if one["type"] == kind), {})
+
+
+def holds(item: Json, kind: str) -> bool:
+    return condition_of(item, kind).get("status") == "True"
+
+
+def _is_ready(found: Cluster) -> bool:
+    found.node.machine.check()
+    found.control_plane.check()
+    return any(holds(one, "Ready") for one in found.items("nodes"))

@@ -1,0 +1,66 @@
+"""The images that the cluster is given: no registry is asked for any once it runs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+
+from pgrole_controller import __version__
+from pgrole_controller.local.display import Display
+from pgrole_controller.local.postgres import DEFAULT_VERSION, find_programs
+from tests.cluster.node import PAUSE
+from tests.compose.engine import EngineError, engine, say
+from tests.compose.images import ROOT, make_bases, make_postgres, names
+
+DNS = "pgrole.dev/dns:1"
+CONTROLLER = f"ghcr.io/pgrole-dev/pgrole-controller:{__version__}"
+_BUILD_SECONDS = 1800
+
+
+@contextmanager
+def docker(cache: Path, *, stand_ins: bool) -> Iterator[Mapping[str, str]]:
+    """The environment that docker works in; with `stand_ins`, an engine of its own that reaches no registry."""
+    if not stand_ins:
+        yield os.environ
+        return
+    programs = anyio.run(find_programs, DEFAULT_VERSION, Display(sys.stdout))
+    with engine(cache) as environment:
+        make_bases(environment, cache)
+        make_postgres(environment, cache, DEFAULT_VERSION, programs, names()["postgres"])
+        yield environment
+
+
+def save_images(environment: Mapping[str, str], programs: Path, folder: Path) -> list[Path]:
+    """Archives of all of them, made by the Docker of `environment`. Raises EngineError."""
+    here = Path(__file__).parent
+    for name in (PAUSE, DNS):
+        file = here / name.partition(":")[0].rpartition("/")[2] / "Dockerfile"
+        _docker(environment, "build", "--quiet", f"--tag={name}", f"--file={file}", str(programs))
+    say(f"building {CONTROLLER} from the Dockerfile")
+    _docker(environment, "build", "--quiet", f"--tag={CONTROLLER}", f"--build-arg=VERSION={__version__}", str(ROOT))
+    archives = []
+    for name, image in {"pause": PAUSE, "dns": DNS, "controller": CONTROLLER, "postgres": names()["postgres"]}.items():
+        archive = folder / f"{name}.tar"
+        if not _docker(environment, "images", "--quiet", image).strip():
+            _docker(environment, "pull", image)
+        _docker(environment, "save", f"--output={archive}", image)
+        archives.append(archive)
+    return archives
+
+
+def _docker(environment: Mapping[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        ["docker", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_BUILD_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise EngineError(f"docker {arguments[0]} failed with {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout

@@ -1,0 +1,143 @@
+"""A machine within this one, for a node of Kubernetes: its own mounts, network, processes and name.
+
+Whatever a node leaves behind (mounts, rules of the firewall, bridges, containers) goes with the last of its processes,
+and these go with the first, which ends when we do. Control groups alone have to be removed.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pgrole_controller.local.process import bound_to_us
+from tests.compose.engine import EngineError
+
+#: Of the two ends of the cable between this machine and the node.
+HOST, NODE = "10.247.255.1", "10.247.255.2"
+PODS, SERVICES = "10.247.0.0/20", "10.247.96.0/24"
+_CABLE = "pgrole-node"
+_GROUPS = Path("/sys/fs/cgroup")
+_GROUP = "pgrole-cluster"
+_GONE_SECONDS = 30.0
+#: Programs of a node write to these, wherever they are told to: they are its own.
+_FOLDERS = "/run /var/lib /var/log"
+_INIT = f"""
+set -e
+mount --make-rprivate /
+for folder in {_FOLDERS}; do mount -t tmpfs node "$folder"; done
+mount --make-rshared /
+hostname node-1
+echo started
+while :; do sleep 3600 & wait; done
+"""
+_NAMESPACES = ("--mount", "--net", "--pid", "--uts", "--ipc")
+
+
+class Machine:
+    """Made by `machine`. `group` is the control group below which all of its containers are to be."""
+
+    group = f"/{_GROUP}"
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._services: list[subprocess.Popen[bytes]] = []
+
+    def command(self, *command: str | Path) -> list[str]:
+        """The command line that runs `command` there."""
+        return ["nsenter", f"--target={self._pid}", *_NAMESPACES, "--", *(str(part) for part in command)]
+
+    def run(self, *command: str | Path, seconds: float = 120) -> str:
+        """What it prints. Raises EngineError."""
+        return _run(self.command(*command), seconds)
+
+    def start(self, log: Path, *command: str | Path) -> None:
+        """A program that runs for as long as the machine does."""
+        with log.open("ab") as output:
+            arguments = self.command(*command)
+            self._services.append(subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output))
+
+    def check(self) -> None:
+        """Raises EngineError when one of its programs has ended."""
+        for process in self._services:
+            if process.poll() is not None:
+                raise EngineError(f"{process.args[-1]!r} ended with {process.returncode}")  # type: ignore[index]
+
+    def wait(self) -> None:
+        for process in self._services:
+            process.wait()
+
+
+@contextmanager
+def machine() -> Iterator[Machine]:
+    """A machine that this one reaches under NODE, and its PODS and SERVICES. Raises EngineError."""
+    if Path("/sys/class/net", _CABLE).exists():
+        raise EngineError(f"there is a network device {_CABLE}: another cluster of these tests runs")
+    command = bound_to_us(["unshare", "--fork", "--kill-child", "--mount-proc", *_NAMESPACES, "sh", "-c", _INIT])
+    init = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert init.stdout is not None
+        if init.stdout.readline() != b"started\n":
+            raise EngineError("no namespaces could be made")
+        found = Machine(_child(init.pid))
+        _lay_cable(found)
+        for hierarchy in _hierarchies():
+            (hierarchy / _GROUP).mkdir(exist_ok=True)
+        yield found
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(init.pid, signal.SIGKILL)
+        init.wait()
+        if init.stdout is not None:
+            init.stdout.close()
+        _remove_groups()
+    found.wait()
+
+
+def _child(pid: int) -> int:
+    """The first process of the machine, as this one numbers it."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()[0])
+
+
+def _lay_cable(node: Machine) -> None:
+    _run(["ip", "link", "add", _CABLE, "type", "veth", "peer", "name", "eth0", "netns", str(node._pid)])
+    _run(["ip", "address", "add", f"{HOST}/30", "dev", _CABLE])
+    _run(["ip", "link", "set", _CABLE, "up"])
+    node.run("ip", "link", "set", "lo", "up")
+    node.run("ip", "address", "add", f"{NODE}/30", "dev", "eth0")
+    node.run("ip", "link", "set", "eth0", "up")
+    node.run("ip", "route", "add", "default", "via", HOST)
+    node.run("sysctl", "-qw", "net.ipv4.ip_forward=1")
+    for network in (PODS, SERVICES):
+        _run(["ip", "route", "add", network, "via", NODE])
+
+
+def _hierarchies() -> list[Path]:
+    """The roots of the control groups: of each controller (version 1), or the one of all (version 2)."""
+    if (_GROUPS / "cgroup.controllers").exists():
+        return [_GROUPS]
+    return [path for path in _GROUPS.iterdir() if path.is_dir() and not path.is_symlink()]
+
+
+def _remove_groups() -> None:
+    """They are empty once their processes are gone, which takes the kernel a moment."""
+    deadline = time.monotonic() + _GONE_SECONDS
+    for hierarchy in _hierarchies():
+        while (hierarchy / _GROUP).exists():
+            try:
+                for folder, _, _ in os.walk(hierarchy / _GROUP, topdown=False):
+                    Path(folder).rmdir()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise EngineError(f"a control group is left: {error}") from error
+                time.sleep(0.1)
+
+
+def _run(command: Sequence[str], seconds: float = 60) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    if done.returncode != 0:
+        raise EngineError(f"{' '.join(command)} failed with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout

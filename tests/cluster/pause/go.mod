@@ -1,0 +1,4 @@
+// The program of a pod's sandbox.
+module pgrole.dev/pause
+
+go 1.26.0
