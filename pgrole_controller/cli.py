@@ -50,7 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="run the controller", epilog=f"{DSN.variable} (environment only): {DSN.help}")
+    run = commands.add_parser(
+        "run",
+        help="run the controller",
+        epilog=f"{DSN.variable} (environment only): {DSN.help}",
+        allow_abbrev=False,  # what is short for one flag today may be short for two in the next version
+    )
     for setting in RUN:
         if not setting.secret:
             _add_flag(run, setting)
@@ -167,6 +172,7 @@ def _dev(options: argparse.Namespace) -> int:
 def _crds(options: argparse.Namespace) -> int:
     files = crd.files()
     if options.write:
+        options.write.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (options.write / name).write_text(text, encoding="utf-8")
     elif options.check:
