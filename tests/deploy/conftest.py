@@ -1,7 +1,8 @@
-"""helm and kubectl, and an API server of their own: what they install is for the whole cluster."""
+"""helm and kubectl, promtool, and an API server of their own: what is installed is for the whole cluster."""
 
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,7 +12,7 @@ from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.display import Display
 from tests.conftest import shown
-from tests.deploy.programs import NoPrograms, Programs, find
+from tests.deploy.programs import NoPrograms, Programs, find, find_promtool
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -20,6 +21,16 @@ async def programs(request: pytest.FixtureRequest) -> Programs:
     with shown(request):
         try:
             return await find(Display(sys.stderr))
+        except NoPrograms as error:
+            pytest.skip(str(error))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def promtool(request: pytest.FixtureRequest) -> Path:
+    """The same, for the tests of what Prometheus is given."""
+    with shown(request):
+        try:
+            return await find_promtool(Display(sys.stderr))
         except NoPrograms as error:
             pytest.skip(str(error))
 

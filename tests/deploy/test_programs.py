@@ -1,4 +1,4 @@
-"""Where helm and kubectl come from."""
+"""Where helm, kubectl and promtool come from."""
 
 import io
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from pgrole_controller.local.binaries import KUBERNETES
 from pgrole_controller.local.display import Display
-from tests.deploy.programs import BuildFailed, NoPrograms, Programs, Version, find, fits, run, wanted
+from tests.deploy.programs import BuildFailed, NoPrograms, Programs, Version, find, find_promtool, fits, run, wanted
 
 
 def write_program(folder: Path, name: str, says: str) -> Path:
@@ -37,6 +37,26 @@ def test_what_fits_is_what_kubernetes_and_helm_say_fits() -> None:
     assert fits("helm", wish["helm"])
     assert not fits("helm", Version(wish["helm"].major, wish["helm"].minor - 1, 9))
     assert not fits("helm", Version(wish["helm"].major + 1, 0, 0))
+
+
+def test_prometheus_is_of_the_version_that_its_go_module_is_of() -> None:
+    """Prometheus 3.15.0 is module v0.315.0."""
+    version = wanted()["promtool"]
+    text = (Path(__file__).parent / "tools/promtool/go.mod").read_text(encoding="utf-8")
+    assert f"github.com/prometheus/prometheus v0.{version.major}{version.minor:02}.{version.patch} " in text
+    assert fits("promtool", Version(version.major, version.minor + 1, 0))
+    assert not fits("promtool", Version(2, 53, 3))
+
+
+async def test_promtool_is_looked_for_alone_and_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    version = wanted()["promtool"]
+    there = write_program(tmp_path / "bin", "promtool", f"promtool, version {version} (branch: , revision: unknown)")
+    environment = {"PATH": f"{tmp_path / 'bin'}:/bin:/usr/bin", "PGROLE_CACHE_DIR": str(tmp_path / "cache")}
+    assert await find_promtool(Display(io.StringIO()), environment) == there
+    write_program(tmp_path / "bin", "promtool", "promtool, version 2.53.3+ds1 (branch: debian/sid)")
+    environment["PATH"] = str(tmp_path / "bin")
+    with pytest.raises(NoPrograms, match=rf"promtool not found, like promtool v{version}: .* or Go"):
+        await find_promtool(Display(io.StringIO()), environment)
 
 
 async def test_what_is_on_the_path_is_used_when_it_fits(tmp_path: Path) -> None:
@@ -72,3 +92,8 @@ async def test_what_was_built_says_its_version(programs: Programs) -> None:
     assert said.out.startswith(f"v{versions['helm'].major}.")
     answer = await run(programs.helm, "template", "x", Path(__file__).parents[2] / "deploy/helm/pgrole-controller")
     assert answer.code == 0, "helm takes another Kubernetes for granted than the chart asks for"
+
+
+async def test_the_promtool_that_was_built_says_its_version(promtool: Path) -> None:
+    said = await run(promtool, "--version")
+    assert said.out.startswith(f"promtool, version {wanted()['promtool'].major}.")
