@@ -1,7 +1,8 @@
 """Writes the status of the PgServers, and keeps one that PgRoles still name from going."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -90,15 +91,16 @@ class ServerReporter:
         return wanted
 
     async def _write(self, lane: Lane, stored: Stored) -> None:
-        previous = stored.object().get("status") or {}
-        status = self._status(lane, previous)
+        obj = stored.object()
+        previous = obj.get("status") or {}
+        status = self._status(lane, previous, _outcome(lane, obj["metadata"]))
         if unchanged(previous, status):
             return
         self._store.put(await apply_status(self._client, PGSERVERS, stored, status))
 
-    def _status(self, lane: Lane, previous: dict[str, Any]) -> dict[str, Any]:
+    def _status(self, lane: Lane, previous: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
         generation, now = lane.server.generation, datetime.now(UTC)
-        conditions = build_conditions(previous.get("conditions", ()), _outcome(lane), generation, now)
+        conditions = build_conditions(previous.get("conditions", ()), outcome, generation, now)
         status: dict[str, Any] = {"observedGeneration": generation, "conditions": conditions}
         for name in ("version", "systemIdentifier", "detection"):
             if name in previous:
@@ -124,7 +126,14 @@ class ServerReporter:
         return {"declared": declared, "ready": ready}
 
 
-def _outcome(lane: Lane) -> Outcome:
+def _outcome(lane: Lane, metadata: Mapping[str, Any]) -> Outcome:
+    found = _state(lane)
+    if metadata.get("deletionTimestamp") is None:
+        return found
+    return replace(found, message=f"{found.message}; it is being deleted, and kept until no PgRole names it")
+
+
+def _state(lane: Lane) -> Outcome:
     if lane.connected:
         return Outcome(Ending.DONE, Reason.RECONCILED, "connected, and changes of its roles are noticed")
     if lane.trouble is not None:

@@ -65,15 +65,15 @@ def declared(generation: int, uid: str) -> DeclaredServer:
     )
 
 
-def stored(generation: int, uid: str) -> Stored:
-    return pack({"kind": "PgServer", "metadata": metadata(generation, uid), "spec": {}})
+def stored(generation: int, uid: str, **more: str) -> Stored:
+    return pack({"kind": "PgServer", "metadata": metadata(generation, uid) | more, "spec": {}})
 
 
 class World:
     def __init__(self) -> None:
         self.api, self.store = FakeApi(), Store()
         client = cast("Client", self.api)
-        objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
+        objects = self.objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
         objects.store.synced.set()
         self.store.answered.set()
         self.lane = Lane(declared(1, "first"), objects, Queue(), cast("Reporter", None), Identities(), Lead())
@@ -117,6 +117,22 @@ async def test_what_is_said_is_said_of_the_generation_that_was_looked_at() -> No
     (status,) = world.api.statuses
     assert status["observedGeneration"] == 1
     assert {one["observedGeneration"] for one in status["conditions"]} == {1}
+
+
+async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
+    world = World()
+    world.lane.connected, world.lane.server = True, declared(2, "second")
+    about = {"name": "app", "namespace": "shop", "uid": "u", "resourceVersion": "1", "generation": 1}
+    world.objects.store.put(pack({"kind": "PgRole", "metadata": about, "spec": {"serverRef": {"name": "main"}}}))
+    world.store.put(stored(2, "second", deletionTimestamp="2027-01-01T00:00:00Z"))
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            await world.api.asked.wait()
+    (status,) = world.api.statuses
+    assert status["roles"]["declared"] == 1
+    [ready] = [one for one in status["conditions"] if one["type"] == "Ready"]
+    assert ready["status"] == "True"
+    assert ready["message"].endswith("it is being deleted, and kept until no PgRole names it")
 
 
 async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> None:
