@@ -33,6 +33,8 @@ def set_up(level: str, form: LogFormat) -> None:
     handler.addFilter(_add_visit)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pgrole_controller").setLevel(level.upper())
+    # At DEBUG it prints bodies, Secrets among them.
+    logging.getLogger("kubernetes_asyncio.client.rest").setLevel(logging.WARNING)
 
 
 def new_visit() -> str:
