@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import asyncpg
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.binaries import Binaries, find, find_present
@@ -19,6 +20,10 @@ from tests import k3s
 from tests.servers import DEFAULT, Servers, missing_docker, read_choice
 
 SERVERS = pytest.StashKey[Servers]()
+
+# How long an example takes tells of the machine.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
