@@ -53,7 +53,7 @@ class Health:
         self._pulse = pulse or Pulse()
         self._store: Store | None = None
         self._servers: Servers | None = None
-        self._lead = Lead()
+        self._lead: Lead | None = None
         self._scrape: Callable[[], Scrape] = Scrape
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -111,8 +111,9 @@ class Health:
         settled = self._servers is not None and self._servers.settled.is_set()
         known = settled and all(_has_session(lane) or lane.trouble for lane in lanes)
         synced = self._store is not None and self._store.synced.is_set()
+        leading = self._lead is not None and self._lead.leading
         ready = synced and known and not self.stopping
-        return ready, {"ready": ready, "synced": synced, "leading": self._lead.leading, "servers": servers}
+        return ready, {"ready": ready, "synced": synced, "leading": leading, "servers": servers}
 
 
 async def _start(runner: web.AppRunner, port: socket.socket) -> asyncio.AbstractServer:

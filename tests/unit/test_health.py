@@ -71,13 +71,13 @@ async def test_a_loop_that_stands_still_is_told_of_and_one_that_goes_on_is_well_
     assert "\npgrole_leader " not in text  # who could be asked?
 
 
-async def test_before_the_api_server_is_reached_it_is_alive_and_not_ready() -> None:
+async def test_before_the_api_server_is_reached_it_is_alive_and_not_ready_and_does_not_lead() -> None:
     port = free_port()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Health().serve, "127.0.0.1", port)
         await wait_served(port)
         status, text = await anyio.to_thread.run_sync(get, port, "/readyz")
-        assert (status, json.loads(text)["synced"]) == (503, False)
+        assert (status, json.loads(text)) == (503, {"ready": False, "synced": False, "leading": False, "servers": {}})
         status, text = await anyio.to_thread.run_sync(get, port, "/metrics")
         assert status == 200
         assert "\npgrole_leader 0.0\n" in text
