@@ -16,7 +16,9 @@ import anyio
 from pgrole_controller.local.binaries import cache_directory
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.process import LocalError
+from tests.cluster.checks import check_all
 from tests.cluster.cluster import cluster
+from tests.cluster.database import start_database, start_dns
 from tests.cluster.images import docker, save_images
 from tests.cluster.programs import check_machine, find_programs
 from tests.compose.engine import EngineError, say
@@ -45,8 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for archive in archives:
                     found.node.load(archive)
                 say(f"ok  the node is Ready ({time.monotonic() - started:.0f} s)")
+                start_dns(found)
                 if chosen.command:
                     return os.spawnvpe(os.P_WAIT, chosen.command[0], chosen.command, dict(found.environment))
+                check_all(start_database(found))
     except (EngineError, LocalError, AssertionError) as error:
         say(f"FAILED: {error}")
         return 1

@@ -22,6 +22,7 @@ PODS, SERVICES = "10.247.0.0/20", "10.247.96.0/24"
 _CABLE = "pgrole-node"
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP = "pgrole-cluster"
+_SHARES = {"cpu.shares": 8 * 1024, "cpu.weight": 8 * 100}  # version 1 and 2
 _GONE_SECONDS = 30.0
 #: Programs of a node write to these, wherever they are told to: they are its own.
 _FOLDERS = "/run /var/lib /var/log"
@@ -84,8 +85,7 @@ def machine() -> Iterator[Machine]:
             raise EngineError("no namespaces could be made")
         found = Machine(_child(init.pid))
         _lay_cable(found)
-        for hierarchy in _hierarchies():
-            (hierarchy / _GROUP).mkdir(exist_ok=True)
+        _make_groups()
         yield found
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -120,6 +120,16 @@ def _hierarchies() -> list[Path]:
     if (_GROUPS / "cgroup.controllers").exists():
         return [_GROUPS]
     return [path for path in _GROUPS.iterdir() if path.is_dir() and not path.is_symlink()]
+
+
+def _make_groups() -> None:
+    """With the share of several processes: beside the load of this machine, probes would else not be answered."""
+    for hierarchy in _hierarchies():
+        group = hierarchy / _GROUP
+        group.mkdir(exist_ok=True)
+        for name, share in _SHARES.items():
+            if (group / name).exists():
+                (group / name).write_text(str(share), encoding="utf-8")
 
 
 def _remove_groups() -> None:

@@ -23,6 +23,7 @@ _NEEDED = {
     "ip": "iproute2",
     "nsenter": "util-linux",
     "psql": "postgresql-client",
+    "curl": "curl",
 }
 
 

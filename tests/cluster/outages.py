@@ -1,0 +1,97 @@
+"""The pods lose their leader in each of the ways that clusters have, and drift is repaired."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+from tests.cluster.cluster import Cluster, wait
+from tests.cluster.database import Database
+from tests.cluster.product import NAMESPACE, leader, pods, restarts, rolled_out
+from tests.compose.engine import say
+
+_LEASE_SECONDS = 15.0
+_MARGIN_SECONDS = 15.0  # for psql and kubectl, on a machine that is busy
+_PACE_SECONDS = 1.5
+_BUDGET = "deploy/kustomize/components/pod-disruption-budget/pod_disruption_budget.yaml"
+
+
+def a_leader_that_is_deleted_hands_over(database: Database) -> None:
+    before = leader(database.cluster)
+    database.cluster.kubectl("-n", NAMESPACE, "delete", "pod", before, "--wait=false")
+    _tell("deleted", database.repair_seconds(within=_MARGIN_SECONDS))
+    assert leader(database.cluster) != before
+    rolled_out(database.cluster)
+
+
+def a_leader_that_is_killed_is_replaced_after_the_time_of_the_lease(database: Database) -> None:
+    cluster = database.cluster
+    before = leader(cluster)
+    os.kill(_process_of(before), signal.SIGKILL)
+    _tell("killed", database.repair_seconds(within=_LEASE_SECONDS + _MARGIN_SECONDS))
+    assert leader(cluster) != before
+    wait(lambda: sorted(map(restarts, pods(cluster))) == [0, 1], "its container was started again")
+    rolled_out(cluster)
+
+
+def a_leader_that_is_evicted_hands_over_and_the_budget_keeps_the_other(database: Database) -> None:
+    cluster = database.cluster
+    cluster.kubectl("apply", "-f", _BUDGET)
+    cluster.kubectl("cordon", "node-1")
+    try:
+        before = leader(cluster)
+        wait(lambda: _disruptions(cluster) == 1, "one pod may be evicted")
+        _evict(cluster, before)
+        _tell("evicted", database.repair_seconds(within=_MARGIN_SECONDS))
+        other = leader(cluster)
+        assert other != before
+        assert "disruption budget" in _evict(cluster, other, fails=True)
+        assert leader(cluster) == other
+    finally:
+        cluster.kubectl("uncordon", "node-1")
+    rolled_out(cluster)
+
+
+def in_a_rollout_drift_is_repaired_all_the_time(database: Database) -> None:
+    cluster = database.cluster
+    before = {pod["metadata"]["name"] for pod in pods(cluster)}
+    cluster.kubectl("-n", NAMESPACE, "rollout", "restart", "deployment/pgrole-controller")
+    rolling = threading.Thread(target=rolled_out, args=(cluster,))
+    rolling.start()
+    longest = database.repair_seconds(within=_MARGIN_SECONDS)
+    while rolling.is_alive():
+        rolling.join(_PACE_SECONDS)  # what is set back again and again is repaired more slowly
+        longest = max(longest, database.repair_seconds(within=_MARGIN_SECONDS))
+    rolling.join()
+    _tell("rolled out, at most", longest)
+    wait(lambda: not before & {pod["metadata"]["name"] for pod in pods(cluster)}, "all pods are new")
+    assert leader(cluster) not in before
+
+
+def _evict(cluster: Cluster, pod: str, *, fails: bool = False) -> str:
+    """As `kubectl drain` does."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
+    return cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body), fails=fails)
+
+
+def _disruptions(cluster: Cluster) -> int:
+    status = cluster.get("-n", NAMESPACE, "pdb", "pgrole-controller").get("status", {})
+    return int(status.get("disruptionsAllowed", 0))
+
+
+def _process_of(pod: str) -> int:
+    """The controller's in a pod, as this machine numbers it."""
+    for entry in Path("/proc").iterdir():
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:  # it ended meanwhile, or is the kernel's
+            continue
+        if f"POD_NAME={pod}".encode() in environment:
+            return int(entry.name)
+    raise AssertionError(f"no process of pod {pod} runs")
+
+
+def _tell(how: str, seconds: float) -> None:
+    say(f"    {how}: a drift was repaired within {seconds:.1f} s")

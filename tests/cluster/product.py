@@ -1,0 +1,42 @@
+"""What is installed, as kubectl shows it: its pods, its Lease, its log, its metrics."""
+
+import json
+import re
+from collections.abc import Iterator
+
+from tests.cluster.cluster import Cluster, Json
+
+NAMESPACE = "pgrole-system"
+
+
+def rolled_out(cluster: Cluster) -> None:
+    cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/pgrole-controller", "--timeout=110s")
+
+
+def pods(cluster: Cluster) -> list[Json]:
+    """Those that are not ending."""
+    found = cluster.items("-n", NAMESPACE, "pods", "-l", "app.kubernetes.io/name=pgrole-controller")
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def restarts(pod: Json) -> int:
+    return sum(int(one["restartCount"]) for one in pod["status"].get("containerStatuses", []))
+
+
+def leader(cluster: Cluster) -> str:
+    """The name of the pod."""
+    lease = cluster.get("-n", NAMESPACE, "lease", "pgrole-controller")
+    return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
+
+
+def read_log(cluster: Cluster, pod: str) -> Iterator[Json]:
+    """Its lines. Raises ValueError for one that is no JSON."""
+    for line in cluster.kubectl("-n", NAMESPACE, "logs", pod).splitlines():
+        yield json.loads(line)
+
+
+def metric(scrape: str, name: str) -> float:
+    """One without labels."""
+    found = re.search(rf"^{name} (\S+)$", scrape, re.MULTILINE)
+    assert found is not None, f"{name} is not in what was scraped"
+    return float(found[1])
