@@ -65,7 +65,7 @@ REGISTRY: Final = CollectorRegistry()
 RECONCILES: Final = Counter(
     "pgrole_reconciles",
     "Visits to objects, by how they ended.",
-    ["server", "ending", "reason"],
+    ["server", "result", "reason"],
     registry=REGISTRY,
 )
 RECONCILE_SECONDS: Final = Histogram(
@@ -107,7 +107,7 @@ LAST_NOTIFICATION: Final = Gauge(
     registry=REGISTRY,
 )
 ECHO_SECONDS: Final = Histogram(
-    "pgrole_echo_seconds",
+    "pgrole_detection_delay_seconds",
     "From the answer to a change of the controller's own until it was noticed as anybody's is: the delay of detection.",
     ["server"],
     buckets=_SHORT,

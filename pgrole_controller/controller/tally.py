@@ -38,7 +38,7 @@ class Tally:
 
 
 def count_ending(server: str, finding: Finding) -> None:
-    """`ending` is that of the outcome, or what the visit leads to where nothing is said on the object yet."""
+    """By the ending of the outcome, or what the visit leads to where nothing is said on the object yet."""
     outcome: Outcome | None = finding.outcome
     if finding.errand is not None:
         ending = "errand"

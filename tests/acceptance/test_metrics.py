@@ -34,7 +34,7 @@ async def test_a_drift_is_counted_from_its_hint_to_its_repair(stage: Stage, role
             lambda figures: (
                 figures.sum("pgrole_drifts_total") == 2
                 and figures.get("pgrole_repair_seconds_count", source="notify") == 1
-                and figures.sum("pgrole_reconciles_total", server="default", ending="done", reason="Reconciled") >= 2
+                and figures.sum("pgrole_reconciles_total", server="default", result="done", reason="Reconciled") >= 2
                 and figures.sum("pgrole_notifications_total") >= 2
                 and figures.sum("pgrole_loop_lag_seconds_count") >= 1
                 and unspoken(figures) == []
@@ -96,10 +96,10 @@ async def test_how_late_changes_are_noticed_is_measured_by_the_controllers_own(s
             await stage.kube.apply("app", name=role, comment=f"number {number}")
             await stage.kube.wait_ready("app")
             found = await wait_notifications(controller, number + 1)
-            if found.sum("pgrole_echo_seconds_count", server="default"):
+            if found.sum("pgrole_detection_delay_seconds_count", server="default"):
                 break
-        assert found.sum("pgrole_echo_seconds_count", server="default") >= 1
-        assert 0 < found.sum("pgrole_echo_seconds_sum", server="default") < time.time() - began
+        assert found.sum("pgrole_detection_delay_seconds_count", server="default") >= 1
+        assert 0 < found.sum("pgrole_detection_delay_seconds_sum", server="default") < time.time() - began
         assert found.get("pgrole_unheard_changes", server="default") == 0
 
 
