@@ -291,7 +291,13 @@ def read_status(status: Mapping[str, Any], *, code: int | None = None, retry_aft
     if retry_after is None and isinstance(details, dict):
         retry_after = _seconds(details.get("retryAfterSeconds"))
     reason = status.get("reason") or _REASONS.get(number, "Unknown")
-    return ApiError(number, str(reason), str(status.get("message", "")), retry_after)
+    return ApiError(number, str(reason), str(status.get("message", "")), retry_after, _causes(details))
+
+
+def _causes(details: object) -> frozenset[str]:
+    causes = details.get("causes") if isinstance(details, dict) else None
+    listed = causes if isinstance(causes, list) else []
+    return frozenset(str(one["reason"]) for one in listed if isinstance(one, dict) and "reason" in one)
 
 
 def _seconds(value: object) -> float | None:

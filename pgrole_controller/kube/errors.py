@@ -23,14 +23,24 @@ class Unreachable(KubeError):
 
 
 class ApiError(KubeError):
-    """`reason` is the CamelCase word of the Status (Conflict, NotFound, Expired); `retry_after` in seconds."""
+    """`reason` is the CamelCase word of the Status (Conflict, NotFound, Expired), `causes` are those of its details;
+    `retry_after` in seconds.
+    """
 
-    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after: float | None = None,
+        causes: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__(f"{status} {reason}: {message}")
         self.status = status
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
+        self.causes = causes
 
 
 class BadStream(KubeError):

@@ -1,7 +1,8 @@
 """Events about objects: said beside the work, never in its way.
 
 Guarantees: `record` neither blocks nor raises; the same (object, reason, note) within six minutes is one Event with a
-series; a failure is logged and dropped after a second attempt.
+series; a failure is logged and dropped after a second attempt. In a namespace that is being deleted no Event can be
+made: that is none, and holds up nobody else's.
 """
 
 import logging
@@ -31,6 +32,8 @@ WAITING_LIMIT = 1_000
 SERIES_LIMIT = 4_096
 RETRY_DELAY = 1.0
 RETRY_DELAY_MOST = 30.0
+
+NAMESPACE_GOES = "NamespaceTerminating"  # the API server's cause: nothing is created there any more
 
 EventType = Literal["Normal", "Warning"]
 
@@ -130,6 +133,9 @@ class Recorder:
             try:
                 await self._create_or_count(occurrence)
             except (ApiError, Unreachable) as error:
+                if isinstance(error, ApiError) and NAMESPACE_GOES in error.causes:
+                    log.info("Event not written in a namespace that goes", extra=_name(occurrence))
+                    return
                 status = error.status if isinstance(error, ApiError) else 503
                 # 403: an API server that starts refuses everybody until it has read its rules
                 if attempt == 2 or (status not in (403, 429) and status < 500):
@@ -193,14 +199,11 @@ class Recorder:
     def _drop(self, occurrence: _Occurrence, cause: str) -> None:
         self.dropped += 1
         metrics.EVENTS_DROPPED.inc()
-        log.warning(
-            "Event dropped",
-            extra={
-                "regarding": occurrence.regarding.get("name"),
-                "reason": occurrence.reason,
-                "cause": cause,
-            },
-        )
+        log.warning("Event dropped", extra={**_name(occurrence), "cause": cause})
+
+
+def _name(occurrence: _Occurrence) -> dict[str, Any]:
+    return {"regarding": occurrence.regarding.get("name"), "reason": occurrence.reason}
 
 
 def micro_time(at: datetime) -> str:
