@@ -84,6 +84,10 @@ sbom: env ## What the image has of Python: dist/sbom.cdx.json (CycloneDX) and di
 compose-test: env ## compose.yaml brought up, judged and taken down (ARGS=--stand-ins: without a registry, as root)
 	@$(RUN) python -m tests.compose $(ARGS)
 
+.PHONY: cluster-test
+cluster-test: env ## The product in a real cluster of one node, judged and removed (ARGS=--stand-ins; root, Docker, Go)
+	@$(RUN) python -m tests.cluster $(ARGS)
+
 .PHONY: clean
 clean: ## Remove the environments made here
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

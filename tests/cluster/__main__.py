@@ -5,6 +5,7 @@ Needs root, Go and Docker; with --stand-ins no registry, as of tests/compose. No
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=Path, help="a folder that keeps the images' archives, or has them")
     parser.add_argument("command", nargs="*", help="run this instead of the checks, with the cluster's KUBECONFIG")
     chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left
     try:
         check_machine()
         cache = cache_directory() / "cluster"

@@ -24,12 +24,18 @@ _GROUPS = Path("/sys/fs/cgroup")
 _GROUP = "pgrole-cluster"
 _SHARES = {"cpu.shares": 8 * 1024, "cpu.weight": 8 * 100}  # version 1 and 2
 _GONE_SECONDS = 30.0
-#: Programs of a node write to these, wherever they are told to: they are its own.
+#: Programs of a node write to these folders, and set these of the kernel, whatever they are told: they get their own.
 _FOLDERS = "/run /var/lib /var/log"
+_SETTINGS = "vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys"
 _INIT = f"""
 set -e
 mount --make-rprivate /
 for folder in {_FOLDERS}; do mount -t tmpfs node "$folder"; done
+for name in {_SETTINGS}; do
+  mkdir -p "/run/settings/${{name%/*}}"
+  cat "/proc/sys/$name" >"/run/settings/$name"
+  mount --bind "/run/settings/$name" "/proc/sys/$name"
+done
 mount --make-rshared /
 hostname node-1
 echo started
@@ -79,22 +85,22 @@ def machine() -> Iterator[Machine]:
         raise EngineError(f"there is a network device {_CABLE}: another cluster of these tests runs")
     command = bound_to_us(["unshare", "--fork", "--kill-child", "--mount-proc", *_NAMESPACES, "sh", "-c", _INIT])
     init = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+    found = None
     try:
         assert init.stdout is not None
         if init.stdout.readline() != b"started\n":
             raise EngineError("no namespaces could be made")
         found = Machine(_child(init.pid))
-        _lay_cable(found)
         _make_groups()
+        _lay_cable(found)
         yield found
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(init.pid, signal.SIGKILL)
-        init.wait()
-        if init.stdout is not None:
-            init.stdout.close()
+        init.communicate()
+        if found is not None:
+            found.wait()
         _remove_groups()
-    found.wait()
 
 
 def _child(pid: int) -> int:
