@@ -91,10 +91,8 @@ async def test_a_deletion_that_the_release_before_could_not_end_is_ended(estate:
         await estate.kube.delete("passing")
         await estate.kube.wait_reason("passing", "DropBlocked")
     await apply_crds(estate.kube.server)
+    await estate.database.execute("DROP OWNED BY passing")
     async with running(estate.controller(PRESENT)):
-        await estate.database.execute("DROP OWNED BY passing")
-        await estate.kube.patch("passing", {"metadata": {"annotations": {"look": "again"}}})
-        await estate.kube.patch("passing", {"spec": {"connectionLimit": 5}})
         await estate.kube.wait_gone("passing")
     assert await estate.database.role("passing") is None
 
