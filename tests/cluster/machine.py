@@ -26,7 +26,10 @@ _SHARES = {"cpu.shares": 8 * 1024, "cpu.weight": 8 * 100}  # version 1 and 2
 _GONE_SECONDS = 30.0
 #: Programs of a node write to these folders, and set these of the kernel, whatever they are told: they get their own.
 _FOLDERS = "/run /var/lib /var/log"
-_SETTINGS = "vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys"
+_SETTINGS = (
+    "vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops "
+    "kernel/keys/root_maxkeys kernel/keys/root_maxbytes"
+)
 _INIT = f"""
 set -e
 mount --make-rprivate /

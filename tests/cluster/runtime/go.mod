@@ -1,7 +1,7 @@
 // What runs containers on a node: `go build tool` makes containerd, its shim, ctr, and the plugins of CNI.
 module pgrole.dev/runtime
 
-go 1.26.0
+go 1.26.8
 
 tool (
 	github.com/containerd/containerd/v2/cmd/containerd
