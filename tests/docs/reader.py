@@ -26,6 +26,8 @@ _HOSTS = r"hosts: \[[^]]*\.example\.internal\]"
 _EXPORTED = re.compile(r"^ *(export \w+=.*)$", re.MULTILINE)
 _ASKS = re.compile(r"\bclaims (?:release|transfer)\b")
 _WAITS_IN_SQL = "pg_sleep(0.02)"
+# Sent as one, so that it is not set back before it is looked at.
+_CHANGED, _AT_ONCE = re.compile(r"(?m)^(ALTER ROLE [^;]*);(?=\nSELECT )"), r"\1\\;"
 _LONG_ENOUGH = "pg_sleep(5)"  # this machine may be busy with other tests
 
 
@@ -85,6 +87,7 @@ class Reader:
         text = text.replace("username=pgrole_controller", f"username={SUPERUSER}")
         text = text.replace("password=…", f"password={self.postgres.password}").replace(_WAITS_IN_SQL, _LONG_ENOUGH)
         text = text.replace("postgresql://…", self.postgres.dsn())
+        text = _CHANGED.sub(_AT_ONCE, text)
         return text.replace("make dev", "pgrole-controller dev").replace("pip install .", "pgrole-controller --version")
 
 
