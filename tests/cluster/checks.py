@@ -11,6 +11,7 @@ from tests.cluster.product import NAMESPACE, leader, metric, pods, read_log, res
 from tests.compose.engine import say
 
 _MEMORY_SHARE = 0.5  # of the limit
+_SLOW = "API server not followed, trying again"  # a watch that a busy machine was silent on
 _PYTHON = "/usr/bin/python3.13"
 _WRITES = "import pathlib; pathlib.Path('/app/new').touch()"
 
@@ -107,7 +108,7 @@ def the_log_is_lines_of_json_and_the_memory_is_within_its_limits(database: Datab
         name = pod["metadata"]["name"]
         lines = list(read_log(cluster, name))
         assert {"API server configured", "health served"} <= {line["message"] for line in lines}
-        assert not [line for line in lines if line["level"] in ("warning", "error")]
+        assert not [line for line in lines if line["level"] in ("warning", "error") and line["message"] != _SLOW]
         scrape = cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:8080/proxy/metrics")
         used = metric(scrape, "process_resident_memory_bytes")
         limit = pod["spec"]["containers"][0]["resources"]["limits"]["memory"]
