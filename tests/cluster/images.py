@@ -1,6 +1,7 @@
 """The images that the cluster is given: no registry is asked for any once it runs."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ _BUILD_SECONDS = 1800
 def docker(cache: Path, *, stand_ins: bool) -> Iterator[Mapping[str, str]]:
     """The environment that docker works in; with `stand_ins`, an engine of its own that reaches no registry."""
     if not stand_ins:
+        if shutil.which("docker") is None:
+            raise EngineError("docker is missing, or choose --stand-ins, which starts an engine of its own")
         yield os.environ
         return
     programs = anyio.run(find_programs, DEFAULT_VERSION, Display(sys.stdout))
