@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 #: How many writes are under way at once.
 WRITERS = 12
 
-#: For all writes to one object, in seconds: a drift of its role waits for them.
+#: For all writes to one object, in seconds. A drift of its role waits for them, but for status not longer than that.
 WRITE_SECONDS = 10.0
+GIVE_WAY_SECONDS = 2.0
 
 #: After a write that the API server did not take, in seconds; its own back-off guards the server.
 UNREACHABLE_AGAIN = 3.0
@@ -149,7 +150,10 @@ class Reporter:
             return After(0.0)
         if finding.outcome is None:
             return Retry()
-        await self._set_status(finding, finding.outcome, stored)
+        with self._queue.giving_way(finding.key, GIVE_WAY_SECONDS) as scope:
+            await self._set_status(finding, finding.outcome, stored)
+        if scope.cancelled_caught:
+            raise TimeoutError  # the next visit says what is so by then
         if _is_unconfirmed(finding):
             return After(CONFIRM_AGAIN)
         if finding.outcome.retried:

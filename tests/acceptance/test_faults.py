@@ -1,8 +1,10 @@
 """PostgreSQL and the API server stop, crash, freeze and lose connections: nothing is lost, and status says so."""
 
+import anyio
 import asyncpg
 import pytest
 
+from pgrole_controller.controller.reporter import WRITE_SECONDS, WRITERS
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from tests.acceptance.account import serving
@@ -138,6 +140,32 @@ async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change
             assert claim is not None
             assert claim["object_uid"] == objects["twice"]["metadata"]["uid"]
             assert "object=" in controller.log
+
+
+async def test_drift_after_drift_is_repaired_while_the_api_server_hangs(stage: Stage, binaries: Binaries) -> None:
+    """What is to be said of the first does not hold up the second until it is given up."""
+    async with serving(binaries) as server:
+        await apply_crds(server)
+        kube = await make_kube(server)
+        own = Stage(kube, stage.postgres, stage.folder)
+        async with running(own.controller()), own.database() as database:
+            await kube.apply_all({f"app-{number}": {} for number in range(WRITERS + 1)})
+            names = [obj["metadata"]["name"] for obj in await kube.wait_all_ready()]
+            server.pause()
+            try:
+                began = anyio.current_time()
+                for _ in range(3):
+                    for name in names:
+                        await database.execute(f'ALTER ROLE "{name}" CREATEROLE')
+                    for name in names:
+                        await database.wait_role(name, lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+                assert anyio.current_time() - began < 2 * WRITE_SECONDS
+            finally:
+                server.resume()
+            for name in names:
+                await kube.wait_for(
+                    name, lambda obj: obj["status"].get("driftCount") == 3 and is_ready(obj), "Ready after three drifts"
+                )
 
 
 async def test_wrong_credentials_are_said_on_the_object_and_never_shown(stage: Stage) -> None:

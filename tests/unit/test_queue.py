@@ -270,3 +270,44 @@ async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
             await settle()
             queue.close()
     assert taker.visits == ()
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_step_of_a_visit_gives_way_to_another_visit_once_it_has_taken_long(early: bool) -> None:
+    queue = Queue()
+    queue.put("s", hint(A))
+    queue.put("s", hint(B))
+    await queue.take("s", 10)
+    queue.put("s", hint(B))
+    ended = anyio.Event()
+
+    async def step() -> None:
+        with queue.giving_way(A, 0.01) as scope:
+            await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        ended.set()
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            if early:
+                queue.put("s", hint(A))
+            tasks.start_soon(step)
+            if not early:
+                await anyio.sleep(0.05)
+                assert not ended.is_set()
+                queue.put("s", hint(A))
+    queue.done(A, Success())
+    assert [visit.key for visit in await queue.take("s", 10)] == [A]
+
+
+@pytest.mark.parametrize(("rank", "delay"), [(Rank.RESYNC, 0.0), (Rank.CHANGE, 3600.0)])
+async def test_a_step_of_a_visit_gives_way_neither_to_a_resync_nor_to_what_is_due_later(
+    rank: Rank, delay: float
+) -> None:
+    queue = Queue()
+    queue.put("s", hint(A))
+    await queue.take("s", 1)
+    with queue.giving_way(A, 0.0) as scope:
+        queue.put("s", Hint(A, "later", rank), delay)
+        await anyio.sleep(0.02)
+    assert not scope.cancelled_caught
