@@ -4,8 +4,8 @@ Needs root, Go and Docker; with --stand-ins no registry, as of tests/compose. No
 """
 
 import argparse
-import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,8 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 say(f"ok  the node is Ready ({time.monotonic() - started:.0f} s)")
                 start_dns(found)
                 if chosen.command:
-                    return os.spawnvpe(os.P_WAIT, chosen.command[0], chosen.command, dict(found.environment))
-                check_all(start_database(found))
+                    return subprocess.run(chosen.command, env=found.environment, check=False).returncode
+                try:
+                    check_all(start_database(found))
+                except AssertionError:
+                    say(found.describe())
+                    raise
     except (EngineError, LocalError, AssertionError) as error:
         say(f"FAILED: {error}")
         return 1

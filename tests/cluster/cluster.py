@@ -65,6 +65,12 @@ class Cluster:
             stdin=json.dumps({"kind": "List", "apiVersion": "v1", "items": objects}),
         )
 
+    def describe(self) -> str:
+        """What a person would look at first when something is wrong."""
+        selected = ("-n", "pgrole-system", "-l", "app.kubernetes.io/name=pgrole-controller")
+        told = self.kubectl("get", "pods,pgroles,pgservers,events", "-A", "--ignore-not-found")
+        return told + self.kubectl("logs", *selected, "--prefix", "--tail=30")
+
 
 @contextmanager
 def cluster(programs: Path, tools: Programs) -> Iterator[Cluster]:

@@ -119,7 +119,7 @@ def _lay_cable(node: Machine) -> None:
     node.run("ip", "address", "add", f"{NODE}/30", "dev", "eth0")
     node.run("ip", "link", "set", "eth0", "up")
     node.run("ip", "route", "add", "default", "via", HOST)
-    node.run("sysctl", "-qw", "net.ipv4.ip_forward=1")
+    node.run("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
     for network in (PODS, SERVICES):
         _run(["ip", "route", "add", network, "via", NODE])
 
