@@ -1,5 +1,6 @@
 """Ports of 127.0.0.1 that nobody uses."""
 
+import atexit
 import random
 import socket
 import sys
@@ -13,6 +14,12 @@ _RANGE = range(15_000, 32_000)
 #: So many of the last ports that were picked are kept from other processes that pick one.
 _KEPT = 128
 _kept: deque[socket.socket] = deque()
+
+
+@atexit.register
+def _let_go() -> None:
+    while _kept:
+        _kept.pop().close()
 
 
 def free_port(wanted: int | None = None) -> int:

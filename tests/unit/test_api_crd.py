@@ -132,9 +132,9 @@ def test_kubectl_get_shows_role_server_ready_reason_drifts_and_age() -> None:
     assert crd()["spec"]["names"]["shortNames"] == ["pgr"]
 
 
-def test_kubectl_get_pgs_shows_version_mode_declared_ready_and_age() -> None:
+def test_kubectl_get_pgs_shows_whether_it_is_ready_why_not_and_how_many_roles_are() -> None:
     columns = [column["name"] for column in crd(PGSERVER)["spec"]["versions"][0]["additionalPrinterColumns"]]
-    assert columns == ["Version", "Mode", "Declared", "Ready", "Age"]
+    assert columns == ["Ready", "Reason", "Version", "Mode", "Roles", "Roles Ready", "Age"]
     assert crd(PGSERVER)["spec"]["names"]["shortNames"] == ["pgs"]
     assert crd(PGSERVER)["spec"]["scope"] == "Cluster"
 
