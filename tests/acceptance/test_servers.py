@@ -45,10 +45,12 @@ async def test_a_declared_server_is_connected_to_and_says_what_it_is(
         assert server["status"]["detection"] == {"mode": "Watch", "passwords": True, "claims": "Database"}
         table = await declared.table()
         assert [column["name"] for column in table["columnDefinitions"]][1:] == [
+            "Ready",
+            "Reason",
             "Version",
             "Mode",
-            "Declared",
-            "Ready",
+            "Roles",
+            "Roles Ready",
             "Age",
         ]
 
