@@ -23,12 +23,16 @@ from bench.repair import measure_floor, measure_repairs
 from bench.restart import drift_meanwhile, measure_restart
 from bench.stand import Stand, role_name, stand
 from bench.table import Figures, render
+from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.local.display import Display
 
 PARTS = ("quiet", "busy", "password", "poll", "idle")
 
 #: Between two rounds of the floor, in seconds, as between two drifts: all processes have slept.
 _FLOOR_PAUSE = 0.1
+
+#: After a restart, in seconds: what was repaired in it is looked at once more.
+_REST = CONFIRM_AGAIN + 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ async def _measure_size(made: Stand, options: Options, present: int, size: int) 
     if "idle" in options.parts:
         idle = await measure_idle(made, options.idle_seconds)
         figures = replace(figures, idle=idle, memory_restarted=read_memory(made))
+    await anyio.sleep(_REST)
     if "quiet" in options.parts:
         figures = replace(figures, quiet=await measure_repairs(made, spread, size, drifts, busy=False))
     if "busy" in options.parts:
