@@ -6,7 +6,6 @@ transaction committed which repaired it (track_commit_timestamp): the one that c
 polls while the controller works.
 """
 
-import math
 import random
 import time
 from collections.abc import AsyncIterator
@@ -71,25 +70,28 @@ class Repairs:
 
 
 class _Ear:
-    """Notes when a role was first heard of."""
+    """Notes when a role was heard of, each time."""
 
     def __init__(self) -> None:
         self._expected = ""
+        self._moments: list[float] = []
         self._heard = anyio.Event()
-        self._at = math.nan
 
     def expect(self, name: str) -> None:
-        self._expected, self._heard = name, anyio.Event()
+        self._expected, self._moments = name, []
 
     def receive(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         now, names = time.time(), read_names(str(payload))
-        if not self._heard.is_set() and (names is EVERYTHING or self._expected in names):
-            self._at = now
+        if names is EVERYTHING or self._expected in names:
+            self._moments.append(now)
             self._heard.set()
 
-    async def wait(self) -> float:
-        await self._heard.wait()
-        return self._at
+    async def wait(self, times: int) -> float:
+        """Until it was heard of so often. Several may come at once."""
+        while len(self._moments) < times:
+            self._heard = anyio.Event()
+            await self._heard.wait()
+        return self._moments[times - 1]
 
 
 async def measure_floor(stand: Stand, pause: float) -> Floor:
@@ -164,9 +166,8 @@ async def _drift(hand: Connection, ear: _Ear, name: str, statement: str) -> tupl
     await hand.execute(statement)
     began = time.time()
     with anyio.fail_after(_REPAIR_SECONDS):
-        heard = await ear.wait()
-        ear.expect(name)
-        await ear.wait()
+        heard = await ear.wait(1)
+        await ear.wait(2)
         while True:
             counted, repaired = await _claim(hand, name)
             if counted > count:
