@@ -99,6 +99,7 @@ def with_kustomize_it_is_installed_for_one_namespace(database: Database) -> None
 def _remove_objects(cluster: Cluster) -> None:
     """The page's steps up to the definitions, while the controller runs."""
     cluster.kubectl("delete", "pgroles", "--all", "-A", "--timeout=60s")
+    wait(lambda: cluster.items("-n", "shop", "secrets") == [], "the Secrets are collected")
     cluster.kubectl("delete", "pgservers", "--all", "--timeout=60s")
     cluster.kubectl("delete", "crd", "pgroles.pgrole.dev", "pgservers.pgrole.dev", "--timeout=60s")
 
