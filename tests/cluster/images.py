@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pgrole_controller import __version__
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.postgres import DEFAULT_VERSION, find_programs
 from tests.cluster.node import PAUSE
-from tests.compose.engine import EngineError, engine, say
+from tests.compose.engine import EngineError, engine, run, say
 from tests.compose.images import ROOT, make_bases, make_postgres, names
 
 DNS = "pgrole.dev/dns:1"
@@ -56,14 +55,4 @@ def save_images(environment: Mapping[str, str], programs: Path, folder: Path) ->
 
 
 def _docker(environment: Mapping[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        ["docker", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_BUILD_SECONDS,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise EngineError(f"docker {arguments[0]} failed with {done.returncode}:\n{done.stderr[-3000:]}")
-    return done.stdout
+    return run(["docker", *arguments], environment=environment, seconds=_BUILD_SECONDS)

@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pgrole_controller.local.process import bound_to_us
-from tests.compose.engine import EngineError
+from tests.compose.engine import EngineError, run
 
 #: Of the two ends of the cable between this machine and the node.
 HOST, NODE = "10.247.255.1", "10.247.255.2"
@@ -23,6 +23,7 @@ _CABLE = "pgrole-node"
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP = "pgrole-cluster"
 _SHARES = {"cpu.shares": 8 * 1024, "cpu.weight": 8 * 100}  # version 1 and 2
+_CABLE_SECONDS = 60.0
 _GONE_SECONDS = 30.0
 #: Programs of a node write to these folders, and set these of the kernel, whatever they are told: they get their own.
 _FOLDERS = "/run /var/lib /var/log"
@@ -62,7 +63,7 @@ class Machine:
 
     def run(self, *command: str | Path, seconds: float = 120) -> str:
         """What it prints. Raises EngineError."""
-        return _run(self.command(*command), seconds)
+        return run(self.command(*command), seconds=seconds)
 
     def start(self, log: Path, *command: str | Path) -> None:
         """A program that runs for as long as the machine does."""
@@ -112,16 +113,19 @@ def _child(pid: int) -> int:
 
 
 def _lay_cable(node: Machine) -> None:
-    _run(["ip", "link", "add", _CABLE, "type", "veth", "peer", "name", "eth0", "netns", str(node._pid)])
-    _run(["ip", "address", "add", f"{HOST}/30", "dev", _CABLE])
-    _run(["ip", "link", "set", _CABLE, "up"])
+    run(
+        ["ip", "link", "add", _CABLE, "type", "veth", "peer", "name", "eth0", "netns", str(node._pid)],
+        seconds=_CABLE_SECONDS,
+    )
+    run(["ip", "address", "add", f"{HOST}/30", "dev", _CABLE], seconds=_CABLE_SECONDS)
+    run(["ip", "link", "set", _CABLE, "up"], seconds=_CABLE_SECONDS)
     node.run("ip", "link", "set", "lo", "up")
     node.run("ip", "address", "add", f"{NODE}/30", "dev", "eth0")
     node.run("ip", "link", "set", "eth0", "up")
     node.run("ip", "route", "add", "default", "via", HOST)
     node.run("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
     for network in (PODS, SERVICES):
-        _run(["ip", "route", "add", network, "via", NODE])
+        run(["ip", "route", "add", network, "via", NODE], seconds=_CABLE_SECONDS)
 
 
 def _hierarchies() -> list[Path]:
@@ -153,10 +157,3 @@ def _remove_groups() -> None:
                 if time.monotonic() > deadline:
                     raise EngineError(f"a control group is left: {error}") from error
                 time.sleep(0.1)
-
-
-def _run(command: Sequence[str], seconds: float = 60) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    if done.returncode != 0:
-        raise EngineError(f"{' '.join(command)} failed with {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout

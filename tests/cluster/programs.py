@@ -7,12 +7,11 @@ is taken from there.
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 from pgrole_controller.local.binaries import KUBERNETES
-from tests.compose.engine import EngineError, say
+from tests.compose.engine import EngineError, run, say
 
 _HERE = Path(__file__).parent
 _MODULES = ("node", "runtime", "dns", "pause")
@@ -62,14 +61,5 @@ def _build(name: str, into: Path, source: Path) -> None:
     version = f"-X {package}.gitVersion=v{KUBERNETES} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
     environment = {**os.environ, "GOTOOLCHAIN": "auto", "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": ""}
     what = "tool" if name in ("node", "runtime") else "."
-    done = subprocess.run(
-        ["go", "build", "-trimpath", f"-ldflags=-s -w {version}", "-o", f"{into}/", what],
-        cwd=source,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_BUILD_SECONDS,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise EngineError(f"`go build` of {name} failed:\n{done.stderr[-2000:]}")
+    command = ["go", "build", "-trimpath", f"-ldflags=-s -w {version}", "-o", f"{into}/", what]
+    run(command, folder=source, environment=environment, seconds=_BUILD_SECONDS)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,9 +73,9 @@ def build_etcdctl(cache: Path) -> Path:
         module = cache / "etcdctl-source"
         shutil.rmtree(module, ignore_errors=True)
         module.mkdir()
-        _run(["go", "mod", "init", "standin"], module)
-        _run(["go", "get", f"go.etcd.io/etcd/etcdctl/v3@{ETCD}"], module)
-        _run(["go", "build", "-trimpath", "-ldflags=-s -w", "-o", str(program), "go.etcd.io/etcd/etcdctl/v3"], module)
+        _go(["mod", "init", "standin"], module)
+        _go(["get", f"go.etcd.io/etcd/etcdctl/v3@{ETCD}"], module)
+        _go(["build", "-trimpath", "-ldflags=-s -w", "-o", str(program), "go.etcd.io/etcd/etcdctl/v3"], module)
         shutil.rmtree(module)
     return program
 
@@ -144,21 +144,34 @@ def _build(cache: Path, module: str, version: str, package: str, program: Path) 
     """In a copy of the module: its go.mod has directives that `go install` refuses."""
     if shutil.which("go") is None:
         raise EngineError(f"{program.name} needs Go 1.24 or newer, or put it at {program}")
-    found = json.loads(_run(["go", "mod", "download", "-json", f"{module}@{version}"], cache))
+    found = json.loads(_go(["mod", "download", "-json", f"{module}@{version}"], cache))
     source = cache / f"{program.name}-source"
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(found["Dir"], source)
-    _run(["chmod", "-R", "u+w", "."], source)
+    run(["chmod", "-R", "u+w", "."], folder=source)
     flags = f"-s -w -X {module}/{'internal' if package == 'cmd' else 'version'}.Version={version}"
-    _run(["go", "build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(program), f"./{package}"], source)
+    _go(["build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(program), f"./{package}"], source)
     shutil.rmtree(source)
 
 
-def _run(command: list[str], folder: Path) -> str:
-    environment = {**os.environ, "CGO_ENABLED": "0"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+def _go(arguments: Sequence[str], folder: Path) -> str:
+    return run(["go", *arguments], folder=folder, environment={**os.environ, "CGO_ENABLED": "0"})
+
+
+def run(
+    command: Sequence[str],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+) -> str:
+    """What it prints. Raises EngineError with the end of what it said."""
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
     if done.returncode != 0:
-        raise EngineError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        raise EngineError(f"{' '.join(command)} failed with {done.returncode}:\n{said}")
     return done.stdout
 
 

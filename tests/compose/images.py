@@ -8,14 +8,13 @@ kube-apiserver and etcd are those that the tests use; PostgreSQL is the one that
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from pgrole_controller.local.binaries import Binaries
-from tests.compose.engine import EngineError, say
+from tests.compose.engine import run, say
 
 ROOT = Path(__file__).parents[2]
 _FILES = Path(__file__).with_name("standins")
@@ -109,7 +108,7 @@ def make_control_plane(environment: Mapping[str, str], binaries: Binaries, etcdc
             for name, program in programs.items():
                 shutil.copy(program, bin_folder / name)
             if part == "kube-apiserver":  # as in the image that is stood in for: not every container may execute it so
-                _run(["setcap", "cap_net_bind_service=+ep", str(bin_folder / part)])
+                run(["setcap", "cap_net_bind_service=+ep", str(bin_folder / part)])
             _import(environment, folder, asked[part])
 
 
@@ -154,7 +153,7 @@ def _make_debian(environment: Mapping[str, str], cache: Path) -> None:
     if not (system / "done").exists():
         shutil.rmtree(system, ignore_errors=True)
         include = f"--include={','.join(_BUILD_PACKAGES)}"
-        _run(["debootstrap", "--variant=minbase", include, "trixie", str(system), _MIRROR])
+        run(["debootstrap", "--variant=minbase", include, "trixie", str(system), _MIRROR])
         (system / "done").touch()
     if subprocess.run(
         ["docker", "image", "inspect", _DEBIAN], env=environment, capture_output=True, check=False
@@ -167,7 +166,7 @@ def _unpack(cache: Path, root: Path) -> None:
     archives = cache / "debian" / "var" / "cache" / "apt" / "archives"
     for package in _RUNTIME_PACKAGES:
         for archive in archives.glob(f"{package}_*.deb"):
-            _run(["dpkg-deb", "--extract", str(archive), str(root)])
+            run(["dpkg-deb", "--extract", str(archive), str(root)])
     for unwanted in ("usr/share/doc", "usr/share/man", "usr/share/lintian"):
         shutil.rmtree(root / unwanted, ignore_errors=True)
     for name in ("python", "python3"):
@@ -192,9 +191,9 @@ def _import(environment: Mapping[str, str], root: Path, tag: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         archive = Path(scratch) / "root.tar"
         leave_out = "--exclude=./var/cache/apt/archives/*.deb"
-        _run(["tar", "--xattrs", "--xattrs-include=*", leave_out, "-C", str(root), "-cf", str(archive), "."])
+        run(["tar", "--xattrs", "--xattrs-include=*", leave_out, "-C", str(root), "-cf", str(archive), "."])
         path = "--change=ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        _run(["docker", "import", path, str(archive), tag], environment)
+        run(["docker", "import", path, str(archive), tag], environment=environment)
 
 
 @contextmanager
@@ -210,11 +209,4 @@ def _write(folder: Path, dockerfile: str) -> None:
 
 def _build(environment: Mapping[str, str], folder: Path, tag: str) -> None:
     say(f"making {tag}")
-    _run(["docker", "build", "--quiet", "--tag", tag, str(folder)], environment)
-
-
-def _run(command: list[str], environment: Mapping[str, str] | None = None) -> None:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.stderr.write(done.stdout[-4000:] + done.stderr[-4000:])
-        raise EngineError(f"{' '.join(command)} failed with {done.returncode}")
+    run(["docker", "build", "--quiet", "--tag", tag, str(folder)], environment=environment)
