@@ -51,7 +51,7 @@ WORKDIR /
 EXPOSE 8080
 ENTRYPOINT ["/app/bin/pgrole-controller"]
 CMD ["run"]
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="pgrole-controller" \
       org.opencontainers.image.description="Keeps PostgreSQL roles as PgRole objects declare them" \

@@ -46,4 +46,4 @@ class Release:
 
 
 #: The one that this release can be upgraded from, and set back to.
-BEFORE = Release("0.1.0", schema=2)
+BEFORE = Release("0.2.0", schema=3)

@@ -15,7 +15,7 @@ from pgrole_controller.postgres.connection import Connection, speaking
 from pgrole_controller.postgres.home import check_only, look_for_home, record_home
 
 #: Raised with every change of sql/install. One version older and newer than this one can be worked with.
-VERSION = 3
+VERSION = 4
 
 _SCHEMA = "CREATE SCHEMA pgrole"
 # Its lock on the schema is its owner's alone, as one on a table in it is; and the schema is there before any table.

@@ -3,7 +3,7 @@ REVOKE ALL ON ALL TABLES IN SCHEMA pgrole FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA pgrole FROM PUBLIC;
 
 INSERT INTO pgrole.installation AS i (version, parts)
-SELECT 3, 1
+SELECT 4, 1
     + (SELECT count(*) FROM pg_class AS c WHERE c.relnamespace = n.oid)
     + (SELECT count(*) FROM pg_proc AS p WHERE p.pronamespace = n.oid)
     + (SELECT count(*) FROM pg_operator AS o WHERE o.oprnamespace = n.oid)

@@ -29,7 +29,7 @@ from tests.deploy.rendering import (
 from tests.deploy.test_chart import EVERYTHING, WATCHED
 
 WITH_SERVERS = ("--api-versions", "pgrole.dev/v1alpha1")
-BEFORE = ROOT / "tests" / "data" / "0.1.0"
+BEFORE = ROOT / "tests" / "data" / "0.2.0"
 PAGE = ROOT / "docs" / "install.md"
 #: As that release's docs/running.md had it, in essence.
 BY_HAND: list[Json] = [

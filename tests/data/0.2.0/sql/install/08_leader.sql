@@ -1,0 +1,59 @@
+-- Since version 3. Which process leads an installation, as this server knows it: a Lease of Kubernetes does not fence, since
+-- whoever holds it can be paused, and go on when it is another's.
+-- Who is to lead draws a number, then makes sure that the Lease is its own still, and then takes the lead with that number.
+-- So whoever comes to the Lease later has a later number, whatever the clocks say and whatever was restored in Kubernetes.
+-- The time of day is in it for one reason: a number is not drawn again after the table was dropped, or restored.
+CREATE TABLE IF NOT EXISTS pgrole.leader (
+    installation text COLLATE "C" PRIMARY KEY,
+    drawn        bigint NOT NULL,
+    number       bigint NOT NULL DEFAULT 0,
+    holder       text NOT NULL DEFAULT '',
+    since        timestamptz
+);
+
+CREATE OR REPLACE FUNCTION pgrole.draw_number(of_installation text) RETURNS bigint
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO pgrole.leader AS l (installation, drawn)
+    VALUES (of_installation, (EXTRACT(epoch FROM clock_timestamp()) * 1000000)::bigint)
+    ON CONFLICT (installation) DO UPDATE SET drawn = greatest(l.drawn + 1, excluded.drawn)
+    RETURNING l.drawn
+$$;
+
+-- The number to bring along from now on. Whoever leads already keeps theirs: two sessions of one process, with a server that
+-- has two names, do not end each other's lead. Fails with PGR04 when another leads with a later number. From its commit on
+-- whoever led before changes nothing any more, and no change of theirs is under way.
+CREATE OR REPLACE FUNCTION pgrole.lead(of_installation text, with_number bigint, new_holder text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    led_with bigint;
+BEGIN
+    PERFORM pgrole.take_turn();
+    SELECT l.number INTO led_with FROM pgrole.leader AS l
+    WHERE l.installation = of_installation AND l.holder = new_holder;
+    IF FOUND THEN
+        RETURN led_with;
+    END IF;
+    UPDATE pgrole.leader AS l SET number = with_number, holder = new_holder, since = now()
+    WHERE l.installation = of_installation AND l.number < with_number;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'another process leads' USING ERRCODE = 'PGR04';
+    END IF;
+    RETURN with_number;
+END
+$$;
+
+-- Fails with PGR04 unless the one with this number still leads.
+CREATE OR REPLACE FUNCTION pgrole.check_lead(of_installation text, with_number bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pgrole.leader AS l WHERE l.installation = of_installation AND l.number = with_number) THEN
+        RAISE EXCEPTION 'another process leads' USING ERRCODE = 'PGR04';
+    END IF;
+END
+$$;

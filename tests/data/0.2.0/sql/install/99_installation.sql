@@ -1,0 +1,13 @@
+-- Only the owner and superusers have any right here, whatever the default privileges of this database say.
+REVOKE ALL ON ALL TABLES IN SCHEMA pgrole FROM PUBLIC;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA pgrole FROM PUBLIC;
+
+INSERT INTO pgrole.installation AS i (version, parts)
+SELECT 3, 1
+    + (SELECT count(*) FROM pg_class AS c WHERE c.relnamespace = n.oid)
+    + (SELECT count(*) FROM pg_proc AS p WHERE p.pronamespace = n.oid)
+    + (SELECT count(*) FROM pg_operator AS o WHERE o.oprnamespace = n.oid)
+FROM pg_namespace AS n
+WHERE n.nspname = 'pgrole'
+ON CONFLICT (singleton) DO UPDATE SET version = excluded.version, parts = excluded.parts
+WHERE (i.version, i.parts) IS DISTINCT FROM (excluded.version, excluded.parts);
