@@ -20,7 +20,8 @@ $(CURDIR)/.tools/bin/uv:
 
 .PHONY: env
 env: $(UV)
-	@$(UV) sync --locked --extra local --quiet
+	@$(UV) sync --locked --extra local --quiet --compile-bytecode
+	@.venv/bin/python -m compileall -q pgrole_controller tests bench
 
 .PHONY: dev
 dev: env ## Run everything on this machine: API server, PostgreSQL, controller, samples
