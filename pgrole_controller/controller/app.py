@@ -186,6 +186,7 @@ class _Controller:
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
         self._identities = Identities()
         self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._hint_server)
+        lead.synced = self._is_synced
         self._health = health
         health.watch(self._store, self._servers, lead, Scraper(self._servers, self._objects, self._queue, lead).scrape)
         self._source = PgRoleSource(self._objects, self._queue, self._servers)
@@ -202,6 +203,13 @@ class _Controller:
             tasks.start_soon(self._lose, tasks.cancel_scope)
             await self._run(asked)
             tasks.cancel_scope.cancel()
+
+    def _is_synced(self) -> bool:
+        """Whether everything that is declared was listed."""
+        stores = [self._store, self._observed.pgservers]
+        if self._plan.namespace is None and self._namespaces.refused is None:
+            stores.append(self._namespaces)
+        return all(store.synced.is_set() for store in stores)
 
     async def _lose(self, everything: anyio.CancelScope) -> None:
         await self._lead.end()

@@ -26,6 +26,7 @@ from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.tally import Tally, count_ending, hear
 from pgrole_controller.controller.trace import begin_visits
+from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.disown import Disown, Emptied
 from pgrole_controller.core.ending import name_way_out
@@ -55,6 +56,9 @@ LONGEST_DELAY = 15.0
 #: Between two hints for everything because many were announced, in seconds.
 MANY_SECONDS = 1.0
 
+#: What may not be done while Kubernetes is away, or changes are suspended, is tried again after so long, in seconds.
+LATER_SECONDS = 10.0
+
 #: At the start, for Secrets to be listed, in seconds: what needs none does not wait for longer.
 SECRETS_SECONDS = 10.0
 
@@ -76,6 +80,7 @@ class Lane:
         self.trouble: PgRoleError | None = None  # why there is no session
         self.connected = False
         self.standing_by = False  # with a session that is ready
+        self.suspended = False  # a superuser has suspended all changes
         self.ended = anyio.Event()  # since the queue is closed
         self.session: Session | None = None
         self.echoes = Echoes()  # of the session
@@ -85,6 +90,7 @@ class Lane:
         self._identities = identities
         self._lead = lead
         self._ledger = Ledger()
+        self._verifiers = Verifiers()
         self._why = ""  # a lesser mode of detection was chosen last
         self.retimed = anyio.Event()  # set when the period of the resync changes, and replaced
         self._delay = 0.0
@@ -152,6 +158,7 @@ class Lane:
                 may_install=server.may_install,
                 heard=self._heard,
                 work=self._work,
+                suspended=self._note_suspended,
                 ledger=self._ledger,
                 candidacy=self._lead.stand(self._stand_by),
             )
@@ -162,8 +169,19 @@ class Lane:
     async def _stand_by(self) -> None:
         log.info("ready to lead", extra={"server": self.server.name})
         self.standing_by, self.trouble, self._since = True, None, anyio.current_time()
-        await self._lead.stand_by()
-        self.standing_by = False
+        try:
+            await self._lead.stand_by()
+        finally:
+            self.standing_by = False
+
+    def _note_suspended(self, suspended: bool) -> None:
+        if suspended != self.suspended:
+            self.suspended = suspended
+            log.warning(
+                "changes are suspended by pgrole.suspend" if suspended else "changes are not suspended any more",
+                extra={"server": self.server.name},
+            )
+            self.hint_all("suspension", Rank.RESYNC)
 
     def hint_all(self, reason: str, rank: Rank) -> None:
         for key in self._objects.of_server(self.server.name):
@@ -213,6 +231,12 @@ class Lane:
             self.hint_all("notify", Rank.CHANGE)
             await anyio.sleep(MANY_SECONDS)
 
+    async def _catch_up(self) -> None:
+        """When Kubernetes is back every object is looked at: what was put off is done, and what was done is said."""
+        while True:
+            await self._lead.confirmed_again()
+            self.hint_all("Kubernetes is back", Rank.DEPENDENCY)
+
     async def _work(self, session: Session) -> None:
         self._identities.hold(self, session.identity)
         log.info(
@@ -237,10 +261,14 @@ class Lane:
         self.session, self.echoes = session, Echoes()
         metrics.SESSIONS.labels(self.server.name).inc()
         self.hint_all("connected", Rank.DEPENDENCY)
+        if session.enforcing:
+            self._queue.release()
         await self._queue.released()
+        self._note_suspended(await session.is_suspended())
         await self._release_orphans(session)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answer_many)
+            tasks.start_soon(self._catch_up)
             while visits := await self._queue.take(self.server.name, BATCH):
                 await self._visit(session, visits, tasks)
                 if anyio.current_time() >= self._orphans_due:
@@ -253,6 +281,9 @@ class Lane:
         Done in every session, and once in a period of the resync: an object that is made again at once for another
         server is visited in that lane only.
         """
+        if session.enforcing or self.suspended:
+            self._orphans_due = anyio.current_time() + LATER_SECONDS
+            return
         self._orphans_due = anyio.current_time() + self.server.resync_seconds
         claims = await session.look_for_claims()
         orphans = [(name, uid) for key, name, uid in claims if self._is_orphan(key)]
@@ -274,7 +305,9 @@ class Lane:
         under_way = {visit.key for visit in visits}
         try:
             with logs.tracing(trace.batch):
-                findings = await reconcile(list(under_way), self.server, self._objects, session, self.echoes)
+                findings = await reconcile(
+                    list(under_way), self.server, self._objects, session, self.echoes, self._verifiers
+                )
             tally.end()
             for finding in findings:
                 tally.count(finding)

@@ -1,4 +1,8 @@
-"""Whether this process leads: always where it is the only one, else for as long as it holds the Lease."""
+"""Whether this process leads: always where it is the only one, else for as long as it holds the Lease.
+
+While Kubernetes cannot be reached it may go on without: each database that nobody else leads is then its own to
+enforce.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -15,15 +19,21 @@ class Lead:
         self._term = term
         self._installation = installation
         self._holder = holder
+        self.synced: Callable[[], bool] = lambda: False  # whether everything that is declared is known
 
     @property
     def leading(self) -> bool:
         return self._term is None or self._term.leading
 
+    @property
+    def away(self) -> float:
+        """For how many seconds Kubernetes has not answered, where this process may do without the Lease; else 0.0."""
+        return self._term.away if self._term is not None and self.synced() else 0.0
+
     async def stand_by(self) -> None:
         """Until this process leads."""
         if self._term is not None:
-            await self._term.led.wait()
+            await self._term.stand_by()
 
     async def end(self) -> None:
         """Until it leads no more."""
@@ -32,8 +42,27 @@ class Lead:
         else:
             await self._term.lost.wait()
 
+    async def confirmed_again(self) -> None:
+        """Until Kubernetes has answered that this process leads still, after it could not be asked."""
+        if self._term is None:
+            await anyio.sleep_forever()
+        else:
+            await self._term.confirmed_again.wait()
+
     def stand(self, stand_by: Callable[[], Awaitable[None]]) -> Candidacy | None:
         """For a session, which calls `stand_by` when it has done all that can be done before."""
         if self._term is None:
             return None
-        return Candidacy(self._installation, self._holder, lambda: self.leading, stand_by, self._term.confirm)
+        return Candidacy(
+            self._installation,
+            self._holder,
+            is_leading=lambda: self.leading,
+            stand_by=stand_by,
+            confirm=self._term.confirm,
+            away=lambda: self.away,
+            enforce=self._enforce,
+        )
+
+    def _enforce(self) -> None:
+        if self._term is not None and not self._term.led.is_set():
+            self._term.enforced = True

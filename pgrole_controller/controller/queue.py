@@ -5,22 +5,13 @@ Not thread-safe: everything is called in the event loop. Only `take` waits.
 
 import math
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
 
 from pgrole_controller.core.hint import Hint, Key
 from pgrole_controller.core.schedule import Figures, Result, Schedule, Visit
-
-
-class _Step(NamedTuple):
-    """Of a visit: what gives way to the next one after `patience`, on the loop's clock."""
-
-    scope: anyio.CancelScope
-    patience: float
 
 
 class Queue:
@@ -32,7 +23,6 @@ class Queue:
             self._released.set()
         self._schedule = Schedule(draw)
         self._waiting: dict[str, anyio.Event] = {}
-        self._steps: dict[Key, _Step] = {}
         self._closed = False
 
     @property
@@ -42,7 +32,6 @@ class Queue:
     def put(self, lane: str, hint: Hint, delay: float = 0.0) -> None:
         """Asks for a visit after `delay` seconds; may be called in a callback of the event loop."""
         self._schedule.add(lane, hint, anyio.current_time() + delay)
-        self._hasten(hint.key)
         self._wake(lane)
 
     async def take(self, lane: str, limit: int) -> tuple[Visit, ...]:
@@ -61,17 +50,6 @@ class Queue:
                 return visits
             await self._wait(lane)
         return ()
-
-    @contextmanager
-    def giving_way(self, key: Key, seconds: float) -> Iterator[anyio.CancelScope]:
-        """A step of the visit to this key: cancelled when it has taken so long and another visit to it is due."""
-        with anyio.CancelScope() as scope:
-            self._steps[key] = _Step(scope, anyio.current_time() + seconds)
-            self._hasten(key)
-            try:
-                yield scope
-            finally:
-                del self._steps[key]
 
     def done(self, key: Key, result: Result) -> None:
         """Ends a visit. Raises LookupError when none to the key is under way."""
@@ -98,11 +76,6 @@ class Queue:
         self._closed = True
         for lane in self._waiting:
             self._wake(lane)
-
-    def _hasten(self, key: Key) -> None:
-        step = self._steps.get(key)
-        if step is not None and self._schedule.is_wanted(key, anyio.current_time()):
-            step.scope.deadline = step.patience
 
     async def _wait(self, lane: str) -> None:
         """Until something changes in the lane, or its next delayed key is due."""

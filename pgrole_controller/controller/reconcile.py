@@ -14,17 +14,19 @@ import anyio
 from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Culprit, Moment
 from pgrole_controller.core.credential import Errand, next_rotation
 from pgrole_controller.core.decision import decide, decide_absent
-from pgrole_controller.core.diff import field_names
+from pgrole_controller.core.diff import field_names, set_password
 from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.ending import find_ending, name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome, of_contest, of_error, of_read_back
 from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.role import Found
 from pgrole_controller.core.sight import Server, Sight
 from pgrole_controller.postgres.session import Session
 
@@ -58,14 +60,19 @@ class Finding:
 
 
 async def reconcile(
-    keys: Sequence[Key], declared: DeclaredServer, objects: Objects, session: Session, echoes: Echoes
+    keys: Sequence[Key],
+    declared: DeclaredServer,
+    objects: Objects,
+    session: Session,
+    echoes: Echoes,
+    verifiers: Verifiers,
 ) -> list[Finding]:
     """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding."""
     requests = [await objects.read(key, declared.name, declared.allowance) for key in keys]
     findings = [Finding(request) for request in requests if request.finalizer is not None]
     findings += [refuse(request, request.error) for request in requests if request.error and request.finalizer is None]
-    asked = [request for request in requests if request.error is None and request.finalizer is None]
-    findings += await _bring_in(asked, session, _server(session, declared), objects.contests, echoes)
+    asked = [_remind(request, verifiers) for request in requests if request.error is None and request.finalizer is None]
+    findings += await _bring_in(asked, session, _server(session, declared), objects.contests, echoes, verifiers)
     return findings
 
 
@@ -74,10 +81,25 @@ def refuse(request: Request, error: PgRoleError) -> Finding:
     return Finding(request, of_error(error))
 
 
+def _remind(request: Request, verifiers: Verifiers) -> Request:
+    if request.ask is None:
+        return request
+    return replace(request, ask=replace(request.ask, remembered=verifiers.get(request.role_name)))
+
+
 def _server(session: Session, declared: DeclaredServer) -> Server:
     identity = session.identity
-    claims = session.detection.claims
-    return Server(identity.system_identifier, identity.own_roles, session.cluster, declared.address, claims)
+    return Server(
+        identity.system_identifier,
+        identity.own_roles,
+        session.cluster,
+        declared.address,
+        session.detection.claims,
+        declared.uid,
+        declared.generation,
+        notes_generations=session.notes_generations,
+        away=session.enforcing,
+    )
 
 
 def _now() -> Moment:
@@ -85,35 +107,61 @@ def _now() -> Moment:
 
 
 async def _bring_in(
-    requests: Sequence[Request], session: Session, server: Server, contests: Contests, echoes: Echoes
+    requests: Sequence[Request],
+    session: Session,
+    server: Server,
+    contests: Contests,
+    echoes: Echoes,
+    verifiers: Verifiers,
 ) -> list[Finding]:
     """Looks, brings in and looks again, until there is nothing left to do that can be done now."""
     visited = [_Visited(request, contests) for request in requests]
     open_ = visited
     for _ in range(ROUNDS):
+        server = replace(server, away=session.enforcing)
         for one, sight in zip(open_, await _look([one.request for one in open_], session, server), strict=True):
             one.see(sight, _decide(one.request, sight, server), server)
         open_ = [one for one in open_ if isinstance(one.decision, Plan) and one.decision.writes]
         if not open_:
             break
         plans = [one.decision for one in open_ if isinstance(one.decision, Plan)]
-        for one, plan, failure in zip(open_, plans, await _carry_out(plans, session, echoes), strict=True):
+        for one, plan, failure in zip(open_, plans, await _carry_out(plans, session, echoes, server.away), strict=True):
             one.end(plan, failure)
+            if failure is None:
+                _note_password(plan, verifiers)
         open_ = [one for one in open_ if not isinstance(one.decision, PgRoleError) or _is_conflict(one.decision)]
     for one in visited:
         if isinstance(one.decision, Plan) and one.decision.changes:
             echoes.forget(one.decision.role_name)
-    await _release(visited, session)
+    if not server.away:
+        await _release(visited, session)
+    await _learn(visited, session, verifiers)
     await _ask_who(visited, session)
     return await _add_verifiers([one.finding() for one in visited], session)
 
 
-async def _carry_out(plans: Sequence[Plan], session: Session, echoes: Echoes) -> list[PgRoleError | None]:
+def _note_password(plan: Plan, verifiers: Verifiers) -> None:
+    if plan.forget:
+        verifiers.forget(plan.role_name)
+    password = set_password(plan.changes)
+    if password is not None and password.verifier is not None:
+        verifiers.note(plan.role_name, password.verifier)
+
+
+async def _learn(visited: Sequence["_Visited"], session: Session, verifiers: Verifiers) -> None:
+    digests = verifiers.unknown(visited)
+    if digests:
+        verifiers.learn(visited, digests, await session.look_for_verifiers(list(digests)))
+
+
+async def _carry_out(
+    plans: Sequence[Plan], session: Session, echoes: Echoes, enforcing: bool
+) -> list[PgRoleError | None]:
     changing = [plan.role_name for plan in plans if plan.changes]
     changed: list[str] = []
     echoes.send(changing)
     try:
-        failures = await session.carry_out(plans)
+        failures = await session.carry_out(plans, enforcing=enforcing)
         changed = [
             plan.role_name for plan, failure in zip(plans, failures, strict=True) if plan.changes and failure is None
         ]
@@ -200,6 +248,18 @@ class _Visited:
 
     def blame(self, culprits: Iterable[Culprit], now: Moment) -> None:
         self._contests.blame(self._uid, culprits, now)
+
+    @property
+    def role_name(self) -> str:
+        return self.request.role_name
+
+    @property
+    def claim(self) -> Claim | None:
+        return self._sight.claim
+
+    @property
+    def named(self) -> Found | None:
+        return self._sight.named
 
     @property
     def _uid(self) -> str:

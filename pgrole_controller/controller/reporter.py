@@ -1,42 +1,39 @@
-"""Writes to the API server what a visit found: status, finalizer, Events. Then the key is free for its next visit.
+"""Says on Kubernetes what a visit found: Events, status, finalizer.
 
-Status writes take their time, so they are made beside the lanes' workers, a few at once: a drift of another role does
-not wait for them.
+Status is written beside the visits (`Statuses`), so the key is free for its next visit at once. What the next visit
+depends on, a finalizer or an errand, is done first, a few at once.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import anyio
 
-from pgrole_controller import logs, metrics
+from pgrole_controller import logs
 from pgrole_controller.controller.errands import Errands
-from pgrole_controller.controller.objects import Objects, server_of
+from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
+from pgrole_controller.controller.statuses import Said, Statuses, standing_fields
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome
 from pgrole_controller.core.plan import Deed
-from pgrole_controller.core.report import Standing, build_status
 from pgrole_controller.core.schedule import After, Result, Retry, Success
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER, apply_finalizer
-from pgrole_controller.kube.status import apply_status, unchanged
 from pgrole_controller.kube.store import Stored
 
 log = logging.getLogger(__name__)
 
-#: How many writes are under way at once.
+#: How many finalizers and errands are under way at once.
 WRITERS = 12
 
-#: For all writes to one object, in seconds. A drift of its role waits for them, but for status not longer than that.
+#: For what the next visit to one object depends on, in seconds.
 WRITE_SECONDS = 10.0
-GIVE_WAY_SECONDS = 2.0
 
 #: After a write that the API server did not take, in seconds; its own back-off guards the server.
 UNREACHABLE_AGAIN = 3.0
@@ -68,29 +65,43 @@ class Reporter:
         self._queue = queue
         self._recorder = recorder
         self._unconfirmed: dict[Key, float] = {}  # when what we changed is to be looked at once more
+        self._statuses = Statuses(client, objects.store, self._record_outcome)
         self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Finding]](float("inf"))
 
     def report(self, finding: Finding) -> None:
-        """Takes the finding of a visit, whose id is the one of the log here; the visit ends when it is written."""
+        """Takes the finding of a visit, whose id is the one of the log here, and ends the visit."""
         self._doubt(finding)
-        self._send.send_nowait((logs.current_visit(), finding))
+        stored, outcome = finding.request.stored, finding.outcome
+        if stored is not None:
+            self._record_deed(finding, stored)
+        if stored is None or outcome is None or _is_first(finding):
+            self._send.send_nowait((logs.current_visit(), finding))
+            return
+        reported = standing_fields(finding.fields, outcome)
+        self._statuses.put(Said(stored, outcome, finding.claim, finding.next_rotation, reported, logs.current_visit()))
+        self._end(finding, _next_visit(finding, outcome))
 
     def close(self) -> None:
         """No more findings: `run` returns when those that it has are written."""
         self._send.close()
+        self._statuses.close()
 
     async def run(self) -> None:
         async with self._receive, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._statuses.run)
             for _ in range(WRITERS):
                 tasks.start_soon(self._write_each)
+
+    def _end(self, finding: Finding, result: Result) -> None:
+        result = self._confirm(finding.key, result)
+        log.debug("visit ends", extra={"object": str(finding.key), **_describe(result)})
+        self._queue.done(finding.key, result)
 
     async def _write_each(self) -> None:
         async with self._receive.clone() as findings:
             async for visit, finding in findings:
                 with logs.tracing(visit):
-                    result = self._confirm(finding.key, await self._write(finding))
-                    log.debug("visit ends", extra={"object": str(finding.key), **_describe(result)})
-                    self._queue.done(finding.key, result)
+                    self._end(finding, await self._write(finding))
 
     def _doubt(self, finding: Finding) -> None:
         """After a look: whether there is one to come. A hint that is answered before that does not take its place."""
@@ -132,11 +143,11 @@ class Reporter:
             return After(UNREACHABLE_AGAIN)
 
     async def _write_object(self, finding: Finding, stored: Stored) -> Result:
-        self._record_deed(finding, stored)
         if finding.request.finalizer is not None:
             await self._set_finalizer(stored, present=finding.request.finalizer)
             return After(0.0)
         if finding.done_with:
+            self._statuses.forget(stored.key)
             if FINALIZER in (stored.object()["metadata"].get("finalizers") or ()):
                 await self._set_finalizer(stored, present=False)
             return Success()
@@ -148,50 +159,12 @@ class Reporter:
                 log.debug("errand run", extra={"object": str(finding.key), "problem": problem})
                 self._objects.hand_over(stored, brought)
             return After(0.0)
-        if finding.outcome is None:
-            return Retry()
-        with self._queue.giving_way(finding.key, GIVE_WAY_SECONDS) as scope:
-            await self._set_status(finding, finding.outcome, stored)
-        if scope.cancelled_caught:
-            raise TimeoutError  # the next visit says what is so by then
-        if _is_unconfirmed(finding):
-            return After(CONFIRM_AGAIN)
-        if finding.outcome.retried:
-            return Retry()
-        # What is due and was not done now waits for something else.
-        return After(finding.again_in) if finding.again_in > 0 else Success()
+        return Retry()
 
     async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
         written = await apply_finalizer(self._client, PGROLES, stored, present)
         if written is not None:
             self._store.put(written)
-
-    async def _set_status(self, finding: Finding, outcome: Outcome, stored: Stored) -> None:
-        obj = stored.object()
-        previous = obj.get("status") or {}
-        standing = Standing(
-            server_name=server_of(obj),
-            claim=finding.claim,
-            next_rotation=finding.next_rotation,
-            reported=finding.fields if outcome.reason is Reason.DRIFT_REPORTED else (),
-        )
-        status = build_status(previous, outcome, standing, obj["metadata"]["generation"], datetime.now(UTC))
-        if unchanged(previous, status):
-            log.debug("status stands", extra={"object": str(stored.key), "reason": outcome.reason.value})
-            return
-        before = previous.get("conditions") or []
-        try:
-            self._store.put(await apply_status(self._client, PGROLES, stored, status))
-        except ApiError as error:
-            # A definition that came later may refuse the object itself and every status with it: an Event can say it.
-            if error.status in (422, 500):
-                self._record_outcome(outcome, before, stored)
-            raise
-        log.debug("status written", extra={"object": str(stored.key), "reason": outcome.reason.value})
-        for field in standing.reported:
-            if field not in _reported(previous):
-                metrics.DRIFTS.labels(standing.server_name, field, "reported").inc()
-        self._record_outcome(outcome, before, stored)
 
     def _record_deed(self, finding: Finding, stored: Stored) -> None:
         if finding.deed not in _EVENTS:
@@ -202,7 +175,7 @@ class Reporter:
         log.info("role brought in", extra={"object": str(finding.key), "deed": finding.deed.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=told, action=action)
 
-    def _record_outcome(self, outcome: Outcome, before: list[dict[str, str]], stored: Stored) -> None:
+    def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:
         """An Event for what stands in the way, once for each time that it begins."""
         same = any(
             (said["type"], said["reason"], said["message"]) == ("Ready", outcome.reason.value, outcome.message)
@@ -216,11 +189,19 @@ class Reporter:
         )
 
 
-def _reported(status: Mapping[str, Any]) -> Sequence[str]:
-    """The fields that were left as they are, as they were said last, if they still stood then."""
-    last = status.get("lastDrift") or {}
-    drifts = any(said["type"] == "DriftDetected" for said in status.get("conditions") or ())
-    return last.get("fields") or () if drifts and not last.get("corrected") else ()
+def _is_first(finding: Finding) -> bool:
+    """Whether something has to be done in Kubernetes before the next visit."""
+    return finding.request.finalizer is not None or finding.done_with or finding.errand is not None
+
+
+def _next_visit(finding: Finding, outcome: Outcome) -> Result:
+    """When the key is looked at again without a hint."""
+    if _is_unconfirmed(finding):
+        return After(CONFIRM_AGAIN)
+    if outcome.retried:
+        return Retry()
+    # What is due and was not done now waits for something else.
+    return After(finding.again_in) if finding.again_in > 0 else Success()
 
 
 def _describe(result: Result) -> dict[str, str | float]:

@@ -50,7 +50,7 @@ class ServerReporter:
         await self._store.answered.wait()
         await self._objects.store.synced.wait()
         while True:
-            for lane in list(self._lanes):
+            for lane in list(self._lanes) if self._lead.leading else ():
                 stored = self._store.get(Key("", lane.server.name))
                 until, _ = self._resting.get(lane.server.name, _AWAKE)
                 if stored is not None and until <= anyio.current_time():
@@ -134,6 +134,9 @@ def _outcome(lane: Lane, metadata: Mapping[str, Any]) -> Outcome:
 
 
 def _state(lane: Lane) -> Outcome:
+    if lane.connected and lane.suspended:
+        text = "connected, but nothing is changed: pgrole.suspend is on for the home database"
+        return Outcome(Ending.PAUSED, Reason.SUSPENDED, text)
     if lane.connected:
         return Outcome(Ending.DONE, Reason.RECONCILED, "connected, and changes of its roles are noticed")
     if lane.trouble is not None:

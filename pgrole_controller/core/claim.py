@@ -24,6 +24,15 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class Generations:
+    """What was declared when a role was last acted on: of its PgRole, and of its PgServer, which is known by uid."""
+
+    object: int = 0
+    server_uid: str = ""
+    server: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """What the database knows of the ownership of one role. `role_oid` counts only with `system_identifier`."""
 
@@ -37,6 +46,7 @@ class Claim:
     last_drift_fields: tuple[str, ...] = ()
     released: bool = False
     record: Record = field(default_factory=Record)
+    generations: Generations = field(default_factory=Generations)
 
 
 @dataclass(frozen=True, slots=True)

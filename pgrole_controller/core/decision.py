@@ -12,6 +12,7 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.credential import Origin, Record
 from pgrole_controller.core.diff import Change, diff, field_names
 from pgrole_controller.core.ending import decide_end
+from pgrole_controller.core.enforcement import check_enforceable, generations_of, keep_applied
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
 from pgrole_controller.core.plan import Deed, Plan
@@ -36,6 +37,13 @@ _NAMED = 5
 
 def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     """The plan for one look. Raises Refused or Waiting when nothing may be done."""
+    if server.away:
+        check_enforceable(ask, sight, server)
+        return keep_applied(_decide(ask, sight, server, policy))
+    return _note_generations(_decide(ask, sight, server, policy), ask, sight, server)
+
+
+def _decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     if ask.terminating:
         return decide_end(ask, sight, server, policy)
     if ask.suspended:
@@ -62,6 +70,17 @@ def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
         plan = _keep(asked, claim, target, sight, server, policy, settled)
     waiting = (*pending, settled.pending) if settled.pending else pending
     return replace(plan, pending=waiting, errand=settled.errand, releases=releases)
+
+
+def _note_generations(plan: Plan, ask: Ask, sight: Sight, server: Server) -> Plan:
+    """What a claim of this object says of what was acted on is brought up to date with the rest."""
+    if ask.terminating or not server.notes_generations or any(isinstance(one, Refused) for one in plan.pending):
+        return plan
+    claim, known = sight.claim, generations_of(ask, server)
+    held = plan.owner is not None or (claim is not None and claim.owner == ask.owner and not claim.released)
+    if not held or (claim is not None and claim.owner == ask.owner and claim.generations == known):
+        return plan
+    return replace(plan, acted_on=known)
 
 
 def _check_policy(policy: Policy, wanted: Role, around: Surroundings) -> None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters
-from pgrole_controller.core.role import FIELD_NAMES, Role
+from pgrole_controller.core.role import FIELD_NAMES, Password, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,17 @@ def diff(wanted: Role, there: Role | None) -> tuple[Change, ...]:
         if getattr(wanted, name) != getattr(there, name)
     )
     return (*renamed, *attributes, *_beside(wanted, there))
+
+
+def set_password(changes: tuple[Change, ...]) -> Password | None:
+    """The password that these set; None where they set none."""
+    for change in changes:
+        match change:
+            case Create(role=created):
+                return created.password
+            case SetAttribute(attribute="password", value=Password() as password):
+                return password
+    return None
 
 
 def _beside(wanted: Role, there: Role) -> tuple[Change, ...]:

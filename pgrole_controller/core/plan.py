@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.credential import Errand, Record
 from pgrole_controller.core.diff import Change
 from pgrole_controller.core.disown import Disown
@@ -29,6 +29,7 @@ class Plan:
 
     The transaction first makes sure that the role it is about still is `oid` (None: is absent) under `seen_as`, and
     that the claim still is the one that was seen. `owner` is written into the claim, with `applied`; None writes none.
+    `acted_on` is noted in the claim when it is not what the claim says; None notes none.
     `drift` are the fields that somebody else changed: set back, or, without changes, left as they are; `pending` is
     what waits for something that is not there yet.
     """
@@ -49,6 +50,7 @@ class Plan:
     releases: tuple[tuple[str, str], ...] = ()
     forget: bool = False
     deed: Deed = Deed.NOTHING
+    acted_on: Generations | None = None
 
     @property
     def released(self) -> tuple[str, ...]:
@@ -58,4 +60,4 @@ class Plan:
     @property
     def writes(self) -> bool:
         """Whether there is anything to carry out."""
-        return bool(self.changes or self.owner or self.record or self.releases or self.forget)
+        return bool(self.changes or self.owner or self.acted_on or self.record or self.releases or self.forget)

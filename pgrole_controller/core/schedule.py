@@ -148,13 +148,6 @@ class Schedule:
         self._enter(key, entry)
         return entry.lane
 
-    def is_wanted(self, key: Key, now: float) -> bool:
-        """Whether a visit to this key is under way and another one is due, for more than a RESYNC."""
-        entry = self._entries.get(key)
-        if entry is None or entry.visit is None or entry.hint is None:
-            return False
-        return entry.due <= now and entry.hint.rank is not Rank.RESYNC
-
     def next_at(self, lane: str) -> float | None:
         """When `take` next gives something: in the past when it does so now; None when nothing waits."""
         queue = self._lanes.get(lane)

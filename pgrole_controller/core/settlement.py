@@ -53,6 +53,8 @@ def settle(
     if there is None:  # what was set went with the role
         record = replace(record, source="", digest="")
     left = _is_left(ask, there, claim, record)
+    if server.away:
+        return _keep(ask, claim, there, left=left)
     if ask.credential is not None and _is_for(ask.credential, ask):
         settled = _use(ask, ask.credential, there, record, left=left)
         if there is None or not _is_overtaken(ask.credential, ask.secrets):
@@ -63,6 +65,8 @@ def settle(
         settled = _leave(ask, record)
     elif ask.password.origin is Origin.NOWHERE:
         settled = _disable(there, record)
+    elif _is_restorable(ask, there, record, sight):
+        settled = _restore(ask, record)
     else:
         settled = Settlement(record)
         needed = not _is_settled(ask, there, record, sight)
@@ -131,6 +135,40 @@ def _is_settled(ask: Ask, there: Found | None, record: Record, sight: Sight) -> 
     if ask.password.origin is Origin.GENERATED and is_due(ask.password, record.rotated_at, {record.rotate}, sight.at):
         return False
     return there.role.password in (UNSEEN, Password(record.digest))
+
+
+def _is_restorable(ask: Ask, there: Found | None, record: Record, sight: Sight) -> bool:
+    """Whether only the password in the database was changed, not what it was set from: no Secret has to be read."""
+    if there is None or there.role.password == UNSEEN or there.role.password == Password(record.digest):
+        return False
+    if not record.source or record.source != source_of(ask) or not _is_remembered(ask, record):
+        return False
+    return ask.password.origin is not Origin.GENERATED or not is_due(
+        ask.password, record.rotated_at, {record.rotate}, sight.at
+    )
+
+
+def _is_remembered(ask: Ask, record: Record) -> bool:
+    return ask.remembered is not None and bool(record.digest) and ask.remembered.digest == record.digest
+
+
+def _restore(ask: Ask, record: Record) -> Settlement:
+    return Settlement(record, left=False, password=Password(record.digest, ask.remembered), known=True)
+
+
+def _keep(ask: Ask, claim: Claim | None, there: Found | None, *, left: bool) -> Settlement:
+    """While Kubernetes is away: the verifier that was set last is set again, if this process knows it."""
+    record = _record(ask, claim)
+    if left:
+        return _leave(ask, record)
+    if ask.password.origin is Origin.NOWHERE:
+        return _disable(there, record)
+    if there is not None and there.role.password in (UNSEEN, Password(record.digest)):
+        return Settlement(record)
+    if _is_remembered(ask, record):
+        return _restore(ask, record)
+    why = "the password cannot be set back before the Secret can be read: Kubernetes cannot be reached"
+    return Settlement(record, pending=Transient(Reason.PROGRESSING, why))
 
 
 def source_of(ask: Ask) -> str:

@@ -10,7 +10,7 @@ from pgrole_controller.core.detection import Claims
 from pgrole_controller.core.disown import Emptied, Heir
 from pgrole_controller.core.policy import Policy, Surroundings
 from pgrole_controller.core.role import Found, Role
-from pgrole_controller.core.scram import LEAST_ITERATIONS
+from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 
 _BEFORE = datetime.min.replace(tzinfo=UTC)
 
@@ -30,12 +30,14 @@ class Ask:
     """What one object asks for.
 
     `older_rivals` are older than it, the oldest first; `proven_rivals` are those whose status
-    says that they had it. `credential` is what the errand brought that the look before asked for, `emptied`
+    says that they had it. `generation` is that of the object; `remembered` is the verifier that was set last, as far as
+    this process knows it. `credential` is what the errand brought that the look before asked for, `emptied`
     what came of emptying the role for `heir`.
     """
 
     owner: Owner
     wanted: Role
+    generation: int = 0
     adopt: bool = False
     report_only: bool = False
     drop: bool = False
@@ -52,13 +54,16 @@ class Ask:
     emptied: Emptied | None = None
     secrets: SecretsSeen = field(default_factory=SecretsSeen)
     credential: Credential | None = None
+    remembered: Verifier | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """What is known of the server that was looked at; `own_roles` are the names that the controller acts under.
 
-    `address` is where applications find it, `claims` where it is written whose a role is.
+    `address` is where applications find it, `claims` where it is written whose a role is. `uid` and `generation` are
+    those of its PgServer; `notes_generations`: claims there say what was last acted on. `away`: Kubernetes cannot be
+    reached, and what was applied before is all that is kept (core/enforcement.py).
     """
 
     system_identifier: int
@@ -66,6 +71,10 @@ class Server:
     cluster: str
     address: Address
     claims: Claims = "Database"
+    uid: str = ""
+    generation: int = 0
+    notes_generations: bool = False
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)

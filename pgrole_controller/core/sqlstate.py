@@ -16,6 +16,9 @@ SCHEMA_NOT_TRUSTED = "PGR02"
 #: Raised by schema pgrole's own functions when another process leads: nothing was changed, and nothing may be.
 NOT_LEADING = "PGR04"
 
+#: Raised while a superuser has suspended all changes: nothing was changed, and nothing may be.
+CHANGES_SUSPENDED = "PGR05"
+
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
@@ -43,6 +46,7 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     SEEN_IS_STALE: lambda text: Transient(Reason.PROGRESSING, f"the role changed while it was looked at: {text}"),
     SCHEMA_NOT_TRUSTED: lambda text: Transient(Reason.SERVER_NOT_READY, text),
     NOT_LEADING: lambda text: Transient(Reason.PROGRESSING, text),
+    CHANGES_SUSPENDED: lambda text: Refused(Reason.SUSPENDED, f"{text}: nothing is changed there until it is reset"),
     "XX000": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
 }
 

@@ -83,6 +83,7 @@ def ask_of(
     return Ask(
         owner=owner,
         wanted=wanted_role(pgrole),
+        generation=pgrole.metadata.generation or 0,
         adopt=spec.adopt,
         report_only=spec.drift.policy == "Report",
         ignore=frozenset(_FIELDS[name] for name in spec.drift.ignore),

@@ -32,6 +32,8 @@ WAITING_LIMIT = 1_000
 SERIES_LIMIT = 4_096
 RETRY_DELAY = 1.0
 RETRY_DELAY_MOST = 30.0
+REQUEST_SECONDS = 10.0
+AWAY_DELAY = 2.0  # between attempts while the API server cannot be reached
 
 NAMESPACE_GOES = "NamespaceTerminating"  # the API server's cause: nothing is created there any more
 
@@ -129,20 +131,25 @@ class Recorder:
                 folded[more.series] = replace(before, at=more.at, count=before.count + 1)
 
     async def _write(self, occurrence: _Occurrence) -> None:
-        for attempt in (1, 2):
+        """While the API server cannot be reached, it waits: what happened meanwhile is told when it is back."""
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 await self._create_or_count(occurrence)
-            except (ApiError, Unreachable) as error:
-                if isinstance(error, ApiError) and NAMESPACE_GOES in error.causes:
+            except Unreachable:
+                attempt = 0
+                with anyio.move_on_after(AWAY_DELAY):
+                    await self._client.contact.back()
+            except ApiError as error:
+                if NAMESPACE_GOES in error.causes:
                     log.info("Event not written in a namespace that goes", extra=_name(occurrence))
                     return
-                status = error.status if isinstance(error, ApiError) else 503
                 # 403: an API server that starts refuses everybody until it has read its rules
-                if attempt == 2 or (status not in (403, 429) and status < 500):
+                if attempt >= 2 or (error.status not in (403, 429) and error.status < 500):
                     self._drop(occurrence, str(error))
                     return
-                asked = error.retry_after if isinstance(error, ApiError) else None
-                await anyio.sleep(min(asked or RETRY_DELAY, RETRY_DELAY_MOST))
+                await anyio.sleep(min(error.retry_after or RETRY_DELAY, RETRY_DELAY_MOST))
             else:
                 return
 
@@ -165,6 +172,7 @@ class Recorder:
             EVENTS.path(series.namespace, series.name),
             body={"series": {"count": count, "lastObservedTime": micro_time(occurrence.at)}},
             content_type=MERGE_PATCH,
+            timeout=REQUEST_SECONDS,
         )
         series.count, series.last = count, self._clock()
         self._series.move_to_end(occurrence.series)
@@ -190,7 +198,7 @@ class Recorder:
         }
         if occurrence.count > 1:
             body["series"] = {"count": occurrence.count, "lastObservedTime": at}
-        await self._client.request("POST", EVENTS.path(namespace), body=body)
+        await self._client.request("POST", EVENTS.path(namespace), body=body, timeout=REQUEST_SECONDS)
         self._series[occurrence.series] = _Series(namespace, name, occurrence.count, self._clock())
         self._series.move_to_end(occurrence.series)
         while len(self._series) > SERIES_LIMIT:

@@ -1,7 +1,12 @@
 """Leader election with a Lease: of several processes that could, one leads.
 
 Expected flow: stand by until the Lease is free, take it, renew it every two seconds in a task of its own, and lose it
-when it could not be renewed for ten, or is another's. Whoever led ends all writing before fifteen seconds are over.
+when it is another's, or the API server denies it. A lead that could not be renewed for ten seconds, because the API
+server does not answer, is unconfirmed: nothing is written to Kubernetes any more, and what each database says decides
+there (postgres/fence.py). The next renewal that is answered confirms it again.
+
+Away means: timeouts, connections refused or reset, 429 and 5xx. Every other refusal is an answer: 401, 403 and a
+missing namespace are how an administrator stops a controller.
 
 Guarantees: nothing depends on other machines' clocks (`core.lease`); a Lease that is given up is taken at once, since
 it is watched; one that is deleted is made again by its holder, and others wait as long as for one that is not renewed;
@@ -36,6 +41,9 @@ log = logging.getLogger(__name__)
 REQUEST_SECONDS = 3.0
 #: Between attempts that failed, in seconds.
 AGAIN_SECONDS = 1.0
+#: A lead that is not confirmed does nothing while the API server refuses, and is lost when it does so for so long, in
+#: seconds: one that starts refuses everybody until it has read its rules.
+DENIED_SECONDS = 10.0
 #: For the Lease to be given up at the end, in seconds.
 RESIGN_SECONDS = 2.0
 
@@ -48,6 +56,10 @@ class Term:
     def __init__(self) -> None:
         self.led = anyio.Event()
         self.lost = anyio.Event()
+        self.away_since: float | None = None  # on the loop's clock: the API server does not answer since
+        self.unconfirmed = False  # it led, and could not renew the Lease in time
+        self.confirmed_again = anyio.Event()  # replaced each time
+        self.enforced = False  # a database was led without the Lease
         self._until = 0.0  # on the loop's clock: unless it is renewed before
         self._renewed_from = 0.0
         self._renewed = anyio.Event()
@@ -57,6 +69,18 @@ class Term:
     def leading(self) -> bool:
         return self.led.is_set() and not self.lost.is_set() and anyio.current_time() < self._until
 
+    @property
+    def away(self) -> float:
+        """For how many seconds no API server has answered, where that keeps this process from leading; else 0.0."""
+        if self.leading or self.lost.is_set() or self.away_since is None:
+            return 0.0
+        return anyio.current_time() - self.away_since
+
+    async def stand_by(self) -> None:
+        """Until it leads by the Lease."""
+        while not self.leading:
+            await self._renewed.wait()
+
     async def confirm(self) -> None:
         """Returns when the Lease was renewed by a request that began after this was called.
 
@@ -65,7 +89,7 @@ class Term:
         asked = anyio.current_time()
         while self._renewed_from < asked:
             if not self.leading:
-                raise Transient(Reason.PROGRESSING, "another process leads")
+                raise Transient(Reason.PROGRESSING, "this process does not hold the Lease")
             self.want()
             with anyio.CancelScope(deadline=self._until):
                 await self._renewed.wait()
@@ -73,10 +97,14 @@ class Term:
     def hold(self, since: float, until: float) -> None:
         """The Lease is ours by a request that began at `since`."""
         self._renewed_from, self._until = since, until
-        self._renewed.set()
-        self._renewed = anyio.Event()
         if anyio.current_time() < until:  # an answer may come late, to a process that was paused
             self.led.set()
+        self._renewed.set()
+        self._renewed = anyio.Event()
+        if self.unconfirmed and self.leading:
+            self.unconfirmed = False
+            self.confirmed_again.set()
+            self.confirmed_again = anyio.Event()
 
     @property
     def until(self) -> float:
@@ -107,16 +135,20 @@ class Elector:
         self._seen: Seen | None = None
         self._changed = anyio.Event()
         self._term = Term()
+        self._heard_at = 0.0  # on the loop's clock: the last answer, or event
+        self._denied_since: float | None = None  # on the loop's clock: all that the API server answers is a refusal
 
     async def run(self, term: Term) -> None:
         """Returns when the term is lost; until it is cancelled otherwise."""
         self._term = term
+        self._heard_at, self._denied_since = anyio.current_time(), None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow)
             try:
                 await self._stand(term)
-                log.info("leading", extra={"lease": str(self.lease), "identity": self.identity})
-                await self._hold(term)
+                if term.led.is_set():
+                    log.info("leading", extra={"lease": str(self.lease), "identity": self.identity})
+                    await self._hold(term)
                 log.warning("not leading any more", extra={"lease": str(self.lease), "identity": self.identity})
             finally:
                 term.lost.set()
@@ -147,12 +179,16 @@ class Elector:
         return True
 
     async def _stand(self, term: Term) -> None:
-        """Until the Lease is ours."""
+        """Until the Lease is ours; in a term that enforced, until the API server answers: another begins from the
+        start.
+        """
         holder = said = None
         while True:
             try:
                 seen = await self._read()
                 self.answered.set()
+                if term.enforced:
+                    return
                 said = None
                 if seen is None or self._is_mine(seen) or seen.free_at <= anyio.current_time():
                     await self._take(term, seen)
@@ -161,6 +197,9 @@ class Elector:
                     holder = seen.record.holder
                     log.info("standing by", extra={"lease": str(self.lease), "leader": holder})
             except _FAILURES as error:
+                self._note(error)
+                if term.enforced and self._denied_since is not None:
+                    return
                 if said != str(error) and not _is_conflict(error):
                     said = str(error)
                     log.warning("lease not read or taken", extra={"lease": str(self.lease), "error": said})
@@ -181,14 +220,11 @@ class Elector:
                 await self._changed.wait()
 
     async def _hold(self, term: Term) -> None:
-        """Returns when it could not be renewed in time, or is another's."""
+        """Returns when it is another's, or could not be renewed in time because the API server refuses it."""
         while True:
-            with anyio.CancelScope(deadline=min(anyio.current_time() + self._timing.period, term.until)):
+            with anyio.CancelScope(deadline=anyio.current_time() + self._timing.period):
                 await term.wanted()
-            with anyio.CancelScope(deadline=term.until) as scope:
-                if not await self._renew(term):
-                    return
-            if scope.cancelled_caught:
+            if not await self._renew(term):
                 return
 
     async def _renew(self, term: Term) -> bool:
@@ -198,35 +234,75 @@ class Elector:
             began, seen = anyio.current_time(), self._seen
             if not self._is_mine(seen):
                 return False
+            self._say_unconfirmed(term)
             try:
-                await self._write(renew(seen.record, self._timing, _now()), seen.version)
+                with anyio.fail_after(self._remaining(term)):
+                    await self._write(renew(seen.record, self._timing, _now()), seen.version)
+            except TimeoutError:
+                if not await self._goes_on(term, Unreachable("no answer in time")):
+                    return False
             except _FAILURES as error:
-                if not _is_conflict(error):
-                    await self._fail(error)
-                elif not await self._is_ours():
+                if _is_conflict(error) and seen.version is not None:
+                    if not await self._is_ours(term):
+                        return False
+                elif not await self._goes_on(term, error):
                     return False
             else:
                 metrics.note_renewal(renewed=True)
+                unconfirmed = term.unconfirmed
                 term.hold(began, began + self._timing.deadline)
+                if unconfirmed and term.leading:
+                    log.info("the lead is confirmed again", extra={"lease": str(self.lease)})
                 return True
 
-    async def _is_ours(self) -> bool:
+    async def _is_ours(self, term: Term) -> bool:
         """Read anew: what we wrote may have arrived, though we heard of no answer."""
         while True:
             try:
                 seen = await self._read()
             except _FAILURES as error:
-                await self._fail(error)
+                if not await self._goes_on(term, error):
+                    return False
             else:
                 return self._is_mine(seen)
 
-    def _is_mine(self, seen: Seen | None) -> TypeGuard[Seen]:
-        return seen is not None and seen.record.holder == self.identity
+    def _remaining(self, term: Term) -> float:
+        """For one request, in seconds. One that hangs is given up when the lead becomes unconfirmed."""
+        return max(term.until - anyio.current_time(), 0.0) if term.leading else REQUEST_SECONDS
 
-    async def _fail(self, error: Exception) -> None:
+    def _say_unconfirmed(self, term: Term) -> None:
+        if not term.leading and not term.unconfirmed:
+            term.unconfirmed = True
+            log.warning("the lead is not confirmed: the API server does not answer", extra={"lease": str(self.lease)})
+
+    async def _goes_on(self, term: Term, error: Exception) -> bool:
+        """After a failure: whether the lead lasts, by the Lease or unconfirmed."""
+        self._note(error)
         metrics.note_renewal(renewed=False)
         log.warning("lease not renewed, trying again", extra={"lease": str(self.lease), "error": str(error)})
-        await anyio.sleep(AGAIN_SECONDS)
+        rest = AGAIN_SECONDS
+        if term.leading:
+            rest = min(rest, max(term.until - anyio.current_time(), 0.0))
+        await anyio.sleep(rest)
+        return term.leading or self._denied_since is None or anyio.current_time() < self._denied_since + DENIED_SECONDS
+
+    def _note(self, error: Exception) -> None:
+        """What a failure says of the API server: that it is away, or that it refuses."""
+        if _is_away(error):
+            if self._term.away_since is None and self._denied_since is None:
+                self._term.away_since = self._heard_at
+        elif not _is_conflict(error) or self._seen is None or self._seen.version is None:
+            self._heard_at = anyio.current_time()
+            self._term.away_since = None
+            if self._denied_since is None:
+                self._denied_since = self._heard_at
+
+    def _hear(self) -> None:
+        self._heard_at = anyio.current_time()
+        self._term.away_since = self._denied_since = None
+
+    def _is_mine(self, seen: Seen | None) -> TypeGuard[Seen]:
+        return seen is not None and seen.record.holder == self.identity
 
     async def _follow(self) -> None:
         await reflect(
@@ -234,6 +310,7 @@ class Elector:
         )
 
     def _see_change(self, change: Change) -> None:
+        self._heard_at = anyio.current_time()
         version = None if self._seen is None else self._seen.version
         if change.new is None:
             if change.old is None or version is None or not is_older(change.old.resource_version, than=version):
@@ -271,8 +348,11 @@ class Elector:
         except ApiError as error:
             if error.status != 404:
                 raise
+            self._hear()
             return self._miss()
-        return self._see(parse(answer))
+        found = self._see(parse(answer))
+        self._hear()
+        return found
 
     async def _write(self, record: Record, version: str | None) -> None:
         """Creates it, or replaces that version. Raises ApiError (409: another came first), Unreachable, BadStream."""
@@ -290,11 +370,17 @@ class Elector:
         body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata, "spec": spec}
         method, path = ("POST", LEASES.path(namespace)) if version is None else ("PUT", LEASES.path(namespace, name))
         self._see(parse(await self._client.request(method, path, body=body, timeout=REQUEST_SECONDS)))
+        self._hear()
 
 
 def _is_conflict(error: Exception) -> bool:
     """Whether it is not as it was read any more, or not there."""
     return isinstance(error, ApiError) and error.status in (404, 409)
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether no API server answered, or one that is overloaded."""
+    return not isinstance(error, ApiError) or error.status in (408, 429) or error.status >= 500
 
 
 def _now() -> str:

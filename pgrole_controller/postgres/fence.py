@@ -8,11 +8,16 @@ the schema cannot tell, its own clock does, right before it sends anything.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import anyio
+
 from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.sqlstate import NOT_LEADING
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
+
+#: For one sign of life, in seconds.
+BEAT_SECONDS = 5.0
 
 
 class NotLeading(Transient):
@@ -20,12 +25,20 @@ class NotLeading(Transient):
         super().__init__(Reason.PROGRESSING, "another process leads")
 
 
+class Unconfirmed(Transient):
+    """What was decided while this process held the Lease is not carried out when it does not know that any more."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.PROGRESSING, "Kubernetes cannot be reached any more: it is decided anew")
+
+
 @dataclass(frozen=True, slots=True)
 class Candidacy:
     """What a session needs to know where several processes could lead. `holder` names this process's lead and no other.
 
     `stand_by` returns when this process leads; `confirm` when that was found to be so after it was called, and raises
-    PgRoleError otherwise.
+    PgRoleError otherwise. `away` gives for how many seconds Kubernetes could not be reached, when this process may lead
+    a database nevertheless that nobody else leads (0.0: it may not); `enforce` notes that it does.
     """
 
     installation: str
@@ -33,19 +46,28 @@ class Candidacy:
     is_leading: Callable[[], bool]
     stand_by: Callable[[], Awaitable[None]]
     confirm: Callable[[], Awaitable[None]]
+    away: Callable[[], float] = lambda: 0.0
+    enforce: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
     """This process's lead of an installation. `guarded` as in `Session`; `is_leading` by its own clock.
 
-    `number` None: there is no schema pgrole that could tell.
+    `number` None: there is no schema pgrole that could tell. `is_enforcing`: the Lease cannot be asked for, and the
+    database alone decides; only where there is a number.
     """
 
     installation: str
     number: int | None
     guarded: bool
     is_leading: Callable[[], bool]
+    is_enforcing: Callable[[], bool] = lambda: False
+
+    @property
+    def enforcing(self) -> bool:
+        """Whether the database alone says that this process leads."""
+        return self.number is not None and not self.is_leading() and self.is_enforcing()
 
     @property
     def statement(self) -> str | None:
@@ -54,9 +76,26 @@ class Fence:
             return None
         return f"SELECT pgrole.check_lead({literal(self.installation)}, {self.number})"
 
-    def check_clock(self) -> None:
-        """Raises NotLeading when this process knows by itself that it does not lead any more."""
-        if not self.is_leading():
+    def check_clock(self, *, enforcing: bool = False) -> None:
+        """Raises NotLeading when this process knows by itself that it does not lead any more.
+
+        `enforcing`: what is to be sent was decided for a process that enforces. Else Unconfirmed is raised in one.
+        """
+        if self.is_leading() or (enforcing and self.enforcing):
+            return
+        raise Unconfirmed if self.enforcing else NotLeading
+
+    async def beat(self, connection: Connection) -> None:
+        """Shows those who stand by that this process is alive. Raises NotLeading when another leads."""
+        if self.number is None:
+            return
+        call = f"SELECT pgrole.beat({literal(self.installation)}, {self.number})"
+        with speaking("beat"), anyio.fail_after(BEAT_SECONDS, shield=True):
+            async with connection.transaction():
+                if self.guarded:
+                    await connection.execute(queries.inspect("guard"))
+                alive = await connection.fetchval(call)
+        if not alive:
             raise NotLeading
 
     async def check(self, connection: Connection) -> None:
@@ -80,7 +119,25 @@ async def take_lead(connection: Connection, candidacy: Candidacy, *, guarded: bo
     await candidacy.confirm()
     if fencing:
         number = await _call(connection, f"pgrole.lead({installation}, {number}, {holder})", guarded=guarded)
-    return Fence(candidacy.installation, number, guarded, candidacy.is_leading)
+    return _fence(candidacy, number, guarded)
+
+
+async def lead_while_away(connection: Connection, candidacy: Candidacy, *, guarded: bool) -> Fence | None:
+    """The lead of a database whose leader shows no life, for a process that cannot reach Kubernetes. None: not yet."""
+    away = candidacy.away()
+    if away <= 0.0:
+        return None
+    installation, holder = literal(candidacy.installation), literal(candidacy.holder)
+    call = f"coalesce(pgrole.lead_while_away({installation}, {holder}, interval '{away:.3f} s'), 0)"
+    number = await _call(connection, call, guarded=guarded)
+    if number == 0:
+        return None
+    candidacy.enforce()
+    return _fence(candidacy, number, guarded)
+
+
+def _fence(candidacy: Candidacy, number: int | None, guarded: bool) -> Fence:
+    return Fence(candidacy.installation, number, guarded, candidacy.is_leading, lambda: candidacy.away() > 0.0)
 
 
 def is_another_leading(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.credential import Record
 from pgrole_controller.core.disown import Heir
 from pgrole_controller.core.errors import Reason, Transient
@@ -304,5 +304,8 @@ def _claim(row: asyncpg.Record) -> Claim | None:
             rotated_at=row["claim_rotated_at"],
             rotate=row["claim_rotate_handled"],
             connection=row["claim_connection_secret"],
+        ),
+        generations=Generations(
+            row["claim_object_generation"] or 0, row["claim_server_uid"] or "", row["claim_server_generation"] or 0
         ),
     )

@@ -28,7 +28,7 @@ from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change, read_access
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.culprits import look_for_culprits
-from pgrole_controller.postgres.fence import Candidacy, Fence, take_lead
+from pgrole_controller.postgres.fence import Candidacy, Fence, lead_while_away, take_lead
 from pgrole_controller.postgres.inspect import Identity
 from pgrole_controller.postgres.install import Installation, is_current
 from pgrole_controller.postgres.ledger import Ledger
@@ -53,6 +53,12 @@ _PLANNING = {
 PULSE_SECONDS = 5.0
 _PULSE_DEADLINE = 3.0
 
+#: How often one that stands by, and cannot reach Kubernetes, asks whether the leader is alive, in seconds.
+AWAY_SECONDS = 1.0
+
+#: How often the leader shows that it is alive, and asks whether changes are suspended, in seconds.
+BEAT_SECONDS = 5.0
+
 #: For one look in a transaction of its own.
 GUARDED_SECONDS = 10.0
 
@@ -74,6 +80,20 @@ class Session:
     _ledger: Ledger | None = None  # the claims, where schema pgrole is not there
     _poller: Poller | None = None
     fence: Fence | None = None  # None: nobody else could lead
+
+    @property
+    def enforcing(self) -> bool:
+        """Whether Kubernetes cannot be reached, and this process keeps what was applied before."""
+        return self.fence is not None and self.fence.enforcing
+
+    @property
+    def notes_generations(self) -> bool:
+        """Whether the claims there say what was last acted on."""
+        return self._ledger is None and self.installation is not Installation.OLDER
+
+    async def is_suspended(self) -> bool:
+        """Whether a superuser has suspended all changes."""
+        return await _is_suspended(self._connection)
 
     async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
         if self._ledger is not None:
@@ -115,7 +135,8 @@ class Session:
     async def look_for_culprits(self, role_names: Sequence[str]) -> dict[str, tuple[Culprit, ...]]:
         return await look_for_culprits(self._connection, role_names)
 
-    async def carry_out(self, plans: Sequence[Plan]) -> list[PgRoleError | None]:
+    async def carry_out(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[PgRoleError | None]:
+        """`enforcing`: they were decided while Kubernetes could not be reached."""
         version = self.identity.version_number
         dialect = Dialect(
             options=version >= inspect.MEMBERSHIP_OPTIONS_VERSION,
@@ -124,6 +145,8 @@ class Session:
             ledger=self._ledger,
             system_identifier=self.identity.system_identifier,
             fence=self.fence,
+            enforcing=enforcing,
+            suspends=self.installation is not Installation.OLDER,
         )
         try:
             return await carry_out(self._connection, plans, dialect)
@@ -153,12 +176,15 @@ async def attend(
     may_install: bool,
     heard: Heard,
     work: Callable[[Session], Awaitable[None]],
+    suspended: Callable[[bool], None] = lambda _: None,
     ledger: Ledger | None = None,
     candidacy: Candidacy | None = None,
 ) -> None:
     """Connects, installs, and runs `work` while all connections are well.
 
-    With a `candidacy`, it changes nothing before this process leads, and waits for that with its connections open.
+    With a `candidacy`, it changes nothing before this process leads, and waits for that with its connections open: by
+    the Lease, or, while Kubernetes cannot be reached, when nobody leads this database. `suspended` is called with
+    whether a superuser has suspended all changes, each time that this is looked at.
 
     Returns when `work` does, or when what the server lets us do has changed: then another session is to be begun.
     `heard` is called with the names of roles of which something was noticed, from before `work` begins: what changes
@@ -168,15 +194,16 @@ async def attend(
     async with AsyncExitStack() as stack:
         writer = await stack.enter_async_context(connect(endpoint, "work", **_PLANNING))
         sensing = partial(open_sense, stack, endpoint, writer, detection=detection, interval=interval, heard=heard)
-        found = sense = None
-        while candidacy is not None and not candidacy.is_leading():
+        found = sense = fence = None
+        while candidacy is not None and not candidacy.is_leading() and fence is None:
             async with explaining(writer):
                 found = await look(writer)
             sense = await sensing(found) if found else None
-            await _stand_by(candidacy, writer, sense)
-        async with explaining(writer):
-            found = await survey(writer, detection, may_install, found)
-            fence = await _fence(writer, found, candidacy)
+            fence = await _stand_by(candidacy, writer, found, sense)
+        if found is None or fence is None:
+            async with explaining(writer):
+                found = await survey(writer, detection, may_install, found)
+                fence = await _fence(writer, found, candidacy)
         sense = sense or await sensing(found)
         session = Session(
             found.identity,
@@ -197,6 +224,7 @@ async def attend(
                 tasks.start_soon(_await_end, (writer, *sense.connections))
                 period = min(RECONSIDER_SECONDS, 60 * interval)
                 tasks.start_soon(_reconsider, sense, found, period, tasks.cancel_scope)
+                tasks.start_soon(_beat, sense, fence, suspended)
                 if found.installation is Installation.OLDER:
                     tasks.start_soon(_await_upgrade, sense, period, tasks.cancel_scope)
                 await work(session)
@@ -210,35 +238,74 @@ def _open(ledger: Ledger | None, found: Survey) -> Ledger | None:
     return opened if found.missing else None
 
 
-async def _stand_by(candidacy: Candidacy, writer: Connection, sense: Sense | None) -> None:
+async def _stand_by(
+    candidacy: Candidacy, writer: Connection, found: Survey | None, sense: Sense | None
+) -> Fence | None:
     """Until this process leads; without a `sense`, or until whoever leads has installed what that needs.
 
+    The fence of a database that it leads without the Lease; None: it holds the Lease, or the schema was installed.
     Raises PgRoleError when a connection fails meanwhile.
     """
-    connections = (writer, *(sense.connections if sense else ()))
+    waiting = _Waiting(candidacy, (writer, *(sense.connections if sense else ())), found if sense else None)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_await_end, connections)
-            tasks.start_soon(_keep_alive, connections, tasks.cancel_scope if sense is None else None)
+            tasks.start_soon(_await_end, waiting.connections)
+            tasks.start_soon(waiting.keep_alive, tasks.cancel_scope)
             await candidacy.stand_by()
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise _first(group) from group
+    return waiting.fence
 
 
-async def _keep_alive(connections: Sequence[Connection], installed: anyio.CancelScope | None) -> NoReturn:
-    """Neither is a peer that is gone taken for one that has nothing to say, nor is a connection idle for long.
+@dataclass(slots=True)
+class _Waiting:
+    """For the lead, with all connections open. `found` None: there is no schema pgrole yet."""
 
-    Cancels `installed` when schema pgrole is there. A question is not interrupted: the session goes on with the first
-    connection.
-    """
-    while True:
-        await anyio.sleep(PULSE_SECONDS)
+    candidacy: Candidacy
+    connections: Sequence[Connection]
+    found: Survey | None
+    fence: Fence | None = None
+
+    async def keep_alive(self, everything: anyio.CancelScope) -> NoReturn:
+        """Neither is a peer that is gone taken for one that has nothing to say, nor is a connection idle for long.
+
+        Cancels `everything` when it leads, or schema pgrole is there. A question is not interrupted: the session goes
+        on with the first connection.
+        """
+        asked = anyio.current_time()
+        while True:
+            if self.found is not None and self.candidacy.away() > 0.0:
+                self.fence = await lead_while_away(self.connections[0], self.candidacy, guarded=self.found.guarded)
+            elif anyio.current_time() - asked >= PULSE_SECONDS:
+                asked = anyio.current_time()
+                await self._ask(everything)
+            if self.fence is not None:
+                log.warning("enforcing what was applied before: Kubernetes cannot be reached")
+                everything.cancel()
+            await anyio.sleep(AWAY_SECONDS)
+
+    async def _ask(self, everything: anyio.CancelScope) -> None:
         with speaking(), anyio.fail_after(PULSE_SECONDS, shield=True):
-            for connection in connections:
+            for connection in self.connections:
                 await connection.fetchval("SELECT 1", timeout=_PULSE_DEADLINE)
-            if installed is not None and await is_current(connections[0]):
-                installed.cancel()
+            if self.found is None and await is_current(self.connections[0]):
+                everything.cancel()
+
+
+async def _beat(sense: Sense, fence: Fence | None, suspended: Callable[[bool], None]) -> NoReturn:
+    """Shows that this process is alive, and asks whether changes are suspended. Raises PgRoleError."""
+    while True:
+        async with sense.turn:
+            if fence is not None:
+                await fence.beat(sense.connection)
+            suspended(await _is_suspended(sense.connection))
+        await anyio.sleep(BEAT_SECONDS)
+
+
+async def _is_suspended(connection: Connection) -> bool:
+    with speaking("suspended"):
+        return bool(await connection.fetchval(queries.inspect("suspended"), timeout=_PULSE_DEADLINE))
 
 
 async def _fence(writer: Connection, found: Survey, candidacy: Candidacy | None) -> Fence | None:

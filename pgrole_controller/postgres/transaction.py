@@ -18,7 +18,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
-from pgrole_controller.postgres.fence import Fence, is_another_leading
+from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.privilege import Obstacle, explain, find_obstacles, is_lacking, look_for_rights
 
@@ -46,7 +46,8 @@ class Dialect:
     others may create schemas in the home database, so each transaction makes sure of schema pgrole first.
     `parameter_grants`: parameters of superusers can be granted to others (15 and later). `ledger`: there is no schema
     pgrole, claims are kept in this one, for the server with this `system_identifier`. `fence`: this process's lead,
-    which each transaction makes sure of.
+    which each transaction makes sure of. `enforcing`: Kubernetes cannot be reached, and each claim must still say what
+    was seen. `suspends`: schema pgrole knows `check_not_suspended`.
     """
 
     options: bool = True
@@ -55,6 +56,8 @@ class Dialect:
     ledger: Ledger | None = field(default=None, compare=False)
     system_identifier: int = 0
     fence: Fence | None = None
+    enforcing: bool = False
+    suspends: bool = True
 
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
@@ -63,14 +66,19 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
     if dialect.ledger is not None:
         begin.append(_ABANDONED)
         begin.append(queries.schemaless("take_turn"))
+        begin.append(queries.schemaless("check_not_suspended"))
         rest = (statement for plan in plans for statement in _schemaless_statements(plan, dialect.options))
         return ";\n".join((*begin, *rest))
     if dialect.guarded:
         begin.append(queries.inspect("guard").strip())
     begin.append("SELECT pgrole.take_turn()")
+    if dialect.suspends:
+        begin.append("SELECT pgrole.check_not_suspended()")
+    else:
+        begin.append(queries.schemaless("check_not_suspended"))
     if dialect.fence is not None and dialect.fence.statement is not None:
         begin.append(dialect.fence.statement)
-    return ";\n".join((*begin, *(statement for plan in plans for statement in _statements(plan, dialect.options))))
+    return ";\n".join((*begin, *(statement for plan in plans for statement in _statements(plan, dialect))))
 
 
 async def carry_out(connection: Connection, plans: Sequence[Plan], dialect: Dialect) -> list[PgRoleError | None]:
@@ -83,11 +91,15 @@ async def carry_out(connection: Connection, plans: Sequence[Plan], dialect: Dial
     together = await _run(connection, plans, dialect, _TOGETHER)
     if together is not None and is_another_leading(together):
         raise together
-    if together is None or connection.is_closed():
+    if together is None or connection.is_closed() or _concerns_all(together):
         return [together] * len(plans)
     if len(plans) == 1:
         return [await _answer(connection, plans[0], dialect, together)]
     return await _carry_out_each(connection, plans, dialect)
+
+
+def _concerns_all(error: PgRoleError) -> bool:
+    return isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED
 
 
 async def _carry_out_each(connection: Connection, plans: Sequence[Plan], dialect: Dialect) -> list[PgRoleError | None]:
@@ -156,7 +168,7 @@ async def _try(
     try:
         text = script(plans, dialect, lock_timeout=lock_timeout)
         if dialect.fence is not None:
-            dialect.fence.check_clock()
+            dialect.fence.check_clock(enforcing=dialect.enforcing)
         if dialect.ledger is not None:
             return await _run_schemaless(connection, plans, dialect, dialect.ledger, text)
         with speaking("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
@@ -206,14 +218,25 @@ def _schemaless_statements(plan: Plan, options: bool) -> Iterator[str]:
     yield from statements(plan.changes, options=options)
 
 
-def _statements(plan: Plan, options: bool) -> Iterator[str]:
+def _statements(plan: Plan, dialect: Dialect) -> Iterator[str]:
     # First, since the role may be the one that this object had under another name.
     for role_name, uid in plan.releases:
         yield _call("release_claim", role_name, uid)
     if _touches(plan):
         holder = plan.claim.owner.object_uid if plan.claim else None
         yield _call("expect", plan.role_name, plan.seen_as, plan.oid, holder)
-    yield from statements(plan.changes, options=options)
+    if dialect.enforcing and plan.claim:
+        known = plan.claim.generations
+        yield _call(
+            "expect_applied",
+            plan.role_name,
+            plan.claim.owner.object_uid,
+            plan.claim.applied,
+            known.object,
+            known.server_uid,
+            known.server,
+        )
+    yield from statements(plan.changes, options=dialect.options)
     if plan.owner:
         owner = plan.owner
         yield _call(
@@ -241,6 +264,15 @@ def _statements(plan: Plan, options: bool) -> Iterator[str]:
             rotated_at,
             record.rotate,
             record.connection,
+        )
+    if plan.acted_on and keeper:
+        yield _call(
+            "act_on",
+            plan.role_name,
+            keeper,
+            plan.acted_on.object,
+            plan.acted_on.server_uid,
+            plan.acted_on.server,
         )
     if plan.forget and plan.claim:
         yield _call("forget_claim", plan.role_name, plan.claim.owner.object_uid)

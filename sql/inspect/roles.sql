@@ -82,6 +82,9 @@ SELECT
     c.password_source AS claim_password_source, c.password_digest AS claim_password_digest,
     c.rotated_at AS claim_rotated_at, c.rotate_handled AS claim_rotate_handled,
     c.connection_secret AS claim_connection_secret,
+    -- not known before version 4 of the schema
+    (g.claim ->> 'object_generation')::bigint AS claim_object_generation, g.claim ->> 'server_uid' AS claim_server_uid,
+    (g.claim ->> 'server_generation')::bigint AS claim_server_generation,
     ARRAY(
         SELECT ARRAY[f.role_name, f.object_uid]
         FROM pgrole.claim AS f
@@ -91,6 +94,7 @@ SELECT
     current_setting('scram_iterations', true)::int AS scram_iterations, statement_timestamp() AS at
 FROM unnest($1::name[], $2::text[], $3::text[]) WITH ORDINALITY AS a (role_name, namespace, object, place)
 LEFT JOIN pgrole.claim AS c ON c.role_name = a.role_name::text
+LEFT JOIN LATERAL (SELECT to_jsonb(c) AS claim) AS g ON true
 LEFT JOIN LATERAL (
     SELECT n.* FROM pg_catalog.pg_roles AS n WHERE n.rolname = a.role_name
     UNION

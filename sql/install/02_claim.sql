@@ -24,6 +24,13 @@ ALTER TABLE pgrole.claim
     ADD COLUMN IF NOT EXISTS rotate_handled    text NOT NULL DEFAULT '',
     ADD COLUMN IF NOT EXISTS connection_secret text NOT NULL DEFAULT '';
 
+-- Since version 4. The generations of the PgRole and of its PgServer (by uid; empty for the server of PGROLE_DSN) that were
+-- last acted on: a process that has lost Kubernetes enforces only what it knows to be that.
+ALTER TABLE pgrole.claim
+    ADD COLUMN IF NOT EXISTS object_generation bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS server_uid        text NOT NULL DEFAULT '',
+    ADD COLUMN IF NOT EXISTS server_generation bigint NOT NULL DEFAULT 0;
+
 CREATE INDEX IF NOT EXISTS claim_object ON pgrole.claim (cluster, namespace, object);
 
 -- Two objects never hold one role. 0: the role that it was is gone, and its oid is another's. Where version 1 let two hold

@@ -139,3 +139,62 @@ BEGIN
     END IF;
 END
 $$;
+
+-- Since version 4. What the claim's holder was last acted on for: these generations of the object and of its PgServer.
+CREATE OR REPLACE FUNCTION pgrole.act_on(
+    claimed_name text, holder text, generation bigint, of_server text, generation_of_server bigint
+) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE pgrole.claim AS c
+    SET object_generation = generation, server_uid = of_server, server_generation = generation_of_server
+    WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
+$$;
+
+-- Since version 4. The claim still says that this was applied for its holder, at these generations: what a process that has
+-- lost Kubernetes makes sure of before it repairs a drift.
+CREATE OR REPLACE FUNCTION pgrole.expect_applied(
+    claimed_name text, holder text, digest text, generation bigint, of_server text, generation_of_server bigint
+) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT EXISTS (
+        SELECT
+        FROM pgrole.claim AS c
+        WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL AND c.applied = digest
+          AND (c.object_generation, c.server_uid, c.server_generation) = (generation, of_server, generation_of_server)
+    ) THEN
+        RAISE EXCEPTION 'what was applied to role "%" is not what was seen', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
+$$;
+
+-- Since version 4. Fails with PGR05 while a superuser has set pgrole.suspend on this database: nothing is changed then.
+-- What sql/inspect/suspended.sql says of it holds here too.
+CREATE OR REPLACE FUNCTION pgrole.check_not_suspended() RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (
+        SELECT
+        FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
+        WHERE d.datname = current_database() AND s.setrole = 0
+          AND CASE WHEN pg_column_size(s.setconfig) <= 65536 THEN EXISTS (
+              SELECT
+              FROM unnest(s.setconfig) AS c (setting)
+              WHERE c.setting LIKE 'pgrole.suspend=%' AND lower(substr(c.setting, 16)) IN ('on', 'true', 'yes', '1')
+          ) ELSE false END
+    ) THEN
+        RAISE EXCEPTION 'pgrole.suspend is on for database "%"', current_database() USING ERRCODE = 'PGR05';
+    END IF;
+END
+$$;

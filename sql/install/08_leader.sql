@@ -11,6 +11,9 @@ CREATE TABLE IF NOT EXISTS pgrole.leader (
     since        timestamptz
 );
 
+-- Since version 4. When the leader last showed that it is alive, by this server's clock: it does so every 5 s.
+ALTER TABLE pgrole.leader ADD COLUMN IF NOT EXISTS heartbeat timestamptz;
+
 CREATE OR REPLACE FUNCTION pgrole.draw_number(of_installation text) RETURNS bigint
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -37,7 +40,8 @@ BEGIN
     IF FOUND THEN
         RETURN led_with;
     END IF;
-    UPDATE pgrole.leader AS l SET number = with_number, holder = new_holder, since = now()
+    UPDATE pgrole.leader AS l
+    SET number = with_number, holder = new_holder, since = now(), heartbeat = clock_timestamp()
     WHERE l.installation = of_installation AND l.number < with_number;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'another process leads' USING ERRCODE = 'PGR04';
@@ -55,5 +59,49 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pgrole.leader AS l WHERE l.installation = of_installation AND l.number = with_number) THEN
         RAISE EXCEPTION 'another process leads' USING ERRCODE = 'PGR04';
     END IF;
+END
+$$;
+
+-- Since version 4. The leader with this number is alive. False: it does not lead any more.
+CREATE OR REPLACE FUNCTION pgrole.beat(of_installation text, with_number bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE pgrole.leader AS l SET heartbeat = clock_timestamp()
+    WHERE l.installation = of_installation AND l.number = with_number;
+    RETURN FOUND;
+END
+$$;
+
+-- Since version 4. For a process that cannot reach Kubernetes, and so cannot take the Lease: the number of its lead when the
+-- leader has shown no life for `silence`, or never has and Kubernetes has been `away` for so long; else NULL. Whoever holds
+-- the Lease takes the lead back with `lead`, which asks for no heartbeat. Where nobody ever led there is nothing to keep.
+CREATE OR REPLACE FUNCTION pgrole.lead_while_away(
+    of_installation text, new_holder text, away interval, silence interval DEFAULT '15 s'
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    leader pgrole.leader;
+BEGIN
+    PERFORM pgrole.take_turn();
+    SELECT l.* INTO leader FROM pgrole.leader AS l WHERE l.installation = of_installation AND l.number > 0 FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF leader.holder <> new_holder THEN
+        -- a heartbeat in the future was written before the clock was set back
+        IF away < silence OR abs(extract(epoch FROM clock_timestamp() - leader.heartbeat)) < extract(epoch FROM silence) THEN
+            RETURN NULL;
+        END IF;
+        leader.number := pgrole.draw_number(of_installation);
+    END IF;
+    UPDATE pgrole.leader AS l
+    SET number = leader.number, holder = new_holder, heartbeat = clock_timestamp(),
+        since = CASE WHEN l.holder = new_holder THEN l.since ELSE now() END
+    WHERE l.installation = of_installation;
+    RETURN leader.number;
 END
 $$;

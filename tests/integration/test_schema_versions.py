@@ -72,7 +72,12 @@ INSERT INTO pgrole.claim (
     ('held', 16999, 7, 'c', 'n', 'nu', 'held', 'u1', 'sha256', 4, 'one/2', 'digest', now(), '1', 'delivered', NULL),
     ('released', 16998, 7, 'c', 'n', 'nu', 'gone', 'u2', 'sha256', 0, '', '', NULL, '', '', now())
 """
-ROWS = "SELECT to_jsonb(c)::text || c.ctid || c.xmin FROM pgrole.claim AS c ORDER BY c.role_name"
+#: Without what this version adds: a column with a default writes no row anew.
+ROWS = """
+SELECT (to_jsonb(c) - ARRAY['object_generation', 'server_uid', 'server_generation'])::text || c.ctid || c.xmin
+FROM pgrole.claim AS c
+ORDER BY c.role_name
+"""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -257,7 +262,7 @@ async def test_rights_that_were_given_on_the_parts_of_the_version_before_outlast
         )
         await run_present(connection)
         added = set(await read(connection, lacking))
-        assert {"leader", "draw_number", "lead", "check_lead"} <= added
+        assert {"act_on", "expect_applied", "check_not_suspended", "beat", "lead_while_away"} <= added
         assert not added & before
     finally:
         await connection.execute("DROP OWNED BY versions_steward; DROP ROLE versions_steward")

@@ -37,6 +37,12 @@ async def lost(term: Term) -> None:
         await term.lost.wait()
 
 
+async def unconfirmed(term: Term) -> None:
+    with anyio.fail_after(DEADLINE):
+        while term.leading:  # noqa: ASYNC110 -- time passes at once
+            await anyio.sleep(0.005)
+
+
 async def written(api: Api, count: int) -> None:
     with anyio.fail_after(DEADLINE):
         while len(api.holders) < count:  # noqa: ASYNC110 -- time passes at once
@@ -109,15 +115,157 @@ async def test_who_cannot_renew_leads_no_more_before_another_may_take_it(api: Ap
             await two.follows()
             one.line.failing = how
             began = anyio.current_time()
-            await lost(term)
+            await unconfirmed(term)
             assert 8.0 <= anyio.current_time() - began <= 10.0
             assert "two" not in api.holders
             await two.led()
             assert 13.0 <= anyio.current_time() - began < 15.5
+            assert not term.lost.is_set()
+            assert not term.leading
             one.line.failing = None
+            await lost(term)
             await anyio.sleep(60.0)
             assert not one.term.leading
             assert two.terms == 1
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs", "unheard"])
+@in_timelapse
+async def test_a_lead_that_nobody_took_meanwhile_is_confirmed_again_in_the_same_term(api: Api, how: Failing) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        await anyio.sleep(5.0)
+        one.line.failing = how
+        began = anyio.current_time()
+        await unconfirmed(term)
+        await anyio.sleep(50.0)
+        assert not term.leading
+        assert anyio.current_time() - began - 2.5 <= term.away <= anyio.current_time() - began + 2.5
+        again = term.confirmed_again
+        one.line.failing = None
+        with anyio.fail_after(DEADLINE):
+            await again.wait()
+        assert term.leading
+        assert term.away == 0.0
+        assert one.terms == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 504])
+@in_timelapse
+async def test_an_api_server_that_is_overloaded_is_away(api: Api, status: int) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        api.fail("PUT", *[answer_with(status, "Overloaded")] * 40)
+        await unconfirmed(term)
+        await anyio.sleep(5.0)
+        assert term.away > 5.0
+        await one.led()
+        assert one.terms == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 422])
+@in_timelapse
+async def test_one_that_the_api_server_refuses_is_not_away_and_loses_its_lead(api: Api, status: int) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        api.fail("PUT", *[answer_with(status, "Refused")] * 100)
+        began = anyio.current_time()
+        with anyio.fail_after(DEADLINE):
+            while not term.lost.is_set():  # noqa: ASYNC110 -- time passes at once
+                assert term.away == 0.0
+                await anyio.sleep(0.1)
+        assert anyio.current_time() - began <= 10.0 + 10.0
+
+
+@in_timelapse
+async def test_a_refusal_ends_what_is_done_without_the_lease_at_once(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        api.fail("PUT", *[answer_with(503, "Unavailable")] * 20, *[answer_with(403, "Forbidden")] * 100)
+        await unconfirmed(term)
+        assert term.away > 0.0
+        with anyio.fail_after(DEADLINE):
+            while api.faults["PUT"] and len(api.faults["PUT"]) > 99:  # noqa: ASYNC110 -- time passes at once
+                assert term.away > 0.0
+                await anyio.sleep(0.01)
+        await anyio.sleep(0.01)
+        assert term.away == 0.0
+        await lost(term)
+
+
+@in_timelapse
+async def test_an_api_server_that_refuses_everybody_while_it_starts_does_not_end_the_term(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        api.fail("PUT", *[answer_with(503, "Unavailable")] * 30, *[answer_with(403, "Forbidden")] * 5)
+        await unconfirmed(term)
+        await one.led()
+        assert one.term is term
+
+
+@in_timelapse
+async def test_a_namespace_that_is_missing_is_a_refusal(api: Api) -> None:
+    one = Process(api, "one")
+    async with running(one):
+        term = await one.led()
+        api.fail("POST", *[answer_with(404, "NotFound")] * 100)
+        api.delete()
+        await lost(term)
+        assert term.away == 0.0
+
+
+@in_timelapse
+async def test_one_that_stands_by_knows_since_when_the_api_server_is_away(api: Api) -> None:
+    one, two = Process(api, "one"), Process(api, "two")
+    async with running(one):
+        await one.led()
+        async with running(two):
+            await two.follows()
+            await anyio.sleep(5.0)
+            began = anyio.current_time()
+            two.line.failing = "hangs"
+            with anyio.fail_after(DEADLINE):
+                while two.term.away == 0.0:  # noqa: ASYNC110 -- time passes at once
+                    await anyio.sleep(0.1)
+            assert 14.0 <= anyio.current_time() - began <= 20.0
+            assert two.term.away >= anyio.current_time() - began - 0.5
+            term = two.term
+            two.line.failing = None
+            await anyio.sleep(10.0)
+            assert two.term is term  # it has enforced nothing, and stands by as before
+            assert term.away == 0.0
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["the-leader-is-there", "the-leader-is-gone"])
+@in_timelapse
+async def test_one_that_enforced_begins_another_term_when_the_api_server_is_back(api: Api, gone: bool) -> None:
+    one, two = Process(api, "one"), Process(api, "two")
+    async with running(one):
+        await one.led()
+        async with running(two):
+            await two.follows()
+            term = two.term
+            two.line.failing = "refuses"
+            with anyio.fail_after(DEADLINE):
+                while term.away < 15.0:  # noqa: ASYNC110 -- time passes at once
+                    await anyio.sleep(0.1)
+            term.enforced = True
+            if gone:
+                one.line.failing = "refuses"
+                await anyio.sleep(30.0)
+            two.line.failing = None
+            await lost(term)
+            assert not term.led.is_set()
+            if gone:
+                assert await two.led() is not term
+            else:
+                await anyio.sleep(5.0)
+                assert not two.term.leading
 
 
 @in_timelapse
@@ -135,15 +283,13 @@ async def test_an_answer_that_comes_after_the_deadline_makes_no_leader(api: Api)
 
 
 @in_timelapse
-async def test_a_renewal_whose_answer_comes_after_the_deadline_ends_the_lead(api: Api) -> None:
+async def test_a_renewal_whose_answer_comes_after_the_deadline_confirms_nothing(api: Api) -> None:
     one = Process(api, "one")
     async with running(one):
         term = await one.led()
         api.fail("PUT", late(TIMING.deadline + 0.1))
-        await lost(term)
-        assert not term.leading
-        await one.led()
-        assert one.term is not term
+        await unconfirmed(term)
+        assert await one.led() is term
 
 
 @in_timelapse

@@ -1,0 +1,181 @@
+"""Writes the status of PgRoles, beside the visits: no drift waits for the API server.
+
+Expected flow: a visit ends and leaves what is to be said; one of a few writers says it. What a later visit to the same
+object found takes the place of what was not written yet. A write that fails is tried again with back-off, at once when
+the API server is back.
+
+Guarantees: one write at a time to an object, in the order of its visits; nothing is written onto an object that is of
+another generation, or another object, than the one that was visited: its own visit says what is so.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pgrole_controller import logs, metrics
+from pgrole_controller.controller.objects import server_of
+from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.outcome import Outcome
+from pgrole_controller.core.report import Standing, build_status
+from pgrole_controller.kube.client import PGROLES, Client
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.status import apply_status, unchanged
+from pgrole_controller.kube.store import Store, Stored
+
+log = logging.getLogger(__name__)
+
+#: How many writes are under way at once.
+WRITERS = 12
+
+#: For one write, in seconds.
+WRITE_SECONDS = 10.0
+
+#: After a write that failed, in seconds: doubled up to the longest.
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a visit found, to be said on the object that it was about."""
+
+    stored: Stored
+    outcome: Outcome
+    claim: Claim | None
+    next_rotation: datetime | None
+    reported: tuple[str, ...]  # fields that drifted and were left as they are
+    visit: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.stored.key
+
+
+#: Called with what was written for the first time: the outcome, the conditions before, and the object.
+Announce = Callable[[Outcome, Sequence[Mapping[str, Any]], Stored], None]
+
+
+class Statuses:
+    def __init__(self, client: Client, store: Store, announce: Announce) -> None:
+        self._client = client
+        self._store = store
+        self._announce = announce
+        self._waiting: dict[Key, Said] = {}
+        self._writing: set[Key] = set()
+        self._closed = False
+        self._failed: dict[Key, tuple[Said, float]] = {}  # what is tried again, and the delay before
+        self._send, self._receive = anyio.create_memory_object_stream[Key](float("inf"))
+
+    def put(self, said: Said) -> None:
+        """Takes the place of what was put for this object before."""
+        self._failed.pop(said.key, None)
+        self._enqueue(said)
+
+    def forget(self, key: Key) -> None:
+        """The object is about to go: nothing is said on it any more."""
+        self._failed.pop(key, None)
+        self._waiting.pop(key, None)
+
+    def close(self) -> None:
+        """Nothing is put any more: `run` returns when what waits is written."""
+        self._closed = True
+        self._send.close()
+
+    async def run(self) -> None:
+        async with self._receive, anyio.create_task_group() as retries:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(WRITERS):
+                    tasks.start_soon(self._write_each, retries)
+            retries.cancel_scope.cancel()
+
+    def _enqueue(self, said: Said) -> None:
+        known = said.key in self._waiting or said.key in self._writing
+        self._waiting[said.key] = said
+        if not known:
+            self._send.send_nowait(said.key)
+
+    async def _write_each(self, retries: TaskGroup) -> None:
+        async with self._receive.clone() as keys:
+            async for key in keys:
+                self._writing.add(key)
+                try:
+                    while (said := self._waiting.pop(key, None)) is not None:
+                        with logs.tracing(said.visit):
+                            await self._try(said, retries)
+                finally:
+                    self._writing.discard(key)
+
+    async def _try(self, said: Said, retries: TaskGroup) -> None:
+        try:
+            with anyio.fail_after(WRITE_SECONDS):
+                await self._write(said)
+            self._failed.pop(said.key, None)
+            return
+        except TimeoutError:
+            problem, at_least = "no answer in time", 0.0
+        except ApiError as error:
+            if error.status == 404:
+                return  # gone: the watch says so too
+            problem, at_least = str(error), error.retry_after or 0.0
+        except (Unreachable, BadStream) as error:
+            problem, at_least = str(error), 0.0
+        _, last = self._failed.get(said.key, (said, 0.0))
+        delay = max(min(max(2 * last, FIRST_DELAY), LONGEST_DELAY), at_least)
+        if last == 0.0:
+            log.warning("status not written, trying again", extra={"object": str(said.key), "error": problem})
+        if said.key not in self._waiting:
+            self._failed[said.key] = (said, delay)
+            retries.start_soon(self._put_again, said, delay)
+
+    async def _put_again(self, said: Said, delay: float) -> None:
+        with anyio.move_on_after(delay):
+            await self._client.contact.back()
+        if self._failed.get(said.key, (None, 0.0))[0] is said and not self._closed:
+            self._enqueue(said)
+
+    async def _write(self, said: Said) -> None:
+        stored = self._store.get(said.key)
+        if stored is None or stored.uid != said.stored.uid:
+            return
+        obj = stored.object()
+        generation = obj["metadata"]["generation"]
+        if generation != said.stored.object()["metadata"]["generation"]:
+            return
+        previous = obj.get("status") or {}
+        standing = Standing(server_of(obj), said.claim, said.reported, said.next_rotation)
+        status = build_status(previous, said.outcome, standing, generation, datetime.now(UTC))
+        if unchanged(previous, status):
+            log.debug("status stands", extra={"object": str(said.key), "reason": said.outcome.reason.value})
+            return
+        before = previous.get("conditions") or []
+        try:
+            self._store.put(await apply_status(self._client, PGROLES, stored, status))
+        except ApiError as error:
+            # A definition that came later may refuse the object itself and every status with it: an Event can say it.
+            if error.status in (422, 500) and said.key not in self._failed:
+                self._announce(said.outcome, before, stored)
+            raise
+        log.debug("status written", extra={"object": str(said.key), "reason": said.outcome.reason.value})
+        for field in said.reported:
+            if field not in _reported(previous):
+                metrics.DRIFTS.labels(standing.server_name, field, "reported").inc()
+        self._announce(said.outcome, before, stored)
+
+
+def standing_fields(fields: tuple[str, ...], outcome: Outcome) -> tuple[str, ...]:
+    """The fields that status names as drifted: those of a drift that is only reported."""
+    return fields if outcome.reason is Reason.DRIFT_REPORTED else ()
+
+
+def _reported(status: Mapping[str, Any]) -> Sequence[str]:
+    """The fields that were left as they are, as they were said last, if they still stood then."""
+    last = status.get("lastDrift") or {}
+    drifts = any(said["type"] == "DriftDetected" for said in status.get("conditions") or ())
+    return last.get("fields") or () if drifts and not last.get("corrected") else ()

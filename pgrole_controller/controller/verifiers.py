@@ -1,0 +1,63 @@
+"""The verifiers of one server's roles that were set last, so that a password is set back without its Secret.
+
+A verifier is remembered only when its digest is the one in the role's claim, never the clear text. It is as secret as
+what is in pg_authid, and stays in memory for as long as the role's object is there.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.role import Found, Password
+from pgrole_controller.core.scram import Verifier
+
+
+class Seen(Protocol):
+    """One object as it was read last."""
+
+    @property
+    def role_name(self) -> str: ...
+    @property
+    def claim(self) -> Claim | None: ...
+    @property
+    def named(self) -> Found | None: ...
+
+
+class Verifiers:
+    """By role name."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def get(self, role_name: str) -> Verifier | None:
+        text = self._known.get(role_name)
+        return None if text is None else Verifier(text)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def note(self, role_name: str, verifier: Verifier) -> None:
+        """It was set."""
+        self._known[role_name] = verifier.text
+
+    def forget(self, role_name: str) -> None:
+        self._known.pop(role_name, None)
+
+    def unknown(self, seen: Iterable[Seen]) -> dict[int, str]:
+        """Of the roles that log in with what their claim says, those whose verifier is not known: oid to digest."""
+        found: dict[int, str] = {}
+        for one in seen:
+            digest = one.claim.record.digest if one.claim else ""
+            if not digest or one.named is None or one.named.role.password != Password(digest):
+                continue
+            known = self.get(one.role_name)
+            if known is None or known.digest != digest:
+                found[one.named.oid] = digest
+        return found
+
+    def learn(self, seen: Iterable[Seen], digests: Mapping[int, str], stored: Mapping[int, Verifier]) -> None:
+        """What was read for `unknown`: another one may have been set meanwhile."""
+        for one in seen:
+            verifier = stored.get(one.named.oid) if one.named else None
+            if verifier is not None and one.named is not None and verifier.digest == digests.get(one.named.oid):
+                self.note(one.role_name, verifier)

@@ -1,0 +1,18 @@
+-- Fails with PGR05 while a superuser has set pgrole.suspend on the home database. What sql/inspect/suspended.sql says of it
+-- holds here too.
+DO $suspended$
+BEGIN
+    IF EXISTS (
+        SELECT
+        FROM pg_catalog.pg_db_role_setting AS s JOIN pg_catalog.pg_database AS d ON d.oid = s.setdatabase
+        WHERE d.datname = current_database() AND s.setrole = 0
+          AND CASE WHEN pg_catalog.pg_column_size(s.setconfig) <= 65536 THEN EXISTS (
+              SELECT
+              FROM pg_catalog.unnest(s.setconfig) AS c (setting)
+              WHERE c.setting LIKE 'pgrole.suspend=%' AND lower(substr(c.setting, 16)) IN ('on', 'true', 'yes', '1')
+          ) ELSE false END
+    ) THEN
+        RAISE EXCEPTION 'pgrole.suspend is on for database "%"', current_database() USING ERRCODE = 'PGR05';
+    END IF;
+END
+$suspended$
