@@ -311,6 +311,8 @@ class Lane:
             tally.end()
             for finding in findings:
                 tally.count(finding)
+                if _is_suspended_there(finding):
+                    self._note_suspended(True)
                 with logs.tracing(trace.of[finding.key]):
                     if finding.disown is not None:
                         beside.start_soon(self._empty, finding, finding.disown, session.fence)
@@ -347,6 +349,12 @@ class Lane:
         """What nobody claims any more is of interest to the others that name it."""
         for key in self._objects.sharing(self.server.name, role_name) - {but}:
             self._queue.put(self.server.name, Hint(key, "claim released", Rank.DEPENDENCY))
+
+
+def _is_suspended_there(finding: Finding) -> bool:
+    """Whether the database says so, and not the object."""
+    ask, outcome = finding.request.ask, finding.outcome
+    return outcome is not None and outcome.reason is Reason.SUSPENDED and not (ask and ask.suspended)
 
 
 async def decline(lane: str, queue: Queue, objects: Objects, reporter: Reporter, error: PgRoleError) -> None:

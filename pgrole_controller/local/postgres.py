@@ -40,7 +40,7 @@ _SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
 _LOCAL_SETTINGS = {
     "max_connections": "100",
     "shared_buffers": "64MB",
-    "log_line_prefix": "%m [%p] %q%a ",
+    "log_line_prefix": "%m [%p] %q%u|%a ",
 }
 # Not synchronous_commit: what is committed shall survive a kill, if not a loss of power.
 _UNSAFE_SETTINGS = {"fsync": "off", "full_page_writes": "off"}

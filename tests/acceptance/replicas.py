@@ -6,9 +6,10 @@ Lease, the objects and the database are common to both.
 
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,8 @@ from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply as apply_manifest
 from pgrole_controller.local.rights import Installation, may
 from tests.acceptance.account import OWN_NAMESPACE, Account
-from tests.acceptance.world import PATIENCE, Controller, Database, Json, Stage
+from tests.acceptance.world import PATIENCE, Controller, Database, Json, Stage, make_kube, remove
+from tests.servers import Servers
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
 #: What it logs.
@@ -103,6 +105,10 @@ class Replica:
         return sent, refused
 
 
+def name_of(replica: Replica) -> str:
+    return replica.role.removeprefix("replica_")
+
+
 @dataclass(frozen=True, slots=True)
 class Replicas:
     stage: Stage
@@ -133,6 +139,24 @@ class Replicas:
         await self.database.wait_role(name, lambda role: not role["rolsuper"], "NOSUPERUSER", seconds)
         return anyio.current_time() - began
 
+    def writers(self, since: int = 0) -> list[str]:
+        """Whose DDL the database took since its log had this size, one after the other: `first`, `second`."""
+        sent: dict[str, str] = {}  # by process: whose DDL it sent last
+        took: list[tuple[str, str]] = []
+        for line in read_log(self.stage, since).splitlines():
+            for one in (self.first, self.second):
+                if f" {one.role}|" not in line:
+                    continue
+                process = line.partition("[")[2].partition("]")[0]
+                if "LOG:  statement:" in line:
+                    took.append((process, name_of(one)))
+                    sent[process] = name_of(one)
+                elif "ERROR:" in line and process in sent:
+                    last = len(took) - 1 - [pid for pid, _ in reversed(took)].index(process)
+                    del took[last]
+                    del sent[process]
+        return [who for who, _ in groupby(name for _, name in took)]
+
     def audited(self) -> int:
         return self.stage.kube.server.audit.size
 
@@ -147,15 +171,14 @@ def read_log(stage: Stage, since: int = 0) -> str:
 
 
 @asynccontextmanager
-async def replicas(stage: Stage, *arguments: str, url: str = "") -> AsyncIterator[Replicas]:
-    """At the end neither runs. `url`: what the first reaches the API server by."""
+async def replicas(stage: Stage, *arguments: str, url: str = "", second_url: str = "") -> AsyncIterator[Replicas]:
+    """At the end neither runs. `url`: what the first reaches the API server by; `second_url`: the second."""
     lease = f"pgrole-controller-{stage.kube.namespace}"
     async with stage.database() as database:
         await database.execute("ALTER SYSTEM SET log_statement = 'ddl'")
-        await database.execute("ALTER SYSTEM SET log_line_prefix = '%m [%p] %u|%a '")
         await database.execute("SELECT pg_reload_conf()")
         first = await _make(stage, database, "first", lease, arguments, url)
-        second = await _make(stage, database, "second", lease, arguments, "")
+        second = await _make(stage, database, "second", lease, arguments, second_url)
         made = Replicas(stage, first, second, database, lease)
         try:
             yield made
@@ -211,3 +234,22 @@ async def _share_lease(stage: Stage, installation: Installation, lease: str) -> 
         return await may(server, installation.user, "get", group, "leases", namespace=OWN_NAMESPACE, name=lease)
 
     assert await reached(is_effective, PATIENCE)
+
+
+Scene = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+async def side_by_side(stage: Stage, servers: Servers, *scenes: Scene) -> None:
+    """Plays each with a namespace and a PostgreSQL of its own, all at once: what they do most is to wait."""
+
+    async def play(number: int, scene: Scene) -> None:
+        folder = stage.folder / f"scene-{number}"
+        folder.mkdir()
+        kube = await make_kube(stage.kube.server)
+        async with servers.run() as server:
+            await scene(Stage(kube, server, folder))
+        await remove(kube)
+
+    async with anyio.create_task_group() as tasks:
+        for number, scene in enumerate(scenes):
+            tasks.start_soon(play, number, scene)

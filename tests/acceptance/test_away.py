@@ -1,0 +1,251 @@
+"""Kubernetes away: the database is enforced as it was declared last, by one process at a time, and nothing else
+happens.
+"""
+
+import signal
+import statistics
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Literal
+
+import anyio
+import pytest
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
+from tests.acceptance.replicas import Replicas, replicas, side_by_side
+from tests.acceptance.wire import Wire, wire
+from tests.acceptance.world import PATIENCE, Controller, Json, Stage, make_kube, running, says
+from tests.servers import Servers
+
+#: How long Kubernetes is away, in seconds.
+AWAY = 60.0
+#: How much longer than promised something may take before a test fails, in seconds: the machine may be busy.
+SLACK = 10.0
+ROLES = 10
+
+How = Literal["freeze", "cut"]
+Say = Callable[[str, float], None]
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Say:
+    def tell(what: str, seconds: float) -> None:
+        record_property(what, round(seconds, 3))
+        print(f"{what}: {seconds:.3f} s")  # noqa: T201 -- a figure for the documents
+
+    return tell
+
+
+@asynccontextmanager
+async def cluster(stage: Stage) -> AsyncIterator[tuple[Replicas, tuple[Wire, Wire]]]:
+    """Two replicas, each with a wire of its own to the API server; the first leads, and all is Ready."""
+    host, _, port = stage.kube.server.url.removeprefix("https://").partition(":")
+    async with (
+        wire(host, int(port)) as one,
+        wire(host, int(port)) as other,
+        replicas(stage, url=f"https://127.0.0.1:{one.port}", second_url=f"https://127.0.0.1:{other.port}") as pair,
+    ):
+        await pair.start()
+        await declare(stage)
+        yield pair, (one, other)
+
+
+async def declare(stage: Stage) -> None:
+    await stage.kube.apply_secret("app", password="first password")
+    password = {"secretRef": {"name": "app"}}
+    specs: dict[str, Json] = {f"app-{number}": {"login": True, "connectionLimit": 5} for number in range(ROLES)}
+    specs["secured"] = {"login": True, "password": password}
+    specs["dropped"] = {"login": True, "comment": "is dropped and comes back", "password": password}
+    await stage.kube.apply_all(specs)
+    await stage.kube.wait_all_ready()
+
+
+def away(wires: Iterable[Wire], how: How) -> None:
+    for one in wires:
+        (one.freeze if how == "freeze" else one.cut)()
+
+
+async def unconfirmed(pair: Replicas) -> None:
+    await pair.first.controller.wait_log("the lead is not confirmed")
+
+
+async def repairs(pair: Replicas, until: float) -> list[float]:
+    """Drifts of one role after the other, each at once when the last is repaired: how long each took, in seconds."""
+    took: list[float] = []
+    while anyio.current_time() < until:
+        name = f"app-{len(took) % ROLES}"
+        async with pair.stage.database() as database:
+            began = anyio.current_time()
+            await database.execute(f'ALTER ROLE "{name}" CONNECTION LIMIT 99')
+            while await database.fetchval("SELECT rolconnlimit FROM pg_roles WHERE rolname = $1", name) == 99:
+                await anyio.sleep(0.01)
+                assert anyio.current_time() - began < PATIENCE * 2
+        took.append(anyio.current_time() - began)
+        await anyio.sleep(0.15)
+    return took
+
+
+async def test_while_kubernetes_is_away_the_leader_keeps_what_was_applied_and_does_nothing_else(
+    stage: Stage, servers: Servers, say: Say
+) -> None:
+    """For a minute: an API server that hangs, and one that takes no connections."""
+    await side_by_side(stage, servers, partial(leader_stays, say, "freeze"), partial(leader_stays, say, "cut"))
+
+
+async def leader_stays(say: Say, how: How, own: Stage) -> None:
+    kube = own.kube
+    async with cluster(own) as (pair, wires):
+        logged = pair.logged()
+        away(wires, how)
+        until = anyio.current_time() + AWAY
+        # What is declared meanwhile is known to nobody, and waits.
+        await kube.apply("late", login=True)
+        await kube.apply("app-0", login=True, connectionLimit=7)
+        await kube.apply("doomed", login=True, deletionPolicy="Drop")
+        took = await repairs(pair, until - AWAY / 2)
+        await unconfirmed(pair)
+        await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed'")
+        await pair.database.wait_password("secured", "first password")
+        await pair.database.execute("DROP ROLE dropped")
+        await pair.database.wait_password("dropped", "first password")
+        took += await repairs(pair, until)
+        assert await pair.database.role("late") is None
+        assert pair.writers(logged) == ["first"]
+        say(f"away ({how}): drift repaired, p50 of {len(took)}", statistics.median(took))
+        say(f"away ({how}): drift repaired, p99", sorted(took)[int(len(took) * 0.99)])
+        say(f"away ({how}): drift repaired, longest", max(took))
+        assert max(took) < SLACK
+        for one in wires:
+            one.mend()
+        began = anyio.current_time()
+        await pair.first.controller.wait_log("the lead is confirmed again")
+        await pair.database.wait_role("late", lambda role: role["rolcanlogin"], "LOGIN")
+        await pair.database.wait_role("app-0", lambda role: role["rolconnlimit"] == 7, "CONNECTION LIMIT 7")
+        await kube.wait_all_ready()
+        say(f"away ({how}): back, until all is said", anyio.current_time() - began)
+        counted = {obj["metadata"]["name"]: obj["status"].get("driftCount", 0) for obj in await kube.objects()}
+        assert counted["secured"] == 1
+        assert counted["dropped"] == 1
+        assert sum(counted[f"app-{number}"] for number in range(ROLES)) == len(took)
+        await kube.wait_event("DriftCorrected", about="secured")
+        assert "not leading any more" not in pair.first.controller.log
+        assert pair.second.changed() == (0, 0)
+        await kube.delete("doomed")
+        await kube.wait_gone("doomed")
+
+
+async def test_while_kubernetes_is_away_another_takes_over_where_the_leader_shows_no_life(
+    stage: Stage, servers: Servers, say: Say
+) -> None:
+    await side_by_side(stage, servers, partial(leader_is_killed, say, "freeze"), partial(leader_is_killed, say, "cut"))
+
+
+async def leader_is_killed(say: Say, how: How, own: Stage) -> None:
+    async with cluster(own) as (pair, wires):
+        logged = pair.logged()
+        away(wires, how)
+        await unconfirmed(pair)
+        await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed'")
+        await pair.database.wait_password("secured", "first password")
+        await pair.first.end(signal.SIGKILL)
+        gap = await pair.drift("app-1", PATIENCE * 2)
+        say(f"away ({how}), leader killed: the gap", gap)
+        assert gap < 20.0 + SLACK
+        # It has seen no Secret: what it knows of the password is what the database holds.
+        await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed again'")
+        await pair.database.wait_password("secured", "first password")
+        assert pair.writers(logged) == ["first", "second"]
+        assert "session with PostgreSQL ended" not in pair.second.controller.log
+        await pair.first.start()  # with nothing known: it changes nothing, and says nothing
+        await anyio.sleep(5.0)
+        for one in wires:
+            one.mend()
+        await own.kube.apply("app-2", login=True, connectionLimit=8)
+        await pair.database.wait_role("app-2", lambda role: role["rolconnlimit"] == 8, "CONNECTION LIMIT 8")
+        await own.kube.wait_all_ready()
+        assert len([one for one in pair.writers(logged) if one == "first"]) <= 2
+
+
+async def test_one_that_cannot_reach_kubernetes_leaves_a_leader_that_can_in_peace(stage: Stage) -> None:
+    async with cluster(stage) as (pair, (_, wire_of_second)):
+        logged = pair.logged()
+        wire_of_second.freeze()
+        await pair.second.controller.wait_log("lease not read or taken", PATIENCE * 2)
+        await repairs(pair, anyio.current_time() + 20.0)
+        assert pair.writers(logged) == ["first"]
+        assert "enforcing" not in pair.second.controller.log
+        wire_of_second.mend()
+        await pair.second.stands_by()
+
+
+async def test_an_api_server_that_is_killed_and_comes_back_interrupts_no_repair(
+    own_api_server: ApiServer, servers: Servers, stage: Stage, say: Say
+) -> None:
+    kube = await make_kube(own_api_server)
+    folder = stage.folder / "own"
+    folder.mkdir()
+    async with servers.run() as postgres:
+        own = Stage(kube, postgres, folder)
+        async with replicas(own) as pair:
+            await pair.start()
+            await declare(own)
+            logged = pair.logged()
+            await own_api_server.kill()
+            took = await repairs(pair, anyio.current_time() + 20.0)
+            await unconfirmed(pair)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(own_api_server.start)
+                took += await repairs(pair, anyio.current_time() + 15.0)
+            say("API server killed and started: longest repair", max(took))
+            assert max(took) < SLACK
+            await pair.first.controller.wait_log("the lead is confirmed again")
+            assert pair.writers(logged) == ["first"]
+            await kube.wait_all_ready()
+
+
+async def test_rights_that_are_taken_away_end_what_is_done_without_kubernetes(stage: Stage) -> None:
+    """That is how an administrator stops it."""
+    server = stage.kube.server
+    async with cluster(stage) as (pair, wires):
+        away(wires, "cut")
+        await unconfirmed(pair)
+        await pair.drift("app-1")
+        path = "/apis/rbac.authorization.k8s.io/v1/namespaces/pgrole-system/rolebindings"
+        for binding in (await server.request("GET", path))["items"]:
+            if stage.kube.namespace in binding["metadata"]["name"]:
+                await server.request("DELETE", f"{path}/{binding['metadata']['name']}")
+        for one in wires:
+            one.mend()
+        await pair.first.controller.wait_log("lease not renewed", PATIENCE)
+
+        async def is_refused() -> bool:
+            return "Forbidden" in pair.first.controller.log and "Forbidden" in pair.second.controller.log
+
+        assert await reached(is_refused, PATIENCE)
+        await pair.database.execute('ALTER ROLE "app-1" CONNECTION LIMIT 99')
+        await pair.first.controller.wait_log("not leading any more")
+        await anyio.sleep(20.0)  # longer than a standby would wait
+        assert (await pair.database.role("app-1") or {})["rolconnlimit"] == 99
+
+
+@pytest.mark.parametrize("arguments", [(), ("--install", "false", "--poll-interval", "200ms")], ids=["watch", "poll"])
+async def test_a_superuser_suspends_all_changes_by_a_setting_of_the_home_database(
+    stage: Stage, arguments: tuple[str, ...]
+) -> None:
+    kube = stage.kube
+    controller = Controller(kube.server, stage.postgres.dsn(), stage.folder, "--namespace", kube.namespace, *arguments)
+    async with stage.database() as database, running(controller):
+        await kube.apply("app", login=True)
+        await kube.wait_ready("app")
+        await database.execute("ALTER DATABASE postgres SET pgrole.suspend = on")
+        await database.execute("ALTER ROLE app SUPERUSER")
+        await kube.wait_for("app", lambda obj: says(obj, "Suspended", "pgrole.suspend"), "Suspended")
+        await kube.apply("other", login=True)
+        await kube.wait_for("other", lambda obj: says(obj, "Suspended", "pgrole.suspend"), "Suspended")
+        assert await database.role("other") is None
+        assert (await database.role("app") or {})["rolsuper"]
+        await database.execute("ALTER DATABASE postgres RESET pgrole.suspend")
+        await kube.wait_all_ready()
+        assert not (await database.role("app") or {})["rolsuper"]
