@@ -23,7 +23,8 @@ from tests.servers import Servers
 AWAY = 60.0
 #: How much longer than promised something may take before a test fails, in seconds: the machine may be busy.
 SLACK = 10.0
-ROLES = 10
+#: So many that none is drifted five times within a minute, which would count as a contest.
+ROLES = 80
 
 How = Literal["freeze", "cut"]
 Say = Callable[[str, float], None]
