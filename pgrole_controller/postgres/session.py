@@ -124,6 +124,7 @@ class Session:
             ledger=self._ledger,
             system_identifier=self.identity.system_identifier,
             fence=self.fence,
+            superuser=self.identity.superuser,
         )
         try:
             return await carry_out(self._connection, plans, dialect)
