@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import disown as module
@@ -278,3 +279,33 @@ async def test_what_stood_in_the_way_is_said_when_time_runs_out_too(race: Race) 
         await blocker.execute("ROLLBACK")
     await race.converge()
     await race.drop(race.members)
+
+
+@pytest.mark.parametrize("piece", [1, 300])
+@pytest.mark.parametrize("encoding", ["UTF8", "LATIN1", "EUC_JP", "SQL_ASCII"])
+async def test_whatever_a_name_holds_and_is_encoded_in_its_table_is_handed_over(
+    race: Race, monkeypatch: pytest.MonkeyPatch, encoding: str, piece: int
+) -> None:
+    monkeypatch.setattr(module, "PIECE", piece)
+    await race.start("rô\"l'e % \\ 字")
+    name = await race.create_database("", f"TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+    superuser = await race.enter(name)
+    oid = await race.oid()
+    odd = ["t\"a'b %I %% $$ \\ ;--", "x" * 63, "日本" * 10 if encoding != "LATIN1" else "é" * 31]
+    for schema in odd:
+        await superuser.execute(f"CREATE SCHEMA {quote_identifier(schema)}")
+        for table in odd:
+            relation = f"{quote_identifier(schema)}.{quote_identifier(table)}"
+            await superuser.execute(f"CREATE TABLE {relation} (a serial)")
+    # the name of the role, in the encoding that it was made in, cannot be sent here
+    await superuser.execute(
+        f"DO $do$ DECLARE t record; BEGIN FOR t IN SELECT oid::regclass AS name FROM pg_class "
+        f"WHERE relkind = 'r' AND relnamespace >= 16384 LOOP EXECUTE format('ALTER TABLE %s OWNER TO %I', t.name, "
+        f"(SELECT rolname FROM pg_roles WHERE oid = {oid})); END LOOP; END $do$"
+    )
+    owned = "SELECT count(*) FROM pg_class WHERE relkind IN ('r', 'S') AND relowner = $1"
+    assert await superuser.fetchval(owned, oid) == 18
+    await race.disown()
+    assert await superuser.fetchval(owned, oid) == 0
+    assert await superuser.fetchval(owned.replace("$1", "$1::regrole"), race.heir) == 18
+    await race.drop()
