@@ -465,9 +465,9 @@ async def test_a_database_that_takes_no_connections_blocks_only_when_it_needs_th
 
 
 async def test_locks_of_one_namespace_hold_up_its_own_deletions_one_at_a_time(
-    kube: Kube, api_server: ApiServer, database: Database, make_database: MakeDatabase, role: str
+    kube: Kube, shared_api_server: ApiServer, database: Database, make_database: MakeDatabase, role: str
 ) -> None:
-    held, neighbour = await make_database(f"{role}_held"), await make_kube(api_server)
+    held, neighbour = await make_database(f"{role}_held"), await make_kube(shared_api_server)
     await kube.apply("heir", name=f"{role}_heir")
     names = [f"{role}_{number}" for number in range(4)]
     for name in names:
@@ -504,6 +504,7 @@ async def test_locks_of_one_namespace_hold_up_its_own_deletions_one_at_a_time(
         await neighbour.delete("app")
         await neighbour.wait_gone("app")
         tasks.cancel_scope.cancel()
+    await neighbour.delete_all()
     assert most == 1
     assert await owner(inside, "t") == f"{role}_n_heir"
     for name in names:
