@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 #: How many keys one visit takes at most: one query and one transaction.
 BATCH = 100
 
-#: How many roles are emptied at once, each on connections of its own, and how many of those are of one namespace: what a
-#: tenant's locks hold up delays its own deletions first.
+#: How many roles are emptied at once, each on connections of its own, and how many of those are of one namespace: a
+#: tenant's locks delay its own deletions first.
 EMPTYING = 4
 EMPTYING_OF_NAMESPACE = 1
 
