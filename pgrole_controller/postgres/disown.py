@@ -13,25 +13,27 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache, partial
 from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
-import asyncpg
 
 from pgrole_controller import resources
 from pgrole_controller.core.disown import Disown, Obstacle, blocked, check_new_owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
 from pgrole_controller.core.sqlstate import NOT_LEADING
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.answers import ask, number, reading, show, understanding
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.fence import Fence
 
 log = logging.getLogger(__name__)
 
-#: For one role in all databases. What is done by then stays done, and the next attempt goes on from there.
-DISOWN_SECONDS = 60.0
+#: For one role in all databases: others wait for their turn. What is done by then stays done, and the next attempt goes
+#: on from there.
+DISOWN_SECONDS = 20.0
 #: For its sessions to end when they are asked to.
 SESSIONS_SECONDS = 5.0
 _SESSIONS_EVERY = 0.05
@@ -43,7 +45,7 @@ PIECE = 300
 #: How often a database is begun with anew, when somebody makes something as the role meanwhile.
 ROUNDS = 8
 
-#: Raised by sql/disown/drop_owned.sql when something was made as the role since it was looked at: nothing was changed.
+#: Raised by sql/disown when something was made as the role, or renamed, since it was looked at: nothing was changed.
 MADE_MEANWHILE = "PGR03"
 
 #: Beside it, what concurrent changes of catalogs lead to: an object that was dropped or altered meanwhile.
@@ -65,14 +67,25 @@ Still: TypeAlias = Callable[[], Awaitable[None]]
 class _Emptying:
     """What is the same in each database: `place` is the home connection's row of sql/disown/place.sql.
 
-    `still` raises PgRoleError unless this process still leads.
+    `still` raises PgRoleError unless this process still leads. `obstacles` are collected here.
     """
 
     endpoint: Endpoint
     task: Disown
     settings: dict[str, str]
-    place: asyncpg.Record
+    place: "_Place"
     still: Still
+    obstacles: list[Obstacle]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a connection is, and as whom: a row of sql/disown/place.sql."""
+
+    system_identifier: int
+    started_at: datetime
+    acting_role: int
+    database: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,7 @@ class _Database:
 
     @property
     def shown(self) -> str:
-        return _shown(self.name)
+        return show(self.name)
 
 
 async def disown(
@@ -99,15 +112,18 @@ async def disown(
     or time ran out.
     """
     check_new_owner(task)
+    met: list[Obstacle] = []
     with anyio.move_on_after(deadline):
         async with connect(endpoint, "disown", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
             still = partial(_still, home, fence)
             new_owner = await _find_new_owner(home, task)
             await _end_sessions(home, task, still)
             if task.new_owner is not None:
-                await _empty(home, await _prepare(home, endpoint, task, new_owner, still))
+                await _empty(home, await _prepare(home, endpoint, task, new_owner, still, met))
         log.info("role was emptied", extra={"role": task.role, "new_owner": task.new_owner})
         return
+    if met:
+        raise blocked(task.role, met)
     raise Transient(
         Reason.PROGRESSING,
         f'role "{task.role}" was not emptied within {deadline:.0f} s: what is left is done next time',
@@ -120,26 +136,23 @@ async def _still(home: Connection, fence: Fence | None) -> None:
 
 
 async def _prepare(
-    home: Connection, endpoint: Endpoint, task: Disown, new_owner: int | None, still: Still
+    home: Connection, endpoint: Endpoint, task: Disown, new_owner: int | None, still: Still, met: list[Obstacle]
 ) -> _Emptying:
     oids = {"pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner), "pgrole.piece": str(PIECE)}
-    with speaking("disown"):
-        place = await home.fetchrow(_sql("place"))
-    if place is None:
-        raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of itself")
-    return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, place, still)
+    return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, await _find_place(home), still, met)
 
 
 async def _find_new_owner(home: Connection, task: Disown) -> int | None:
-    with speaking("disown"):
-        row = await home.fetchrow(_sql("roles"), task.oid, task.role, task.new_owner or "")
-    if row is None or not row["is_named"]:
+    rows = await ask(home, _sql("roles"), task.oid, task.role, task.new_owner or "")
+    with reading():
+        is_named, new_owner = bool(rows[0]["is_named"]), number(rows[0]["new_owner"])
+    if not is_named:
         raise Transient(Reason.PROGRESSING, f'role "{task.role}" is not the one that was looked at any more')
-    if task.new_owner is not None and row["new_owner"] is None:
+    if task.new_owner is not None and new_owner is None:
         raise blocked(task.role, [Obstacle("", f'spec.reassignOwnedTo: role "{task.new_owner}" does not exist')])
-    if task.new_owner_oid not in (None, row["new_owner"]):
+    if task.new_owner_oid not in (None, new_owner):
         raise Transient(Reason.PROGRESSING, f'role "{task.new_owner}" is not the one that was looked at any more')
-    return row["new_owner"]  # type: ignore[no-any-return]
+    return new_owner
 
 
 async def _end_sessions(home: Connection, task: Disown, still: Still) -> None:
@@ -156,22 +169,23 @@ async def _end_sessions(home: Connection, task: Disown, still: Still) -> None:
     if count:
         remedy = "they were asked to end and have not" if task.terminate else "spec.terminateSessions: true ends them"
         obstacles.append(Obstacle("", f"sessions of the role that are open: {count} ({remedy})"))
-    with speaking("disown"):
-        prepared = await home.fetch(_sql("prepared"), task.role)
-    obstacles.extend(
-        Obstacle(
-            _shown(row["database"]), f'its prepared transaction "{_shown(row["gid"])}" is neither committed nor not'
+    rows = await ask(home, _sql("prepared"), task.oid)
+    with reading():
+        obstacles.extend(
+            Obstacle(
+                show(row["database"]),
+                f'its prepared transaction "{show(row["gid"])}" is neither committed nor rolled back',
+            )
+            for row in rows
         )
-        for row in prepared
-    )
     if obstacles:
         raise blocked(task.role, obstacles)
 
 
 async def _count_sessions(home: Connection, task: Disown) -> int:
-    with speaking("disown"):
-        rows = await home.fetch(queries.inspect("sessions"), [task.oid])
-    return sum(row["count"] for row in rows)
+    rows = await ask(home, queries.inspect("sessions"), [task.oid])
+    with reading():
+        return sum(int(row["count"]) for row in rows)
 
 
 async def _empty(home: Connection, emptying: _Emptying) -> None:
@@ -184,16 +198,19 @@ async def _empty(home: Connection, emptying: _Emptying) -> None:
 
 async def _visit_each(home: Connection, emptying: _Emptying, work: Callable[[Connection], Awaitable[None]]) -> None:
     """Does `work` in each database that needs the role. Raises Waiting with all that stood in the way."""
-    with speaking("disown"):
-        rows = await home.fetch(_sql("databases"), emptying.task.oid)
-    obstacles: list[Obstacle] = []
-    for row in rows:
-        database = _Database(row["oid"], row["name"], row["connectable"], row["invalid"])
+    rows = await ask(home, _sql("databases"), emptying.task.oid)
+    with reading():
+        databases = [
+            _Database(int(row["oid"]), bytes(row["name"]), bool(row["connectable"]), bool(row["invalid"]))
+            for row in rows
+        ]
+    emptying.obstacles.clear()
+    for database in databases:
         words = _refuse_visit(database) or await _visit(home, emptying, database, work)
         if words:
-            obstacles.append(Obstacle(database.shown, words))
-    if obstacles:
-        raise blocked(emptying.task.role, obstacles)
+            emptying.obstacles.append(Obstacle(database.shown, words))
+    if emptying.obstacles:
+        raise blocked(emptying.task.role, emptying.obstacles)
 
 
 def _refuse_visit(database: _Database) -> str | None:
@@ -226,11 +243,11 @@ async def _try(
 ) -> str | None:
     try:
         there = emptying.endpoint.at(database.name.decode())
-        async with connect(there, "disown", **emptying.settings) as connection:
-            await _check_place(connection, emptying.place, database)
-            await work(connection)
-    except UnicodeDecodeError:
-        return "PostgreSQL refuses with a message in an encoding that cannot be read: REASSIGN OWNED there by hand"
+        with understanding():
+            async with connect(there, "disown", **emptying.settings) as connection:
+                await _check_place(connection, emptying.place, database)
+                await _check_triggers(connection)
+                await work(connection)
     except PgRoleError as error:
         if _sqlstate(error) == _DATABASE_IS_GONE or not await _exists(home, database):
             return None
@@ -239,23 +256,43 @@ async def _try(
 
 
 async def _exists(home: Connection, database: _Database) -> bool:
-    with speaking("disown"):
-        found = await home.fetchval("SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE oid = $1)", database.oid)
-    return bool(found)
+    query = "SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE oid = $1) AS found"
+    rows = await ask(home, query, database.oid)
+    with reading():
+        return bool(rows[0]["found"])
 
 
-async def _check_place(connection: Connection, home: asyncpg.Record, database: _Database) -> None:
+async def _find_place(connection: Connection) -> _Place:
+    rows = await ask(connection, _sql("place"))
+    with reading():
+        row = rows[0]
+        return _Place(int(row["system_identifier"]), row["started_at"], int(row["acting_role"]), int(row["database"]))
+
+
+async def _check_place(connection: Connection, home: _Place, database: _Database) -> None:
     """A pooler may lead elsewhere, and settings of the database may make us act as another role."""
-    with speaking("disown"):
-        place = await connection.fetchrow(_sql("place"))
-    if place is None or any(place[some] != home[some] for some in ("system_identifier", "started_at")):
+    place = await _find_place(connection)
+    if (place.system_identifier, place.started_at) != (home.system_identifier, home.started_at):
         raise Waiting(Reason.DROP_BLOCKED, "the same address leads to another server for this database")
-    if place["acting_role"] != home["acting_role"]:
+    if place.acting_role != home.acting_role:
         raise Waiting(
             Reason.DROP_BLOCKED, "its settings make the controller act as another role: ALTER DATABASE … RESET role"
         )
-    if place["database"] != database.oid:
+    if place.database != database.oid:
         raise Transient(Reason.PROGRESSING, "it was renamed meanwhile")
+
+
+async def _check_triggers(connection: Connection) -> None:
+    """What a tenant owns is not run by us."""
+    rows = await ask(connection, _sql("triggers"))
+    with reading():
+        names = ", ".join(f'"{show(row["name"])}"' for row in rows)
+    if names:
+        raise Waiting(
+            Reason.DROP_BLOCKED,
+            f"an event trigger would run a function of another role with the controller's privileges: {names}. "
+            "Give the function to a superuser, or ALTER EVENT TRIGGER … DISABLE",
+        )
 
 
 async def _hand_over(emptying: _Emptying, connection: Connection, *, drop: bool) -> None:
@@ -281,13 +318,14 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
     """Whether there was anything to hand over."""
     relations: int | None = None
     while True:
-        with speaking("disown"):
-            owned = await connection.fetchrow(_sql("owned"), emptying.task.oid)
-        if owned is None or not owned["anything"]:
+        rows = await ask(connection, _sql("owned"), emptying.task.oid)
+        with reading():
+            anything, count = bool(rows[0]["anything"]), int(rows[0]["relations"])
+        if not anything:
             return relations is not None
-        if owned["relations"] <= PIECE or (relations is not None and owned["relations"] >= relations):
+        if count <= PIECE or (relations is not None and count >= relations):
             break
-        relations = owned["relations"]
+        relations = count
         await _execute(emptying, connection, "reassign_some")
     await _execute(emptying, connection, "reassign")
     return True
@@ -295,17 +333,17 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
 
 async def _check_left(home: Connection, task: Disown) -> None:
     """Raises Waiting for what came to need the role meanwhile, or is about to."""
-    with speaking("disown"):
-        needs = await home.fetch(queries.inspect("needs"), [task.oid])
-        makers = await home.fetch(_sql("makers"), task.oid)
-    obstacles = [
-        Obstacle(row["database"], f"{row['count'] - row['members']} came to need the role meanwhile")
-        for row in needs
-        if row["count"] > row["members"]
-    ]
-    for row in makers:
-        who = f"the open transaction of process {row['pid']}" if row["pid"] else "a prepared transaction"
-        obstacles.append(Obstacle(_shown(row["database"] or b""), f"{who} is about to need the role"))
+    needs = await ask(home, queries.inspect("needs"), [task.oid])
+    makers = await ask(home, _sql("makers"), task.oid)
+    with reading():
+        obstacles = [
+            Obstacle(str(row["database"]), f"{row['count'] - row['members']} came to need the role meanwhile")
+            for row in needs
+            if row["count"] > row["members"]
+        ]
+        for row in makers:
+            who = f"the open transaction of process {int(row['pid'])}" if row["pid"] else "a prepared transaction"
+            obstacles.append(Obstacle(show(row["database"] or b""), f"{who} is about to need the role"))
     if obstacles:
         raise blocked(task.role, obstacles)
 
@@ -314,7 +352,7 @@ async def _execute(emptying: _Emptying, connection: Connection, name: str) -> No
     """One file as one message, which is one transaction; between two of them is where a task can be cancelled."""
     await emptying.still()
     await anyio.lowlevel.checkpoint()
-    with speaking("disown"), anyio.fail_after(STATEMENT_SECONDS, shield=True):
+    with speaking("disown"), understanding(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
         await connection.execute(_sql(name))
 
 
@@ -322,7 +360,7 @@ async def _execute(emptying: _Emptying, connection: Connection, name: str) -> No
 async def _refusing(task: Disown) -> AsyncIterator[None]:
     """What PostgreSQL refuses in here, of what the whole server shares, is said as what stands in the way."""
     try:
-        with speaking("disown"):
+        with speaking("disown"), understanding():
             yield
     except PgRoleError as error:
         raise blocked(task.role, [Obstacle("", _words(error))]) from error
@@ -340,10 +378,6 @@ def _words(error: PgRoleError) -> str:
 def _sqlstate(error: PgRoleError) -> str | None:
     code = getattr(error.__cause__, "sqlstate", None)
     return code if isinstance(code, str) else None
-
-
-def _shown(name: bytes) -> str:
-    return name.decode(errors="backslashreplace")
 
 
 @cache

@@ -147,6 +147,7 @@ class Session:
             fence=self.fence,
             enforcing=enforcing,
             suspends=self.installation is not Installation.OLDER,
+            superuser=self.identity.superuser,
         )
         try:
             return await carry_out(self._connection, plans, dialect)

@@ -16,7 +16,7 @@ from pgrole_controller.core.ddl import literal, statements
 from pgrole_controller.core.diff import Rename, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.postgres import queries
+from pgrole_controller.postgres import naming, queries
 from pgrole_controller.postgres.connection import Connection, speaking
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.ledger import Ledger
@@ -47,7 +47,8 @@ class Dialect:
     `parameter_grants`: parameters of superusers can be granted to others (15 and later). `ledger`: there is no schema
     pgrole, claims are kept in this one, for the server with this `system_identifier`. `fence`: this process's lead,
     which each transaction makes sure of. `enforcing`: Kubernetes cannot be reached, and each claim must still say what
-    was seen. `suspends`: schema pgrole knows `check_not_suspended`.
+    was seen. `suspends`: schema pgrole knows `check_not_suspended`. `superuser`: the controller's role is one, and may
+    lock the names of roles.
     """
 
     options: bool = True
@@ -58,17 +59,20 @@ class Dialect:
     fence: Fence | None = None
     enforcing: bool = False
     suspends: bool = True
+    superuser: bool = False
 
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
     begin = [statement.format(lock_timeout=lock_timeout) for statement in _BEGIN]
+    hold = naming.hold(plans) if dialect.superuser else []
+    verify = naming.verify(plans, held=dialect.superuser)
     if dialect.ledger is not None:
         begin.append(_ABANDONED)
         begin.append(queries.schemaless("take_turn"))
         begin.append(queries.schemaless("check_not_suspended"))
         rest = (statement for plan in plans for statement in _schemaless_statements(plan, dialect.options))
-        return ";\n".join((*begin, *rest))
+        return ";\n".join((*begin, *hold, *rest, *verify))
     if dialect.guarded:
         begin.append(queries.inspect("guard").strip())
     begin.append("SELECT pgrole.take_turn()")
@@ -78,7 +82,8 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
         begin.append(queries.schemaless("check_not_suspended"))
     if dialect.fence is not None and dialect.fence.statement is not None:
         begin.append(dialect.fence.statement)
-    return ";\n".join((*begin, *(statement for plan in plans for statement in _statements(plan, dialect))))
+    rest = (statement for plan in plans for statement in _statements(plan, dialect))
+    return ";\n".join((*begin, *hold, *rest, *verify))
 
 
 async def carry_out(connection: Connection, plans: Sequence[Plan], dialect: Dialect) -> list[PgRoleError | None]:
@@ -89,6 +94,9 @@ async def carry_out(connection: Connection, plans: Sequence[Plan], dialect: Dial
     if not plans:
         return []
     together = await _run(connection, plans, dialect, _TOGETHER)
+    if together is not None and is_lacking(together) and dialect.superuser:  # it may have ceased to be one
+        dialect = replace(dialect, superuser=False)
+        together = await _run(connection, plans, dialect, _TOGETHER)
     if together is not None and is_another_leading(together):
         raise together
     if together is None or connection.is_closed() or _concerns_all(together):

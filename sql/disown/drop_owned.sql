@@ -3,16 +3,23 @@
 -- What is dropped stays locked by this transaction and is not there any more: then all of this fails with PGR03, and
 -- nothing is done. What belongs to a role's privileges may go: a policy for this role alone, default privileges, user
 -- mappings, memberships that it granted.
+-- A superuser locks first what the name means; whoever else looks it up again at the end.
 DO $drop_owned$
 DECLARE
-    role_name CONSTANT name := (
-        SELECT r.rolname FROM pg_catalog.pg_roles AS r WHERE r.oid = current_setting('pgrole.role')::oid
-    );
+    role_oid CONSTANT oid := current_setting('pgrole.role')::oid;
+    role_name name;
 BEGIN
+    IF has_table_privilege('pg_catalog.pg_authid', 'UPDATE') THEN
+        PERFORM FROM pg_catalog.pg_authid AS a WHERE a.oid = role_oid FOR KEY SHARE;
+    END IF;
+    SELECT r.rolname INTO role_name FROM pg_catalog.pg_roles AS r WHERE r.oid = role_oid;
     IF role_name IS NULL THEN
         RAISE EXCEPTION 'the role was dropped' USING ERRCODE = 'PGR01';
     END IF;
     EXECUTE format('DROP OWNED BY %I', role_name);
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid = role_oid AND r.rolname = role_name) THEN
+        RAISE EXCEPTION 'the role was renamed meanwhile' USING ERRCODE = 'PGR03';
+    END IF;
     IF EXISTS (
         SELECT
         FROM pg_catalog.pg_locks AS l

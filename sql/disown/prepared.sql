@@ -1,6 +1,6 @@
 -- Which prepared transactions are a role's? Names come as bytes, in whatever encoding.
--- $1 name role
+-- $1 oid role
 SELECT textsend(x.database::text) AS database, textsend(x.gid) AS gid
-FROM pg_catalog.pg_prepared_xacts AS x
-WHERE x.owner = $1::name
+FROM pg_catalog.pg_prepared_xacts AS x JOIN pg_catalog.pg_roles AS r ON r.rolname = x.owner
+WHERE r.oid = $1::oid
 ORDER BY x.prepared, x.gid

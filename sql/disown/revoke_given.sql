@@ -1,5 +1,6 @@
 -- Revokes the memberships that the role granted, with what was granted by them: since PostgreSQL 16 a grantor cannot be
--- dropped, before it is not minded. Setting of the session: pgrole.role, its oid.
+-- dropped, before it is not minded. Setting of the session: pgrole.role, its oid. A superuser locks what the names mean;
+-- whoever else looks whether it was that membership. Fails with PGR03 when a name has changed: nothing is done.
 DO $revoke_given$
 DECLARE
     given record;
@@ -7,8 +8,20 @@ BEGIN
     IF current_setting('server_version_num')::int < 160000 THEN
         RETURN;
     END IF;
+    IF has_table_privilege('pg_catalog.pg_authid', 'UPDATE') THEN
+        PERFORM
+        FROM pg_catalog.pg_authid AS a
+        WHERE a.oid IN (
+            SELECT unnest(ARRAY[m.roleid, m.member, m.grantor])
+            FROM pg_catalog.pg_auth_members AS m
+            WHERE m.grantor = current_setting('pgrole.role')::oid
+        )
+        ORDER BY a.oid
+        FOR KEY SHARE OF a;
+    END IF;
     FOR given IN
-        SELECT g.rolname AS role, m.rolname AS member, b.rolname AS grantor
+        SELECT a.roleid, a.member AS member_oid, a.grantor AS grantor_oid,
+               g.rolname AS role, m.rolname AS member, b.rolname AS grantor
         FROM pg_catalog.pg_auth_members AS a
         JOIN pg_catalog.pg_roles AS g ON g.oid = a.roleid
         JOIN pg_catalog.pg_roles AS m ON m.oid = a.member
@@ -16,6 +29,13 @@ BEGIN
         WHERE a.grantor = current_setting('pgrole.role')::oid AND a.grantor NOT IN (a.roleid, a.member)
     LOOP
         EXECUTE format('REVOKE %I FROM %I GRANTED BY %I CASCADE', given.role, given.member, given.grantor);
+        IF EXISTS (
+            SELECT
+            FROM pg_catalog.pg_auth_members AS a
+            WHERE a.roleid = given.roleid AND a.member = given.member_oid AND a.grantor = given.grantor_oid
+        ) THEN
+            RAISE EXCEPTION 'a role was renamed meanwhile' USING ERRCODE = 'PGR03';
+        END IF;
     END LOOP;
 END
 $revoke_given$

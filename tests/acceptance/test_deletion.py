@@ -464,6 +464,53 @@ async def test_a_database_that_takes_no_connections_blocks_only_when_it_needs_th
     assert await owner(shut, "t") == f"{role}_heir"
 
 
+async def test_locks_of_one_namespace_hold_up_its_own_deletions_one_at_a_time(
+    kube: Kube, shared_api_server: ApiServer, database: Database, make_database: MakeDatabase, role: str
+) -> None:
+    held, neighbour = await make_database(f"{role}_held"), await make_kube(shared_api_server)
+    await kube.apply("heir", name=f"{role}_heir")
+    names = [f"{role}_{number}" for number in range(4)]
+    for name in names:
+        spec = {"name": name, "login": True, "deletionPolicy": "Drop", "reassignOwnedTo": f"{role}_heir"}
+        await kube.apply(name.replace("_", "-"), **spec)
+        await kube.wait_ready(name.replace("_", "-"))
+        await held.execute(f"CREATE TABLE t_{name} (); ALTER TABLE t_{name} OWNER TO {name}")
+    await declare(neighbour, f"{role}_n", reassignOwnedTo=f"{role}_n_heir")
+    inside = await make_database(f"{role}_free")
+    await inside.execute(f"CREATE TABLE t (); ALTER TABLE t OWNER TO {role}_n")
+    waiting = HELD.replace("EXISTS (SELECT FROM", "(SELECT count(*) FROM").format(f"'{role}_held'")
+    most = 0
+    async with held.connection.transaction(), anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, int(str(await database.fetchval(waiting))))
+                await anyio.sleep(0.01)
+
+        for name in names:
+            await held.execute(f"LOCK TABLE t_{name} IN ACCESS EXCLUSIVE MODE")
+            await kube.delete(name.replace("_", "-"))
+        login = f"SELECT count(*) FROM pg_roles WHERE rolcanlogin AND rolname = ANY (ARRAY{names})"
+        await database.wait_value(login, 0)
+        await database.wait_value(HELD.format(f"'{role}_held'"), True)
+        tasks.start_soon(watch)
+        for name in names:
+            await kube.wait_for(
+                name.replace("_", "-"),
+                lambda obj: says(obj, "DropBlocked", f"{role}_held", "a lock was not free"),
+                name,
+            )
+        await neighbour.delete("app")
+        await neighbour.wait_gone("app")
+        tasks.cancel_scope.cancel()
+    await neighbour.delete_all()
+    assert most == 1
+    assert await owner(inside, "t") == f"{role}_n_heir"
+    for name in names:
+        await kube.wait_gone(name.replace("_", "-"))
+
+
 class TestWhatComesBetween:
     @pytest.mark.parametrize("held", ["one", "three", "two"])
     @pytest.mark.parametrize("broken", ["stopped", "killed", "server"])

@@ -1,0 +1,311 @@
+"""postgres: whatever is renamed, swapped or given away while a role is emptied, nothing of others is taken."""
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.ddl import quote_identifier
+from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import disown as module
+from pgrole_controller.postgres.connection import Connection, Endpoint
+from tests.integration.test_disown import SETTINGS, WAITS, Trial, reached
+from tests.servers import Servers
+
+OWNER = "SELECT relowner FROM pg_class WHERE oid = $1"
+BOTH = pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
+
+#: What is done to schema mine of the role and schema theirs of the team, by who has locked the tables of the role.
+MEANWHILE = {
+    "schemas renamed": "ALTER SCHEMA mine RENAME TO gone; ALTER SCHEMA theirs RENAME TO mine",
+    "tables renamed": "ALTER TABLE mine.t RENAME TO x; ALTER TABLE mine.u RENAME TO y;"
+    "ALTER TABLE theirs.t SET SCHEMA mine; ALTER TABLE theirs.u SET SCHEMA mine",
+    "tables swapped": "ALTER TABLE mine.t RENAME TO x; ALTER TABLE mine.u RENAME TO y;"
+    "ALTER TABLE theirs.t SET SCHEMA mine; ALTER TABLE theirs.u SET SCHEMA mine;"
+    "ALTER TABLE mine.x SET SCHEMA theirs; ALTER TABLE mine.y SET SCHEMA theirs",
+    "dropped, and made by others": "DROP TABLE mine.t, mine.u; "
+    "CREATE TABLE mine.t (a int); CREATE TABLE mine.u (a int);"
+    "ALTER TABLE mine.t OWNER TO {team}; ALTER TABLE mine.u OWNER TO {team}",
+    "a sequence of theirs": "ALTER SCHEMA mine RENAME TO gone; ALTER SCHEMA theirs RENAME TO mine;"
+    "ALTER SEQUENCE gone.q OWNED BY gone.t.a",
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run(settings=SETTINGS) as own:
+        yield own
+
+
+class Race(Trial):
+    """`team` is another team's role; the controller has its privileges too, and could do it harm."""
+
+    team: str = ""
+    endpoint: Endpoint | None = None
+    members: int = 0  # the controller, where it has to be one
+
+    async def oid_of(self, connection: Connection, relation: str) -> int:
+        return int(await connection.fetchval("SELECT $1::regclass::oid", relation))
+
+    async def prepare(self, *, superuser: bool) -> None:
+        self.team = f"team_{self.tag}"
+        await self.home.execute(f"CREATE ROLE {self.team}; SET lock_timeout = '300ms'")
+        if not superuser:
+            user = f"controller_{self.tag}"
+            await self.home.execute(f"CREATE ROLE {user} LOGIN CREATEROLE PASSWORD 'p'")
+            await self.home.execute(f"GRANT {self.q}, {self.heir}, {self.team} TO {user}")
+            self.members = 1
+            self.endpoint = Endpoint(self.server.dsn(user, password="p"))
+
+    async def stage(self) -> Connection:
+        """A superuser's session in a database where both have two tables of the same names."""
+        name = await self.create_database()
+        setup = (
+            f"CREATE SCHEMA mine AUTHORIZATION {self.q}; CREATE SCHEMA theirs AUTHORIZATION {self.team};"
+            f"GRANT ALL ON SCHEMA mine, theirs TO {self.heir}; GRANT CREATE ON DATABASE {name} TO PUBLIC;"
+        )
+        for schema, owner in (("mine", self.q), ("theirs", self.team)):
+            for table in ("t", "u"):
+                setup += f"CREATE TABLE {schema}.{table} (a int); ALTER TABLE {schema}.{table} OWNER TO {owner};"
+            setup += f"CREATE SEQUENCE {schema}.q; ALTER SEQUENCE {schema}.q OWNER TO {owner};"
+        return await self.enter(name, "postgres", setup)
+
+    async def empty_during(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Empties the role, which waits for a lock; then `work`, and again until it is empty."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.attempt)
+            await reached(self.home, WAITS)
+            await work()
+        await self.converge()
+
+    async def attempt(self) -> None:
+        try:
+            await self.disown(self.endpoint)
+        except PgRoleError as error:
+            assert error.reason in {Reason.DROP_BLOCKED, Reason.PROGRESSING}, error  # noqa: PT017
+
+    async def converge(self) -> None:
+        await self.disown(self.endpoint)
+
+    async def swap(self, one: str, other: str) -> bool:
+        """Whether two roles could be given each other's names."""
+        try:
+            await self.home.execute(
+                f"BEGIN; ALTER ROLE {one} RENAME TO swapping; ALTER ROLE {other} RENAME TO {one};"
+                f"ALTER ROLE swapping RENAME TO {other}; COMMIT"
+            )
+        except asyncpg.LockNotAvailableError:
+            await self.home.execute("ROLLBACK")
+            return False
+        return True
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def race(server: PostgresServer) -> AsyncIterator[Race]:
+    home: Connection = await asyncpg.connect(server.dsn())
+    try:
+        async with AsyncExitStack() as stack:
+            race = Race(server, home, stack, secrets.token_hex(3))
+            await race.start("ro")
+            yield race
+        for name in race.databases:
+            await home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    finally:
+        await home.close()
+
+
+@BOTH
+@pytest.mark.parametrize("piece", [1, 300])
+@pytest.mark.parametrize("meanwhile", list(MEANWHILE))
+async def test_a_table_of_others_that_gets_the_name_of_one_of_the_role_stays_theirs(
+    race: Race, monkeypatch: pytest.MonkeyPatch, meanwhile: str, piece: int, superuser: bool
+) -> None:
+    monkeypatch.setattr(module, "PIECE", piece)
+    await race.prepare(superuser=superuser)
+    holder = await race.stage()
+    theirs = [await race.oid_of(holder, name) for name in ("theirs.t", "theirs.u", "theirs.q")]
+    mine = [await race.oid_of(holder, name) for name in ("mine.t", "mine.u", "mine.q")]
+    await holder.execute("BEGIN; LOCK TABLE mine.t, mine.u")
+
+    async def work() -> None:
+        try:
+            await holder.execute(MEANWHILE[meanwhile].format(team=race.team))
+            await holder.execute("COMMIT")
+        except (asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError):
+            await holder.execute("ROLLBACK")
+
+    await race.empty_during(work)
+    team, heir = [
+        await holder.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name) for name in (race.team, race.heir)
+    ]
+    assert [await holder.fetchval(OWNER, oid) for oid in theirs] == [team] * 3
+    assert {await holder.fetchval(OWNER, oid) for oid in mine} <= {heir, None}
+    others = "SELECT count(*) FROM pg_class WHERE relowner = $1 AND relkind IN ('r', 'S') AND NOT oid = ANY ($2)"
+    assert await holder.fetchval(others, heir, mine) == 0
+    await race.drop(race.members)
+
+
+@pytest.mark.parametrize("piece", [1, 300])
+async def test_what_is_given_to_others_before_its_turn_stays_theirs(
+    race: Race, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(module, "PIECE", piece)
+    await race.prepare(superuser=True)
+    giver = await race.stage()
+    await giver.execute(
+        f"CREATE FUNCTION mine.f() RETURNS int LANGUAGE sql AS 'SELECT 1'; ALTER FUNCTION mine.f() OWNER TO {race.q};"
+        f"BEGIN; ALTER TABLE mine.t OWNER TO {race.team}; ALTER TABLE mine.u OWNER TO {race.team};"
+        f"ALTER FUNCTION mine.f() OWNER TO {race.team}"
+    )
+
+    async def work() -> None:
+        await giver.execute("COMMIT")
+
+    await race.empty_during(work)
+    assert await race.owner(giver, "mine.t") == race.team
+    assert await race.owner(giver, "mine.u") == race.team
+    assert await race.owner(giver, "mine.q") == race.heir
+    assert await giver.fetchval("SELECT proowner::regrole::text FROM pg_proc WHERE proname = 'f'") == race.team
+    await race.drop(race.members)
+
+
+#: What makes the statement wait, after its text was made (DROP OWNED) or while it is executed.
+HOLDS = {
+    "REASSIGN OWNED": "BEGIN; LOCK TABLE mine.t",
+    "DROP OWNED": "CREATE FUNCTION hold() RETURNS event_trigger LANGUAGE plpgsql "
+    "AS 'BEGIN PERFORM pg_advisory_xact_lock(7); END';"
+    "CREATE EVENT TRIGGER hold ON ddl_command_start WHEN TAG IN ('DROP OWNED') EXECUTE FUNCTION hold();"
+    "SELECT pg_advisory_lock(7)",
+}
+RELEASES = {"REASSIGN OWNED": "COMMIT", "DROP OWNED": "SELECT pg_advisory_unlock(7)"}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("statement", "swapped"), [("REASSIGN OWNED", "role"), ("REASSIGN OWNED", "heir"), ("DROP OWNED", "role")]
+)
+async def test_roles_that_swap_names_meanwhile_keep_what_is_theirs(
+    race: Race, statement: str, swapped: str, superuser: bool
+) -> None:
+    await race.prepare(superuser=superuser)
+    holder = await race.stage()
+    await holder.execute(f"GRANT USAGE ON SCHEMA mine TO {race.team}; GRANT USAGE ON SCHEMA theirs TO {race.q}")
+    one = {"role": race.role, "heir": race.heir}[swapped]
+    team, heir = [
+        await holder.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name) for name in (race.team, race.heir)
+    ]
+    mine, theirs = [await race.oid_of(holder, name) for name in ("mine.t", "theirs.t")]
+    await holder.execute(HOLDS[statement])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(race.attempt)
+        await reached(race.home, WAITS)
+        done = await race.swap(one, race.team)
+        await holder.execute(RELEASES[statement])
+    assert done is not superuser  # who may lock the names keeps them
+    if done:
+        assert await race.swap(one, race.team)
+    await race.converge()
+    assert await holder.fetchval(OWNER, theirs) == team
+    assert await holder.fetchval(OWNER, mine) == heir
+    acl = "SELECT count(*) FROM pg_namespace AS n, aclexplode(n.nspacl) AS a WHERE nspname = 'mine' AND grantee = $1"
+    assert await holder.fetchval(acl, team) == 1
+    await race.drop(race.members)
+
+
+@BOTH
+@pytest.mark.since(16, "grants by several grantors")
+async def test_memberships_that_others_granted_are_not_revoked_when_grantors_swap_names(
+    race: Race, superuser: bool
+) -> None:
+    await race.prepare(superuser=superuser)
+    groups, member = [f"g{number}_{race.tag}" for number in (1, 2)], f"member_{race.tag}"
+    await race.home.execute(f"CREATE ROLE {member}")
+    for group in groups:
+        await race.home.execute(f"CREATE ROLE {group}; GRANT {group} TO {race.q}, {race.team} WITH ADMIN OPTION")
+        for grantor in (race.q, race.team):
+            await race.home.execute(f"SET ROLE {grantor}; GRANT {group} TO {member}; RESET ROLE")
+    holder = await race.enter("postgres", "postgres", "BEGIN", *(f"COMMENT ON ROLE {g} IS 'held'" for g in groups))
+    team = await race.home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", race.team)
+    done: list[bool] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(race.attempt)
+        await reached(race.home, WAITS)
+        done.append(await race.swap(race.q, race.team))
+        await holder.execute("ROLLBACK")
+    assert done == [not superuser]
+    granted = "SELECT count(*) FROM pg_auth_members WHERE grantor = $1 AND member = $2::regrole"
+    assert await race.home.fetchval(granted, team, member) == 2
+    if done == [True]:
+        assert await race.swap(race.q, race.team)
+    await race.converge()
+    assert await race.home.fetchval(granted, team, member) == 2
+    await race.drop(race.members)
+
+
+async def test_a_function_of_a_tenant_that_an_event_trigger_calls_is_not_run_by_us(race: Race) -> None:
+    await race.prepare(superuser=True)
+    superuser = await race.stage()
+    await superuser.execute(
+        "CREATE FUNCTION sneak() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'ran'; END $$;"
+        "CREATE EVENT TRIGGER \"sne'ak\" ON ddl_command_start WHEN TAG IN ('DROP OWNED') EXECUTE FUNCTION sneak();"
+        "CREATE EVENT TRIGGER elsewhere ON ddl_command_start WHEN TAG IN ('CREATE CAST') EXECUTE FUNCTION sneak();"
+        f"ALTER FUNCTION sneak() OWNER TO {race.team}"
+    )
+    message = await race.refused()
+    assert race.databases[0] in message
+    assert '"sne\'ak"' in message
+    assert "elsewhere" not in message
+    assert await race.owner(superuser, "mine.t") == race.role
+    await superuser.execute('ALTER EVENT TRIGGER "sne\'ak" DISABLE')
+    await race.converge()
+    await race.drop(race.members)
+
+
+async def test_what_stood_in_the_way_is_said_when_time_runs_out_too(race: Race) -> None:
+    await race.prepare(superuser=True)
+    blockers = [await race.stage() for _ in range(6)]
+    for blocker in blockers:
+        await blocker.execute("BEGIN; LOCK TABLE mine.t")
+    with pytest.raises(Waiting) as raised:
+        await race.disown(deadline=8.0)
+    assert raised.value.reason is Reason.DROP_BLOCKED
+    assert f'in database "{race.databases[0]}": a lock was not free in time' in raised.value.message
+    for blocker in blockers:
+        await blocker.execute("ROLLBACK")
+    await race.converge()
+    await race.drop(race.members)
+
+
+@pytest.mark.parametrize("piece", [1, 300])
+@pytest.mark.parametrize("encoding", ["UTF8", "LATIN1", "EUC_JP", "SQL_ASCII"])
+async def test_whatever_a_name_holds_and_is_encoded_in_its_table_is_handed_over(
+    race: Race, monkeypatch: pytest.MonkeyPatch, encoding: str, piece: int
+) -> None:
+    monkeypatch.setattr(module, "PIECE", piece)
+    await race.start("rô\"l'e % \\ 字")
+    name = await race.create_database("", f"TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+    superuser = await race.enter(name)
+    oid = await race.oid()
+    odd = ["t\"a'b %I %% $$ \\ ;--", "x" * 63, "日本" * 10 if encoding != "LATIN1" else "é" * 31]
+    for schema in odd:
+        await superuser.execute(f"CREATE SCHEMA {quote_identifier(schema)}")
+        for table in odd:
+            relation = f"{quote_identifier(schema)}.{quote_identifier(table)}"
+            await superuser.execute(f"CREATE TABLE {relation} (a serial)")
+    # the name of the role, in the encoding that it was made in, cannot be sent here
+    await superuser.execute(
+        f"DO $do$ DECLARE t record; BEGIN FOR t IN SELECT oid::regclass AS name FROM pg_class "
+        f"WHERE relkind = 'r' AND relnamespace >= 16384 LOOP EXECUTE format('ALTER TABLE %s OWNER TO %I', t.name, "
+        f"(SELECT rolname FROM pg_roles WHERE oid = {oid})); END LOOP; END $do$"
+    )
+    owned = "SELECT count(*) FROM pg_class WHERE relkind IN ('r', 'S') AND relowner = $1"
+    assert await superuser.fetchval(owned, oid) == 18
+    await race.disown()
+    assert await superuser.fetchval(owned, oid) == 0
+    assert await superuser.fetchval(owned.replace("$1", "$1::regrole"), race.heir) == 18
+    await race.drop()

@@ -1,0 +1,238 @@
+"""postgres/naming.py: statements name roles, and whatever is renamed meanwhile, no other role is altered or dropped."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.ddl import quote_identifier
+from pgrole_controller.core.diff import (
+    Change,
+    Create,
+    Drop,
+    GrantMembership,
+    Rename,
+    RevokeMembership,
+    SetAttribute,
+    SetComment,
+    SetParameter,
+)
+from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.membership import Membership
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.role import Role
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.inspect import identify
+from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.transaction import Dialect, carry_out
+from tests.servers import Servers
+
+DEADLINE = 60.0
+#: 63 bytes, and whatever a name can hold.
+OURS = "o\"u'r$s %s \\ " + "日" * 16 + "xy"
+THEIRS = "theirs"
+GROUP = "gr'o\"up"
+
+#: What may be carried out after something that waits, each of which is told by `EVERYTHING`.
+CHANGES: dict[str, Change] = {
+    "attribute": SetAttribute(OURS, "createdb", True),
+    "rename": Rename(OURS, "renamed"),
+    "comment": SetComment(OURS, "by us"),
+    "grant": GrantMembership(OURS, Membership(GROUP)),
+    "revoke": RevokeMembership(OURS, "before", ("postgres",)),
+    "setting": SetParameter(OURS, None, "work_mem", "1MB"),
+    "setting in a database": SetParameter(OURS, "postgres", "work_mem", "1MB"),
+    "reset": SetParameter(OURS, None, "app.x", None),
+    "drop": Drop(OURS),
+}
+
+#: What somebody else does to the names meanwhile.
+MEANWHILE = {
+    "swapped": f"ALTER ROLE {quote_identifier(OURS)} RENAME TO away; "
+    f"ALTER ROLE {THEIRS} RENAME TO {quote_identifier(OURS)}",
+    "made again": f"DROP ROLE {quote_identifier(OURS)}; CREATE ROLE {quote_identifier(OURS)} SUPERUSER",
+}
+
+EVERYTHING = """
+SELECT jsonb_build_object(
+    'role', (SELECT to_jsonb(r) - 'rolname' - 'rolpassword' FROM pg_roles AS r WHERE r.oid = $1),
+    'comment', shobj_description($1, 'pg_authid'),
+    'groups', ARRAY(SELECT m.roleid::regrole::text FROM pg_auth_members AS m WHERE m.member = $1 ORDER BY 1),
+    'settings', ARRAY(SELECT s.setconfig::text FROM pg_db_role_setting AS s WHERE s.setrole = $1 ORDER BY 1)
+)::text
+"""
+
+WAITS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
+
+
+@dataclass
+class Scene:
+    """`ours` and `theirs` are the oids; what `holder` holds makes a COMMENT on our role wait."""
+
+    writer: Connection
+    holder: Connection
+    hand: Connection
+    ours: int
+    theirs: int
+    dialect: Dialect
+
+    def plan(self, *changes: Change) -> Plan:
+        return Plan(OURS, changes, self.ours, OURS)
+
+    async def everything(self, oid: int) -> str | None:
+        found = await self.hand.fetchval(EVERYTHING, oid)
+        return None if found is None else str(found)
+
+    async def carry_out_during(self, statements: str, *plans: Plan) -> tuple[list[PgRoleError | None], bool]:
+        """What came of the plans, which wait first, and whether the statements were committed while they did."""
+        results: list[PgRoleError | None] = []
+        done = False
+
+        async def carry() -> None:
+            results.extend(await carry_out(self.writer, plans, self.dialect))
+
+        await self.holder.execute(f"BEGIN; COMMENT ON ROLE {quote_identifier(OURS)} IS 'held'")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(carry)
+            await reached(self.hand, WAITS, self.writer.get_server_pid())
+            try:
+                await self.holder.execute(statements)
+                done = True
+            except asyncpg.LockNotAvailableError:
+                pass
+            await self.holder.execute("COMMIT" if done else "ROLLBACK")
+        return results, done
+
+
+async def reached(connection: Connection, query: str, *arguments: object) -> None:
+    with anyio.fail_after(DEADLINE):
+        while not await connection.fetchval(query, *arguments):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+async def find(connection: Connection, name: str) -> int | None:
+    found = await connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
+    return None if found is None else int(found)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=["schema", "schemaless"])
+async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> AsyncIterator[Scene]:
+    async with (
+        connect(Endpoint(server.dsn()), "test") as writer,
+        connect(Endpoint(server.dsn()), "holder", lock_timeout="300ms") as holder,
+        connect(Endpoint(server.dsn()), "hand") as hand,
+    ):
+        identity = await identify(hand)
+        version = identity.version_number >= 160000
+        if request.param == "schema":
+            await install(hand)
+            dialect = Dialect(options=version)
+        else:
+            ledger = Ledger().open(identity.system_identifier)
+            dialect = Dialect(options=version, ledger=ledger, system_identifier=identity.system_identifier)
+        ours = quote_identifier(OURS)
+        await hand.execute(
+            f"CREATE ROLE {ours}; CREATE ROLE {THEIRS}; CREATE ROLE {quote_identifier(GROUP)}; CREATE ROLE before;"
+            f"GRANT before TO {ours}; GRANT before TO {THEIRS};"
+            f"ALTER ROLE {ours} SET app.x = '1'; ALTER ROLE {THEIRS} SET app.x = '1'; COMMENT ON ROLE {THEIRS} IS 'c'"
+        )
+        try:
+            oids = [await find(hand, name) for name in (OURS, THEIRS)]
+            assert None not in oids
+            yield Scene(writer, holder, hand, oids[0] or 0, oids[1] or 0, dialect)
+        finally:
+            for name in (OURS, THEIRS, GROUP, "before", "away", "renamed"):
+                await hand.execute(f"DROP ROLE IF EXISTS {quote_identifier(name)}")
+
+
+@pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
+@pytest.mark.parametrize("meanwhile", list(MEANWHILE))
+@pytest.mark.parametrize("kind", list(CHANGES))
+async def test_whatever_is_renamed_meanwhile_no_other_role_is_touched(
+    scene: Scene, kind: str, meanwhile: str, superuser: bool
+) -> None:
+    scene.dialect = replace(scene.dialect, superuser=superuser)
+    before = await scene.everything(scene.theirs)
+    plan = scene.plan(SetComment(OURS, "waits"), CHANGES[kind])
+    (failure,), done = await scene.carry_out_during(MEANWHILE[meanwhile], plan)
+    assert done is not superuser  # who may lock the names keeps them
+    assert await scene.everything(scene.theirs) == before
+    if done:
+        assert failure is not None
+        assert failure.reason is Reason.PROGRESSING
+        named = await find(scene.hand, OURS)
+        assert named not in (None, scene.ours)
+        assert await scene.hand.fetchval("SELECT shobj_description($1, 'pg_authid')", named) != "waits"
+    else:
+        assert failure is None
+        gone = await scene.hand.fetchval("SELECT NOT EXISTS (SELECT FROM pg_roles WHERE oid = $1)", scene.ours)
+        assert gone is (kind == "drop")
+
+
+@pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
+async def test_a_plan_that_meets_its_own_role_is_carried_out_and_the_others_of_its_batch_too(
+    scene: Scene, superuser: bool
+) -> None:
+    scene.dialect = replace(scene.dialect, superuser=superuser)
+    plans = [
+        scene.plan(Rename(OURS, "renamed"), SetAttribute("renamed", "login", True)),
+        Plan(THEIRS, (Drop(THEIRS),), scene.theirs, THEIRS),
+        Plan("away", (Create(Role("away")),), None, "away"),
+    ]
+    assert await carry_out(scene.writer, plans, scene.dialect) == [None, None, None]
+    assert await find(scene.hand, "renamed") == scene.ours
+    assert await find(scene.hand, THEIRS) is None
+    assert await find(scene.hand, "away") is not None
+
+
+async def test_names_that_go_round_in_one_batch_are_verified_as_they_are_at_its_end(scene: Scene) -> None:
+    plans = [
+        Plan(THEIRS, (Drop(THEIRS),), scene.theirs, THEIRS),
+        scene.plan(Rename(OURS, THEIRS)),
+    ]
+    assert await carry_out(scene.writer, plans, scene.dialect) == [None, None]
+    assert await find(scene.hand, THEIRS) == scene.ours
+
+
+async def test_only_renaming_and_dropping_wait_for_a_name_that_is_held(scene: Scene) -> None:
+    """Who holds a name holds up nobody who changes the role, or makes others its members."""
+    ours = quote_identifier(OURS)
+    async with scene.writer.transaction():
+        await scene.writer.execute(f"SELECT FROM pg_catalog.pg_authid AS a WHERE a.oid = {scene.ours} FOR KEY SHARE")
+        for statement in (f"ALTER ROLE {ours} LOGIN", f"GRANT {ours} TO {THEIRS}", f"ALTER ROLE {ours} SET a.b = 'c'"):
+            await scene.holder.execute(statement)
+        for statement in (f"ALTER ROLE {ours} RENAME TO away", f"DROP ROLE {ours}"):
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await scene.holder.execute(statement)
+
+
+async def test_a_controller_that_ceased_to_be_a_superuser_goes_on_without_locking(
+    scene: Scene, server: PostgresServer
+) -> None:
+    await scene.hand.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
+    if scene.hand.get_server_version().major >= 16:
+        await scene.hand.execute(f"GRANT {quote_identifier(OURS)} TO steward WITH ADMIN OPTION")
+    if scene.dialect.ledger is None:
+        await scene.hand.execute(
+            "GRANT USAGE ON SCHEMA pgrole TO steward; GRANT ALL ON ALL TABLES IN SCHEMA pgrole TO steward;"
+            "GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO steward"
+        )
+    try:
+        async with connect(Endpoint(server.dsn("steward", password="p")), "test") as steward:
+            dialect = replace(scene.dialect, superuser=True)
+            plan = scene.plan(SetAttribute(OURS, "login", True))
+            assert await carry_out(steward, [plan], dialect) == [None]
+            assert await carry_out(steward, [scene.plan(Drop(OURS))], dialect) == [None]
+    finally:
+        await scene.hand.execute("DROP OWNED BY steward; DROP ROLE steward")
