@@ -1,9 +1,11 @@
 -- Observes for as long as `lasting` whenever a transaction with an id has ended, to be CALLed as the only statement of its
 -- message, again and again.
 --
--- Each `tick` compares snapshots, which costs the same at any number of roles. Ticks that see no change share a transaction
--- of up to a second: each expression has a snapshot of its own, one that is held over holds back nothing while no
--- transaction with an id ends, and the first tick that sees one end commits. A tick is one expression: each more costs.
+-- Each `tick` compares snapshots, which costs the same at any number of roles, and is one expression, since each more costs.
+-- Ticks that see no change share a transaction: each expression has a snapshot of its own, and the one that the transaction
+-- holds keeps nothing from vacuum while no transaction with an id ends; the first tick that sees one end commits. CREATE
+-- INDEX CONCURRENTLY waits for such a snapshot all the same, so a transaction lasts no longer than nothing has changed, and
+-- a second at most.
 --
 -- A look at the catalogs costs more with more roles, so after one there is none for `rest` times what it took, and a little
 -- more. What it took when there was something to do does not count: changes are rare, and the next one shall not wait for
@@ -27,6 +29,8 @@ DECLARE
     pause   float8;
     ends    float8;
     clock   float8;
+    changed boolean;
+    moved   float8;
     free_at float8;
     took    float8;
     before  float8;
@@ -44,8 +48,9 @@ BEGIN
     clock := date_part('epoch', clock_timestamp());
     ends := clock + date_part('epoch', lasting);
     free_at := clock;
+    moved := clock;
     LOOP
-        until := to_timestamp(least(clock + shared, ends));
+        until := to_timestamp(least(clock + least(greatest(clock - moved, pause), shared), ends));
         WHILE CASE
             WHEN pg_current_snapshot()::text IS DISTINCT FROM seen THEN false
             WHEN clock_timestamp() >= until THEN false
@@ -54,12 +59,16 @@ BEGIN
         END LOOP;
 
         clock := date_part('epoch', clock_timestamp());
-        IF clock < free_at AND pg_current_snapshot()::text IS DISTINCT FROM seen THEN
+        changed := pg_current_snapshot()::text IS DISTINCT FROM seen;
+        IF changed AND clock < free_at THEN
             COMMIT;
             slept := pg_sleep(least(free_at, ends) - clock);
             clock := date_part('epoch', clock_timestamp());
         END IF;
-        IF clock >= free_at AND pg_current_snapshot()::text IS DISTINCT FROM seen THEN
+        IF changed THEN
+            moved := clock;
+        END IF;
+        IF changed AND clock >= free_at THEN
             LOCK TABLE pgrole.turn_to_look IN ACCESS SHARE MODE;
             IF EXISTS (
                 SELECT

@@ -121,8 +121,8 @@ async def test_ticks_that_see_no_change_share_a_transaction(eye: Connection) -> 
     await eye.execute("CALL pgrole.watch(lasting => '1 ms')")
     before = await transactions(eye)
     await eye.execute("CALL pgrole.watch(tick => '1 ms', lasting => '2 s')")
-    # the two questions, the look at the start, and one a second
-    assert await transactions(eye) - before <= 8
+    # each lasts as long as all before it, up to a second
+    assert await transactions(eye) - before <= 20
 
 
 async def test_between_looks_it_holds_no_lock_and_no_snapshot_that_others_need(
