@@ -49,7 +49,8 @@ async def measure_idle(stand: Stand, seconds: float) -> Idle:
         await anyio.sleep(seconds)
         elapsed, after = time.monotonic() - start, _used(stand, watch)
         commits = (await transactions(connection, watch) - begun) / elapsed
-    return Idle(*(100 * (end - begin) / elapsed for begin, end in zip(before, after, strict=True)), commits)
+    watching, database, controller = (100 * (end - begin) / elapsed for begin, end in zip(before, after, strict=True))
+    return Idle(watching, database, controller, commits)
 
 
 def read_memory(stand: Stand) -> Memory:
