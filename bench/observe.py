@@ -28,7 +28,7 @@ GATE = """
 SELECT pg_current_snapshot()::text,
        array_agg(n.catalog) FILTER (WHERE f.recent IS DISTINCT FROM n.recent),
        array_agg(pg_stat_get_xact_tuples_returned(n.catalog))
-FROM pgrole.recent_now AS n LEFT JOIN pgrole.fingerprint AS f ON f.catalog = n.catalog
+FROM pgrole.fingerprint_now AS n LEFT JOIN pgrole.fingerprint AS f ON f.catalog = n.catalog
 """
 
 #: The fingerprint that needs no memory of what was seen: every row's identity and xmin hashed.

@@ -43,42 +43,8 @@ CREATE TABLE IF NOT EXISTS pgrole.fingerprint (
     recent            bigint NOT NULL
 );
 
--- Those from `since` on as they are now. One sequential scan for each catalog, of which few rows pass: an aggregate over all of
--- them costs twice as much, and a scan of catalog_row half as much again.
-CREATE OR REPLACE VIEW pgrole.recent_now (catalog, recent) AS
-WITH span AS MATERIALIZED (
-    SELECT f.catalog, age(f.since::xid) AS span FROM pgrole.fingerprint AS f
-)
-SELECT
-    'pg_authid'::regclass::oid,
-    coalesce(bit_xor(hash_record_extended(ROW(a.oid, 0::oid, 0::oid, a.xmin), 0)), 0)
-FROM pg_authid AS a
-WHERE age(a.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_authid'::regclass)
-UNION ALL
-SELECT
-    'pg_auth_members'::regclass::oid,
-    coalesce(bit_xor(hash_record_extended(ROW(m.member, m.roleid, m.grantor, m.xmin), 0)), 0)
-FROM pg_auth_members AS m
-WHERE age(m.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_auth_members'::regclass)
-UNION ALL
-SELECT
-    'pg_db_role_setting'::regclass::oid,
-    coalesce(bit_xor(hash_record_extended(ROW(g.setrole, g.setdatabase, 0::oid, g.xmin), 0)), 0)
-FROM pg_db_role_setting AS g
-WHERE age(g.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_db_role_setting'::regclass)
-UNION ALL
-SELECT
-    'pg_shdescription'::regclass::oid,
-    coalesce(bit_xor(hash_record_extended(ROW(
-        CASE WHEN d.classoid = 'pg_authid'::regclass THEN d.objoid ELSE 0::oid END,
-        CASE WHEN d.classoid = 'pg_authid'::regclass THEN 0::oid ELSE d.objoid END,
-        CASE WHEN d.classoid = 'pg_authid'::regclass THEN 0::oid ELSE d.classoid END,
-        d.xmin
-    ), 0)), 0)
-FROM pg_shdescription AS d
-WHERE age(d.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_shdescription'::regclass);
-
--- The fingerprint as it is now.
+-- The same as it is now. One sequential scan for each catalog, of which few rows pass: an aggregate over all of them costs
+-- twice as much, and a scan of catalog_row half as much again. Rows are counted only where that column is asked for.
 CREATE OR REPLACE VIEW pgrole.fingerprint_now (catalog, rows, recent) AS
 SELECT
     r.catalog,
@@ -89,7 +55,39 @@ SELECT
         WHEN 'pg_shdescription'::regclass THEN (SELECT count(*) FROM pg_shdescription)
     END,
     r.recent
-FROM pgrole.recent_now AS r;
+FROM (
+    WITH span AS MATERIALIZED (
+        SELECT f.catalog, age(f.since::xid) AS span FROM pgrole.fingerprint AS f
+    )
+    SELECT
+        'pg_authid'::regclass::oid,
+        coalesce(bit_xor(hash_record_extended(ROW(a.oid, 0::oid, 0::oid, a.xmin), 0)), 0)
+    FROM pg_authid AS a
+    WHERE age(a.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_authid'::regclass)
+    UNION ALL
+    SELECT
+        'pg_auth_members'::regclass::oid,
+        coalesce(bit_xor(hash_record_extended(ROW(m.member, m.roleid, m.grantor, m.xmin), 0)), 0)
+    FROM pg_auth_members AS m
+    WHERE age(m.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_auth_members'::regclass)
+    UNION ALL
+    SELECT
+        'pg_db_role_setting'::regclass::oid,
+        coalesce(bit_xor(hash_record_extended(ROW(g.setrole, g.setdatabase, 0::oid, g.xmin), 0)), 0)
+    FROM pg_db_role_setting AS g
+    WHERE age(g.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_db_role_setting'::regclass)
+    UNION ALL
+    SELECT
+        'pg_shdescription'::regclass::oid,
+        coalesce(bit_xor(hash_record_extended(ROW(
+            CASE WHEN d.classoid = 'pg_authid'::regclass THEN d.objoid ELSE 0::oid END,
+            CASE WHEN d.classoid = 'pg_authid'::regclass THEN 0::oid ELSE d.objoid END,
+            CASE WHEN d.classoid = 'pg_authid'::regclass THEN 0::oid ELSE d.classoid END,
+            d.xmin
+        ), 0)), 0)
+    FROM pg_shdescription AS d
+    WHERE age(d.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_shdescription'::regclass)
+) AS r (catalog, recent);
 
 -- The text of the snapshot that comes next if nothing but our own transaction commits: `seen` with `own` added. What was
 -- below `own` and not ended is still running then.
@@ -254,7 +252,7 @@ DECLARE
     looked   record;
 BEGIN
     LOOP
-        -- How many rows a sequential scan passes, PostgreSQL counts in any case, so that it costs nothing.
+        -- PostgreSQL counts how many rows the sequential scans of a transaction read: to count them here costs as much again.
         read := ARRAY[
             pg_stat_get_xact_tuples_returned(catalogs[1]), pg_stat_get_xact_tuples_returned(catalogs[2]),
             pg_stat_get_xact_tuples_returned(catalogs[3]), pg_stat_get_xact_tuples_returned(catalogs[4])
@@ -267,7 +265,7 @@ BEGIN
                      ELSE (SELECT n.rows FROM pgrole.fingerprint_now AS n WHERE n.catalog = r.catalog)
                 END AS rows,
                 r.recent
-            FROM pgrole.recent_now AS r
+            FROM pgrole.fingerprint_now AS r
         )
         SELECT
             pg_current_snapshot()::text,

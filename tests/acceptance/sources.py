@@ -99,7 +99,7 @@ def blind_to(catalog: str) -> Without:
     @asynccontextmanager
     async def without(scene: Scene) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for view in ("catalog_row", "recent_now"):
+            for view in ("catalog_row", "fingerprint_now"):
                 definition = await scene.database.fetchval("SELECT pg_get_viewdef($1::regclass)", f"pgrole.{view}")
                 make = f"CREATE OR REPLACE VIEW pgrole.{view} AS "
                 await scene.database.execute(
