@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from bench.observe import cpu_seconds
+from bench.observe import cpu_seconds, transactions
 from bench.stand import Stand
 from pgrole_controller.local.process import descendants
 
@@ -18,11 +18,15 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """CPU in percent of one core: of the backend that runs `watch`, of all of PostgreSQL with it, of the controller."""
+    """CPU in percent of one core: of the backend that runs `watch`, of all of PostgreSQL with it, of the controller.
+
+    `commits`: those of `watch`, a second.
+    """
 
     watch: float
     database: float
     controller: float
+    commits: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,13 @@ async def measure_idle(stand: Stand, seconds: float) -> Idle:
         watch = await connection.fetchval(
             "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgrole-controller watch'"
         )
-    await anyio.sleep(_SETTLE_SECONDS)
-    start, before = time.monotonic(), _used(stand, watch)
-    await anyio.sleep(seconds)
-    elapsed, after = time.monotonic() - start, _used(stand, watch)
-    return Idle(*(100 * (end - begin) / elapsed for begin, end in zip(before, after, strict=True)))
+        await anyio.sleep(_SETTLE_SECONDS)
+        begun, start, before = await transactions(connection, watch), time.monotonic(), _used(stand, watch)
+        await anyio.sleep(seconds)
+        elapsed, after = time.monotonic() - start, _used(stand, watch)
+        commits = (await transactions(connection, watch) - begun) / elapsed
+    watching, database, controller = (100 * (end - begin) / elapsed for begin, end in zip(before, after, strict=True))
+    return Idle(watching, database, controller, commits)
 
 
 def read_memory(stand: Stand) -> Memory:

@@ -100,6 +100,10 @@ def _poll(poll: Poll | None) -> Cell | None:
     return None if poll is None else Cell(f"{poll.nothing:.2f} / {poll.commit:.2f} / {poll.change:.2f}")
 
 
+def _commits(idle: Idle | None) -> Cell | None:
+    return None if idle is None else Cell(f"{idle.commits:.1f}", idle.commits <= 2)
+
+
 def _percent(idle: Idle | None, value: Callable[[Idle], float], goal: float | None = None) -> Cell | None:
     if idle is None:
         return None
@@ -139,6 +143,7 @@ _ROWS = (
     ),
     Row("idle: PostgreSQL, of a core", "≤ 1.5 %", lambda f: _percent(f.idle, lambda idle: idle.database, 1.5)),
     Row("of it the backend that runs `watch`", "", lambda f: _percent(f.idle, lambda idle: idle.watch)),
+    Row("idle: commits of `watch` a second", "≤ 2", lambda f: _commits(f.idle)),
     Row("idle: controller, of a core", "≤ 1 %", lambda f: _percent(f.idle, lambda idle: idle.controller, 1.0)),
     Row(
         "objects applied → all Ready",

@@ -4,7 +4,7 @@
 -- So, when all rows of a catalog were seen at a snapshot, it is unchanged as long as it has as many rows, and those with
 -- an xmin from there on ("recent": few, mostly none) are the same. Only these need a hash, and only these can be new.
 
--- Every row of the four role catalogs: which role it concerns, what else identifies it, and its version.
+-- Every row of the four role catalogs: which role it concerns (0: none), what else identifies it, and its version.
 CREATE OR REPLACE VIEW pgrole.catalog_row (catalog, role, other, grantor, version) AS
 SELECT 'pg_authid'::regclass::oid, a.oid, 0::oid, 0::oid, a.xmin
 FROM pg_authid AS a
@@ -14,11 +14,14 @@ FROM pg_auth_members AS m
 UNION ALL
 SELECT 'pg_db_role_setting'::regclass::oid, s.setrole, s.setdatabase, 0::oid, s.xmin
 FROM pg_db_role_setting AS s
-WHERE s.setrole <> 0
 UNION ALL
-SELECT 'pg_shdescription'::regclass::oid, d.objoid, 0::oid, 0::oid, d.xmin
-FROM pg_shdescription AS d
-WHERE d.classoid = 'pg_authid'::regclass;
+SELECT
+    'pg_shdescription'::regclass::oid,
+    CASE WHEN d.classoid = 'pg_authid'::regclass THEN d.objoid ELSE 0::oid END,
+    CASE WHEN d.classoid = 'pg_authid'::regclass THEN 0::oid ELSE d.objoid END,
+    CASE WHEN d.classoid = 'pg_authid'::regclass THEN 0::oid ELSE d.classoid END,
+    d.xmin
+FROM pg_shdescription AS d;
 
 -- The rows as they were last seen. Version 0: written by a transaction that had not ended when it was looked at.
 CREATE TABLE IF NOT EXISTS pgrole.seen (
@@ -40,52 +43,51 @@ CREATE TABLE IF NOT EXISTS pgrole.fingerprint (
     recent            bigint NOT NULL
 );
 
--- The same as it is now. Written out for each catalog, since a scan of catalog_row costs half as much again.
+-- The same as it is now. One sequential scan for each catalog, of which few rows pass: an aggregate over all of them costs
+-- twice as much, and a scan of catalog_row half as much again. Rows are counted only where that column is asked for.
 CREATE OR REPLACE VIEW pgrole.fingerprint_now (catalog, rows, recent) AS
-WITH span AS MATERIALIZED (
-    SELECT f.catalog, age(f.since::xid) AS span FROM pgrole.fingerprint AS f
-)
 SELECT
-    'pg_authid'::regclass::oid,
-    count(*),
-    coalesce(bit_xor(
-        CASE WHEN age(a.xmin)
-            <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_authid'::regclass)
-        THEN hash_record_extended(ROW(a.oid, 0::oid, 0::oid, a.xmin), 0) END
-    ), 0)
-FROM pg_authid AS a
-UNION ALL
-SELECT
-    'pg_auth_members'::regclass::oid,
-    count(*),
-    coalesce(bit_xor(
-        CASE WHEN age(m.xmin)
-            <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_auth_members'::regclass)
-        THEN hash_record_extended(ROW(m.member, m.roleid, m.grantor, m.xmin), 0) END
-    ), 0)
-FROM pg_auth_members AS m
-UNION ALL
-SELECT
-    'pg_db_role_setting'::regclass::oid,
-    count(*),
-    coalesce(bit_xor(
-        CASE WHEN age(g.xmin)
-            <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_db_role_setting'::regclass)
-        THEN hash_record_extended(ROW(g.setrole, g.setdatabase, 0::oid, g.xmin), 0) END
-    ), 0)
-FROM pg_db_role_setting AS g
-WHERE g.setrole <> 0
-UNION ALL
-SELECT
-    'pg_shdescription'::regclass::oid,
-    count(*),
-    coalesce(bit_xor(
-        CASE WHEN age(d.xmin)
-            <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_shdescription'::regclass)
-        THEN hash_record_extended(ROW(d.objoid, 0::oid, 0::oid, d.xmin), 0) END
-    ), 0)
-FROM pg_shdescription AS d
-WHERE d.classoid = 'pg_authid'::regclass;
+    r.catalog,
+    CASE r.catalog
+        WHEN 'pg_authid'::regclass THEN (SELECT count(*) FROM pg_authid)
+        WHEN 'pg_auth_members'::regclass THEN (SELECT count(*) FROM pg_auth_members)
+        WHEN 'pg_db_role_setting'::regclass THEN (SELECT count(*) FROM pg_db_role_setting)
+        WHEN 'pg_shdescription'::regclass THEN (SELECT count(*) FROM pg_shdescription)
+    END,
+    r.recent
+FROM (
+    WITH span AS MATERIALIZED (
+        SELECT f.catalog, age(f.since::xid) AS span FROM pgrole.fingerprint AS f
+    )
+    SELECT
+        'pg_authid'::regclass::oid,
+        coalesce(bit_xor(hash_record_extended(ROW(a.oid, 0::oid, 0::oid, a.xmin), 0)), 0)
+    FROM pg_authid AS a
+    WHERE age(a.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_authid'::regclass)
+    UNION ALL
+    SELECT
+        'pg_auth_members'::regclass::oid,
+        coalesce(bit_xor(hash_record_extended(ROW(m.member, m.roleid, m.grantor, m.xmin), 0)), 0)
+    FROM pg_auth_members AS m
+    WHERE age(m.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_auth_members'::regclass)
+    UNION ALL
+    SELECT
+        'pg_db_role_setting'::regclass::oid,
+        coalesce(bit_xor(hash_record_extended(ROW(g.setrole, g.setdatabase, 0::oid, g.xmin), 0)), 0)
+    FROM pg_db_role_setting AS g
+    WHERE age(g.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_db_role_setting'::regclass)
+    UNION ALL
+    SELECT
+        'pg_shdescription'::regclass::oid,
+        coalesce(bit_xor(hash_record_extended(ROW(
+            CASE WHEN d.classoid = 'pg_authid'::regclass THEN d.objoid ELSE 0::oid END,
+            CASE WHEN d.classoid = 'pg_authid'::regclass THEN 0::oid ELSE d.objoid END,
+            CASE WHEN d.classoid = 'pg_authid'::regclass THEN 0::oid ELSE d.classoid END,
+            d.xmin
+        ), 0)), 0)
+    FROM pg_shdescription AS d
+    WHERE age(d.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_shdescription'::regclass)
+) AS r (catalog, recent);
 
 -- The text of the snapshot that comes next if nothing but our own transaction commits: `seen` with `own` added. What was
 -- below `own` and not ended is still running then.
@@ -192,7 +194,7 @@ BEGIN
         WHERE f.catalog = m.catalog
     )
     SELECT
-        ARRAY(SELECT n.role FROM fresh AS n UNION SELECT g.role FROM gone AS g),
+        ARRAY(SELECT n.role FROM fresh AS n WHERE n.role <> 0 UNION SELECT g.role FROM gone AS g WHERE g.role <> 0),
         pg_current_snapshot()
     INTO roles, seen_at;
 END
@@ -237,14 +239,34 @@ SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    own     CONSTANT xid8 := pg_current_xact_id_if_assigned();
-    seen    text;
-    moved   oid[];
-    counted bigint[];
-    known   boolean;
-    looked  record;
+    own      CONSTANT xid8 := pg_current_xact_id_if_assigned();
+    catalogs CONSTANT oid[] := ARRAY[
+        'pg_authid'::regclass, 'pg_auth_members'::regclass, 'pg_db_role_setting'::regclass, 'pg_shdescription'::regclass
+    ];
+    tracked  CONSTANT boolean := current_setting('track_counts');
+    read     bigint[];
+    seen     text;
+    moved    oid[];
+    counted  bigint[];
+    known    boolean;
+    looked   record;
 BEGIN
     LOOP
+        -- PostgreSQL counts how many rows the sequential scans of a transaction read: to count them here costs as much again.
+        read := ARRAY[
+            pg_stat_get_xact_tuples_returned(catalogs[1]), pg_stat_get_xact_tuples_returned(catalogs[2]),
+            pg_stat_get_xact_tuples_returned(catalogs[3]), pg_stat_get_xact_tuples_returned(catalogs[4])
+        ];
+        WITH now AS MATERIALIZED (
+            SELECT
+                r.catalog,
+                CASE WHEN tracked
+                     THEN pg_stat_get_xact_tuples_returned(r.catalog) - read[array_position(catalogs, r.catalog)]
+                     ELSE (SELECT n.rows FROM pgrole.fingerprint_now AS n WHERE n.catalog = r.catalog)
+                END AS rows,
+                r.recent
+            FROM pgrole.fingerprint_now AS r
+        )
         SELECT
             pg_current_snapshot()::text,
             array_agg(n.catalog) FILTER (WHERE (f.rows, f.recent) IS DISTINCT FROM (n.rows, n.recent)),
@@ -256,7 +278,7 @@ BEGIN
                 false
             ))
         INTO seen, moved, counted, known
-        FROM pg_control_system() AS c, pgrole.fingerprint_now AS n
+        FROM pg_control_system() AS c, now AS n
         LEFT JOIN pgrole.fingerprint AS f ON f.catalog = n.catalog;
 
         IF known AND moved IS NULL AND NOT everything THEN

@@ -261,6 +261,91 @@ async def test_the_snapshot_returned_is_the_next_one_unless_another_commits(
 
 
 @pytest.mark.parametrize(
+    ("gone", "come"),
+    [
+        ("COMMENT ON ROLE subject IS NULL", "COMMENT ON DATABASE other_one IS 'd'"),
+        ("COMMENT ON ROLE subject IS NULL", "COMMENT ON TABLESPACE pg_default IS 't'"),
+        ("ALTER ROLE subject RESET ALL", "ALTER DATABASE other_one SET work_mem = '9MB'"),
+        ("ALTER ROLE subject RESET ALL", "ALTER ROLE ALL IN DATABASE other_one SET work_mem = '9MB'"),
+    ],
+)
+async def test_rows_that_concern_no_role_hide_none_that_does(home: Connection, ear: Ear, gone: str, come: str) -> None:
+    await home.execute("CREATE DATABASE other_one")
+    try:
+        await home.execute(
+            "CREATE ROLE subject; ALTER ROLE subject SET work_mem = '8MB'; COMMENT ON ROLE subject IS 'c'"
+        )
+        await observe(home)
+        await ear.so_far()
+        await home.execute(f"{gone}; {come}")
+        await observe(home)
+        assert [message["name"] for message in await ear.so_far()] == ["subject"]
+        await home.execute("COMMENT ON DATABASE other_one IS 'e'; ALTER DATABASE other_one SET work_mem = '7MB'")
+        await observe(home)
+        await home.execute("COMMENT ON TABLESPACE pg_default IS NULL")
+        await home.execute("DROP DATABASE other_one")
+        await observe(home)
+        assert await ear.so_far() == []
+    finally:
+        await home.execute("COMMENT ON TABLESPACE pg_default IS NULL")
+        await home.execute("DROP DATABASE IF EXISTS other_one")
+    assert await home.fetch(MISMATCHES) == []
+
+
+async def test_rows_that_go_are_missed_also_where_nothing_counts_what_is_read(
+    server: PostgresServer, home: Connection, ear: Ear
+) -> None:
+    """Otherwise PostgreSQL's statistics say how many rows a look has read."""
+    untracked = await asyncpg.connect(server.dsn(), server_settings={"track_counts": "off"})
+    try:
+        for looking, following in ((untracked, home), (home, untracked), (untracked, untracked)):
+            await home.execute("CREATE ROLE subject IN ROLE pg_monitor; COMMENT ON ROLE subject IS 'c'")
+            await home.execute("ALTER ROLE subject SET work_mem = '8MB'")
+            await observe(looking)
+            for removal in (
+                "REVOKE pg_monitor FROM subject",
+                "COMMENT ON ROLE subject IS NULL",
+                "ALTER ROLE subject RESET ALL",
+                "DROP ROLE subject",
+            ):
+                await ear.so_far()
+                await home.execute(removal)
+                await observe(following)
+                assert [message["name"] for message in await ear.so_far()] == ["subject"], removal
+            async with looking.transaction():
+                await observe(looking)
+                assert await looking.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
+    finally:
+        await untracked.close()
+
+
+async def test_a_look_in_a_transaction_in_which_age_stands_still_sees_what_came_since(
+    server: PostgresServer, home: Connection, ear: Ear
+) -> None:
+    """`age()` counts from one transaction id for as long as a transaction lasts."""
+    await home.execute("CREATE ROLE subject; CREATE ROLE other")
+    await observe(home)
+    await ear.so_far()
+    looking = await asyncpg.connect(server.dsn())
+    try:
+        for turn in range(3):
+            async with looking.transaction():
+                await looking.execute("SELECT age('3'::xid)")
+                for limit in range(5):
+                    await home.execute(f"ALTER ROLE subject CONNECTION LIMIT {10 * turn + limit}")
+                    if limit == 2:
+                        await home.execute("SELECT pgrole.observe()")
+                await observe(looking)
+                await home.execute("GRANT pg_monitor TO other" if turn % 2 == 0 else "REVOKE pg_monitor FROM other")
+                await observe(looking)
+            assert {message["name"] for message in await ear.so_far()} == {"subject", "other"}
+            await observe(home)
+            assert await home.fetch(MISMATCHES) == []
+    finally:
+        await looking.close()
+
+
+@pytest.mark.parametrize(
     "harm",
     [
         "DELETE FROM pgrole.role_state",

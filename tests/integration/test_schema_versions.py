@@ -15,6 +15,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import VERSION, Installation, install, is_current
+from tests.integration.sql_support import MISMATCHES
 from tests.releases import BEFORE
 
 #: What is called or written by name: each as one line, with all that a caller of it depends on.
@@ -294,3 +295,31 @@ async def test_the_version_is_not_changed_while_a_visit_is_under_way(database: s
         await connection.execute("RESET lock_timeout")
         await run_present(connection)
     assert await version(connection) == VERSION
+
+
+async def test_what_the_version_before_has_seen_hides_no_change_from_this_one(connection: Connection) -> None:
+    """It kept no account of rows that concern no role, as of comments on databases."""
+    database = await connection.fetchval("SELECT quote_ident(current_database())")
+    written = "SELECT xmin FROM pgrole.role_state WHERE name = 'versions_subject'"
+    await connection.execute(f"COMMENT ON DATABASE {database} IS 'old'; ALTER DATABASE {database} SET work_mem = '8MB'")
+    await connection.execute("CREATE ROLE versions_subject; COMMENT ON ROLE versions_subject IS 'c'")
+    await connection.execute("ALTER ROLE versions_subject SET work_mem = '8MB'")
+    try:
+        await run_before(connection)
+        await connection.execute("SELECT pgrole.observe()")
+        before = await connection.fetchval(written)
+        await run_present(connection)
+        await connection.execute("SELECT pgrole.observe()")
+        assert await connection.fetchval(written) == before
+        for change in (
+            f"COMMENT ON ROLE versions_subject IS NULL; COMMENT ON DATABASE {database} IS 'new'",
+            f"ALTER ROLE versions_subject RESET ALL; ALTER DATABASE {database} SET work_mem = '9MB'",
+            "COMMENT ON ROLE versions_subject IS 'd'; COMMENT ON TABLESPACE pg_default IS 't'",
+            "COMMENT ON ROLE versions_subject IS NULL; COMMENT ON TABLESPACE pg_global IS 't'",
+        ):
+            await connection.execute(change)
+            await connection.execute("SELECT pgrole.observe()")
+            assert await connection.fetch(MISMATCHES) == [], change
+    finally:
+        await connection.execute("COMMENT ON TABLESPACE pg_default IS NULL; COMMENT ON TABLESPACE pg_global IS NULL")
+        await connection.execute(f"COMMENT ON DATABASE {database} IS NULL; DROP ROLE versions_subject")

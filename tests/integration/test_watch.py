@@ -40,7 +40,7 @@ FORGERY = """
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run(settings={"autovacuum": "off"}) as own:
+    async with servers.run(settings={"autovacuum": "off", "max_prepared_transactions": "5"}) as own:
         yield own
 
 
@@ -105,6 +105,78 @@ async def looks(eye: Connection) -> int:
 
     assert await reached(is_told, DEADLINE)
     return int(await eye.fetchval("SELECT coalesce(pg_stat_get_function_calls('pgrole.observe'::regproc), 0)"))
+
+
+async def transactions(connection: Connection) -> int:
+    """How many transactions this connection has begun."""
+    return int(
+        await connection.fetchval(
+            "SELECT split_part(virtualtransaction, '/', 2) FROM pg_locks "
+            "WHERE pid = pg_backend_pid() AND locktype = 'virtualxid'"
+        )
+    )
+
+
+async def test_ticks_that_see_no_change_share_a_transaction(eye: Connection) -> None:
+    await eye.execute("CALL pgrole.watch(lasting => '1 ms')")
+    before = await transactions(eye)
+    await eye.execute("CALL pgrole.watch(tick => '1 ms', lasting => '2 s')")
+    # each lasts as long as all before it, up to a second
+    assert await transactions(eye) - before <= 20
+
+
+async def test_between_looks_it_holds_no_lock_and_no_snapshot_that_others_need(
+    home: Connection, eye: Connection
+) -> None:
+    """A snapshot that is older than what others commit would hold back vacuum, and CREATE INDEX CONCURRENTLY."""
+    commits = 50
+    holds = """
+        SELECT age(a.backend_xmin) >= age(($2::text)::xid)
+            OR EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = a.pid AND l.locktype <> 'virtualxid')
+        FROM pg_stat_activity AS a
+        WHERE a.pid = $1
+    """
+
+    async with watching(home, eye):
+        start = time.monotonic()
+        for _ in range(commits):
+            written = await home.fetchval("SELECT pg_current_xact_id()::text")
+
+            async def is_free(written: str = written) -> bool:
+                return not await home.fetchval(holds, eye.get_server_pid(), written)
+
+            assert await reached(is_free, DEADLINE, every=0.001)
+        # a second each, if the ticks kept their transaction
+        assert time.monotonic() - start < commits / 2
+
+
+@pytest.mark.parametrize(
+    "setting", ["transaction_timeout", "idle_in_transaction_session_timeout", "lock_timeout", "deadlock_timeout"]
+)
+async def test_no_timeout_that_is_shorter_than_a_shared_transaction_ends_it(eye: Connection, setting: str) -> None:
+    await eye.execute("SELECT set_config(name, '100ms', false) FROM pg_settings WHERE name = $1", setting)
+    await eye.execute("CALL pgrole.watch(lasting => '500 ms')", timeout=DEADLINE)
+    kept = await eye.fetchval("SELECT current_setting(name) FROM pg_settings WHERE name = $1", setting)
+    assert kept in ("100ms", None)  # PostgreSQL 16 has no transaction_timeout
+
+
+async def test_what_a_prepared_transaction_changed_is_told_when_it_is_committed(
+    server: PostgresServer, home: Connection, eye: Connection, ear: Ear
+) -> None:
+    other = await asyncpg.connect(server.dsn())
+    try:
+        async with watching(home, eye):
+            await home.execute("CREATE ROLE subject; CREATE ROLE other")
+            await ear.first(name="other")
+            await other.execute("BEGIN; ALTER ROLE subject CREATEDB; PREPARE TRANSACTION 'early'")
+            await home.execute("ALTER ROLE other CREATEDB")
+            await ear.first(name="other")
+            assert [message for message in await ear.so_far() if message["name"] == "subject"] == []
+            await other.execute("COMMIT PREPARED 'early'")
+            await ear.first(name="subject")
+        assert await home.fetch(MISMATCHES) == []
+    finally:
+        await other.close()
 
 
 async def test_it_returns_after_as_long_as_it_was_told_to_last(eye: Connection) -> None:
