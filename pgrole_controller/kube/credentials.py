@@ -1,8 +1,4 @@
-"""Where the API server is and what proves who we are, as kubernetes_asyncio reads it.
-
-Importing any part of kubernetes_asyncio imports all of it: about 65 MiB and 1.7 s beyond aiohttp, once. It
-happens here and in `client` only.
-"""
+"""Where the API server is and what proves who we are, as kubernetes_asyncio reads it. Imported here only: `library`."""
 
 import os
 import time
@@ -13,21 +9,25 @@ from typing import Any
 
 import anyio
 import yaml
-from kubernetes_asyncio.client.configuration import Configuration
-from kubernetes_asyncio.config.config_exception import ConfigException
-from kubernetes_asyncio.config.incluster_config import (
+
+from pgrole_controller.kube import library
+from pgrole_controller.kube.errors import NotConfigured
+
+library.register()
+
+from kubernetes_asyncio.client import Configuration  # noqa: E402 - light only once it is registered
+from kubernetes_asyncio.config import ConfigException as ConfigException  # noqa: E402 - for `client`, too
+from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
     SERVICE_CERT_FILENAME,
     SERVICE_HOST_ENV_NAME,
     SERVICE_TOKEN_FILENAME,
     InClusterConfigLoader,
 )
-from kubernetes_asyncio.config.kube_config import (
+from kubernetes_asyncio.config.kube_config import (  # noqa: E402
     ENV_KUBECONFIG_PATH_SEPARATOR,
     _cleanup_temp_files,
     load_kube_config,
 )
-
-from pgrole_controller.kube.errors import NotConfigured
 
 RENEW_EVERY = 60.0  # seconds; as kubernetes_asyncio's own refresh
 RENEW_TIMEOUT = 30.0  # an exec plugin may ask somebody
@@ -44,6 +44,7 @@ _UNUSABLE = (ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, Ke
 class Credentials:
     configuration: Any  # kubernetes_asyncio's
     source: str  # for the log: the file, or "in-cluster"
+    token: Callable[[], Awaitable[str | None]]  # the value of the header Authorization; None: certificates alone
     renew: Callable[[], Awaitable[None]]  # reads token file, exec plugin, … again, at once
 
 
@@ -140,16 +141,16 @@ def _renewing(
             await load()
         _trim(configuration)
 
-    async def hook(_: object) -> None:
-        if time.monotonic() >= due:
+    async def token() -> str | None:
+        if "BearerToken" in configuration.api_key and time.monotonic() >= due:
             await limited(load_again)
+        return configuration.api_key.get("BearerToken") or None
 
     async def at_once() -> None:
         await limited(renew)
 
     _trim(configuration)
-    configuration.refresh_api_key_hook = hook
-    return Credentials(configuration, source, at_once)
+    return Credentials(configuration, source, token, at_once)
 
 
 def _trim(configuration: Any) -> None:  # noqa: ANN401 - kubernetes_asyncio's
