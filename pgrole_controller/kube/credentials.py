@@ -1,6 +1,7 @@
 """Where the API server is and what proves who we are, as kubernetes_asyncio reads it. Imported here only: `library`."""
 
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -8,25 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import yaml
 
 from pgrole_controller.kube import library
 from pgrole_controller.kube.errors import NotConfigured
 
 library.register()
 
+# What reads kubeconfigs is imported where there is one: in a cluster neither it nor yaml is.
 from kubernetes_asyncio.client import Configuration  # noqa: E402 - light only once it is registered
-from kubernetes_asyncio.config import ConfigException as ConfigException  # noqa: E402 - for `client`, too
+from kubernetes_asyncio.config.config_exception import ConfigException as ConfigException  # noqa: E402
 from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
     SERVICE_CERT_FILENAME,
     SERVICE_HOST_ENV_NAME,
     SERVICE_TOKEN_FILENAME,
     InClusterConfigLoader,
-)
-from kubernetes_asyncio.config.kube_config import (  # noqa: E402
-    ENV_KUBECONFIG_PATH_SEPARATOR,
-    _cleanup_temp_files,
-    load_kube_config,
 )
 
 RENEW_EVERY = 60.0  # seconds; as kubernetes_asyncio's own refresh
@@ -37,7 +33,7 @@ CHOICES = (
     "or have ~/.kube/config"
 )
 
-_UNUSABLE = (ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AssertionError)
+_UNUSABLE = (ConfigException, OSError, ValueError, TypeError, KeyError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +54,16 @@ async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool)
 
 def forget_files() -> None:
     """Removes the temporary files that hold certificates and keys; TLS has read them when a client exists."""
-    _cleanup_temp_files()
+    loader = sys.modules.get("kubernetes_asyncio.config.kube_config")
+    if loader is not None:
+        loader._cleanup_temp_files()  # noqa: SLF001
 
 
 def _find(kubeconfig: str | None) -> str | None:
     """The kubeconfig files to read, as KUBECONFIG lists them; None: in-cluster."""
     files = kubeconfig or os.environ.get("KUBECONFIG")
     if files:
-        if not any(Path(f).expanduser().is_file() for f in files.split(ENV_KUBECONFIG_PATH_SEPARATOR) if f):
+        if not any(Path(f).expanduser().is_file() for f in files.split(os.pathsep) if f):
             message = f"kubeconfig {files} does not exist: {CHOICES}"
             raise NotConfigured(message)
         return files
@@ -79,13 +77,16 @@ def _find(kubeconfig: str | None) -> str | None:
 
 
 async def _load_files(files: str, context: str | None) -> Credentials:
+    import yaml
+    from kubernetes_asyncio.config.kube_config import load_kube_config
+
     configuration = Configuration()
     try:
         # Never written back: its writer fails (it is called with an argument that it does not take).
         loader = await load_kube_config(
             config_file=files, context=context, client_configuration=configuration, persist_config=False
         )
-    except _UNUSABLE as error:
+    except (*_UNUSABLE, yaml.YAMLError) as error:
         message = f"kubeconfig {files} cannot be used: {error or type(error).__name__}"
         raise NotConfigured(message) from error
 

@@ -1,7 +1,7 @@
 """kubernetes_asyncio, of which only configuration and authentication are used, without its 840 model modules.
 
 Importing any part of it runs `kubernetes_asyncio/__init__` and `client/__init__`, which import every API and model:
-33 MiB and 0.3 s of CPU. Here both packages are registered without running them, and so is urllib3, which
+33 MiB and 0.3 s of CPU. Here its packages are registered without running them, and so is urllib3, which
 `client.configuration` imports for a header that what reads kubeconfigs makes by itself.
 
 Guarantee: they behave as ever for anyone else in the process. The first name asked of one that it does not have runs
@@ -17,11 +17,12 @@ from typing import Any
 
 ROOT = "kubernetes_asyncio"
 CLIENT = f"{ROOT}.client"
+PACKAGES = ("urllib3", ROOT, CLIENT, f"{ROOT}.config")
 
 
 def register() -> None:
     """Harmless where they were imported before."""
-    for name in ("urllib3", ROOT, CLIENT):
+    for name in PACKAGES:
         spec = find_spec(name) if name not in sys.modules else None
         if spec is not None:
             _register(name, spec)
