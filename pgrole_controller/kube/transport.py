@@ -16,6 +16,8 @@ import aiohttp
 _CONNECTIONS = 100
 _READ_BUFFER = 2**21  # bytes; a line of a watch holds a whole object
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Transport:
     """Use as a context. The certificates are read when it is made, and their files not needed afterwards."""
@@ -53,7 +55,7 @@ class Transport:
             method,
             target,
             headers=headers,
-            data=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
+            data=None if body is None else _encode(body).encode(),
             timeout=limits,
             server_hostname=self._server_name,
         )
