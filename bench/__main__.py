@@ -22,6 +22,7 @@ from bench.poll import measure_poll
 from bench.repair import measure_floor, measure_repairs
 from bench.restart import drift_meanwhile, measure_restart
 from bench.stand import Stand, role_name, stand
+from bench.start import Start, measure_start
 from bench.table import Figures, render
 from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.local.display import Display
@@ -48,6 +49,7 @@ async def measure(options: Options) -> str:
     display = Display(sys.stderr)
     began = time.monotonic()
     async with stand(display) as made:
+        started = await measure_start(made)
         await made.start_controller()
         await anyio.sleep(1)
         empty = read_memory(made)
@@ -58,7 +60,7 @@ async def measure(options: Options) -> str:
             figures.append(await _measure_size(made, options, present, size))
             present = size
             display.done(f"{size:,} roles", start)
-        head = await _head(made, empty, time.monotonic() - began)
+        head = await _head(made, started, empty, time.monotonic() - began)
     return f"{head}\n\n{render(figures, empty)}"
 
 
@@ -85,14 +87,15 @@ async def _measure_size(made: Stand, options: Options, present: int, size: int) 
     return figures
 
 
-async def _head(made: Stand, empty: Memory, seconds: float) -> str:
+async def _head(made: Stand, started: Start, empty: Memory, seconds: float) -> str:
     async with made.connect() as connection:
         version = await connection.fetchval("SHOW server_version")
     command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
     return (
         f"`{command}` on {datetime.now(UTC):%Y-%m-%d}, {seconds / 60:.0f} min: {os.cpu_count()} cores {_processor()}, "
         f"PostgreSQL {version}, Kubernetes {made.api.version.removeprefix('v')}, Python {platform.python_version()}; "
-        f"the controller without objects has {empty.resident:.0f} MiB resident, {empty.own:.0f} of them its own."
+        f"the controller without objects has {empty.resident:.0f} MiB resident, {empty.own:.0f} of them its own; "
+        f"a start takes {started.cpu_seconds:.2f} s of CPU until the first request, and {started.resident:.0f} MiB."
     )
 
 

@@ -55,7 +55,11 @@ async def measure_idle(stand: Stand, seconds: float) -> Idle:
 
 def read_memory(stand: Stand) -> Memory:
     """Of the controller, now."""
-    path = Path(f"/proc/{stand.controller.pid}/status")
+    return read_memory_of(stand.controller.pid)
+
+
+def read_memory_of(pid: int) -> Memory:
+    path = Path(f"/proc/{pid}/status")
     kibibytes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", path.read_text(encoding="ascii"), re.MULTILINE))
     own = int(kibibytes["RssAnon"]) + int(kibibytes["VmSwap"])
     return Memory(int(kibibytes["VmRSS"]) / 1024, own / 1024)

@@ -1,4 +1,7 @@
-"""`pgrole-controller`: the way in. Exit codes: 0 asked to stop, 1 failed, 2 misused."""
+"""`pgrole-controller`: the way in. Exit codes: 0 asked to stop, 1 failed, 2 misused.
+
+Each command imports what it needs.
+"""
 
 import argparse
 import logging
@@ -9,23 +12,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 from pgrole_controller import __version__
-from pgrole_controller.api import crd
-from pgrole_controller.claims.arguments import add_claims
-from pgrole_controller.logs import set_up
-from pgrole_controller.postgres import queries
-from pgrole_controller.settings import (
-    DSN,
-    RUN,
-    Setting,
-    WrongSetting,
-    address_of,
-    allowance_of,
-    read_settings,
-    verifies_by_default,
-)
+from pgrole_controller.imports import sparing
+
+with sparing():
+    from pgrole_controller.claims.arguments import add_claims
+    from pgrole_controller.settings import (
+        DSN,
+        RUN,
+        Setting,
+        WrongSetting,
+        address_of,
+        allowance_of,
+        read_settings,
+        verifies_by_default,
+    )
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +95,15 @@ def _shown(value: object) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     values = read_settings(RUN, vars(options), os.environ)
-    set_up(values["log-level"], values["log-format"])
     # Here, since it takes a while: `--help` and a wrong setting answer at once.
-    from pgrole_controller.controller.app import run
-    from pgrole_controller.controller.errors import CannotStart
+    with sparing():
+        import anyio
 
+        from pgrole_controller.controller.app import run
+        from pgrole_controller.controller.errors import CannotStart
+        from pgrole_controller.logs import set_up
+
+    set_up(values["log-level"], values["log-format"])
     code = 0
     try:
         anyio.run(run, _plan(values))
@@ -162,6 +167,8 @@ def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is importe
 
 
 def _dev(options: argparse.Namespace) -> int:
+    import anyio
+
     try:
         from pgrole_controller.local.dev import run_dev
     except ModuleNotFoundError as error:
@@ -170,6 +177,8 @@ def _dev(options: argparse.Namespace) -> int:
 
 
 def _crds(options: argparse.Namespace) -> int:
+    from pgrole_controller.api import crd
+
     files = crd.files()
     if options.write:
         options.write.mkdir(parents=True, exist_ok=True)
@@ -190,5 +199,7 @@ def _read(path: Path) -> str | None:
 
 
 def _sql(_options: argparse.Namespace) -> int:
+    from pgrole_controller.postgres import queries
+
     print(f"BEGIN;\nCREATE SCHEMA IF NOT EXISTS pgrole;\n{queries.install()}\nCOMMIT;")  # noqa: T201
     return 0

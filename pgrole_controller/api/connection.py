@@ -34,7 +34,9 @@ class Template(Model):
     """What the Secret holds."""
 
     metadata: TemplateMetadata = Field(
-        default=TemplateMetadata(), description="Labels and annotations.", json_schema_extra={"default": {}}
+        default=TemplateMetadata.model_construct(),
+        description="Labels and annotations.",
+        json_schema_extra={"default": {}},
     )
     data: dict[str, str] = Field(
         default_factory=dict,
@@ -62,5 +64,5 @@ class ConnectionSecret(Model):
         pattern=OBJECT_NAME,
     )
     template: Template = Field(
-        default=Template(), description="What the Secret holds.", json_schema_extra={"default": {}}
+        default=Template.model_construct(), description="What the Secret holds.", json_schema_extra={"default": {}}
     )

@@ -18,6 +18,7 @@ class Model(BaseModel):
         validate_by_name=True,
         extra="ignore",
         frozen=True,
+        defer_build=True,  # each is built at its first use, and those within another only with it
     )
 
 

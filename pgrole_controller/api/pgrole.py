@@ -135,7 +135,7 @@ class PgRoleSpec(Model):
     """The role as it shall be. It is exact: what is left out has PostgreSQL's default and is kept there."""
 
     server_ref: ServerRef = Field(
-        default=ServerRef(),
+        default=ServerRef.model_construct(),
         description="The server that holds the role. Immutable.",
         json_schema_extra={"x-kubernetes-map-type": "atomic"},
     )
@@ -223,7 +223,7 @@ class PgRoleSpec(Model):
         description="A Secret with what an application needs to connect as the role; owned by this object.",
     )
     drift: Drift = Field(
-        default=Drift(),
+        default=Drift.model_construct(),
         description="What is done when the role is changed inside the database.",
         json_schema_extra={"default": {"policy": "Correct"}},
     )

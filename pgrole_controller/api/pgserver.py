@@ -145,7 +145,7 @@ class Allow(Model):
     """What teams may ask for here. What is not allowed is refused."""
 
     namespaces: Namespaces = Field(
-        default=Namespaces(),
+        default=Namespaces.model_construct(),
         description="Whose objects may have roles here; nobody's when absent.",
         json_schema_extra={
             "default": {},
@@ -218,7 +218,9 @@ class PgServerSpec(Model):
     """A server, and what may be asked of it."""
 
     connection: ServerConnection = Field(description="How the controller connects.", json_schema_extra=CONNECTION_RULES)
-    allow: Allow = Field(default=Allow(), description="What teams may ask for.", json_schema_extra={"default": {}})
+    allow: Allow = Field(
+        default=Allow.model_construct(), description="What teams may ask for.", json_schema_extra={"default": {}}
+    )
     protected_roles: list[Pattern] = Field(
         default=["rds*", "cloudsql*", "azure_*", "azuresu"],
         description=(
@@ -228,7 +230,7 @@ class PgServerSpec(Model):
         json_schema_extra=_list(256),
     )
     drift: Detection = Field(
-        default=Detection(), description="How changes are noticed.", json_schema_extra={"default": {}}
+        default=Detection.model_construct(), description="How changes are noticed.", json_schema_extra={"default": {}}
     )
     resync_interval: Annotated[str, between(*_RESYNC)] = Field(
         default="1h",

@@ -1,7 +1,6 @@
 """The controller as a whole: wires the rooms together, runs until it is asked to stop, and stops in order."""
 
 import asyncio
-import gc
 import itertools
 import logging
 import secrets
@@ -81,7 +80,6 @@ class Plan:
 
 async def run(plan: Plan) -> None:
     """Runs until SIGTERM or SIGINT. Raises a group of CannotStart, or of whatever ended a task that should not end."""
-    _spare_imports()
     asked, health = anyio.Event(), Health()
     asyncio.get_running_loop().set_default_executor(Threads())
     async with anyio.create_task_group() as tasks:
@@ -96,12 +94,6 @@ async def run(plan: Plan) -> None:
         except KubeError as error:
             raise CannotStart(str(error)) from error
         tasks.cancel_scope.cancel()
-
-
-def _spare_imports() -> None:
-    """Modules live as long as the process: to look through them at each full collection stops the loop for 60 ms."""
-    gc.collect()
-    gc.freeze()
 
 
 async def _run_terms(plan: Plan, client: Client, cluster: str, health: Health, asked: anyio.Event) -> None:

@@ -18,7 +18,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import anyio
-from aiohttp import web
+from aiohttp.web_request import BaseRequest  # not aiohttp.web: its routes and files are a tenth of a start
+from aiohttp.web_response import Response
+from aiohttp.web_server import Server
 from anyio.from_thread import start_blocking_portal
 
 from pgrole_controller import metrics
@@ -65,36 +67,49 @@ class Health:
         """Until cancelled. `host` is one address, or EVERY_ADDRESS. Raises CannotStart when the port is taken."""
         self._loop = asyncio.get_running_loop()
         with start_blocking_portal() as portal:
-            runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
-            listening = portal.call(_start, runner, _bind(host, port))
+            server, listening = portal.call(self._start, _bind(host, port))
             try:
                 log.info("health served", extra={"host": host, "port": port})
                 await self._pulse.beat()
             finally:
-                portal.call(_end, runner, listening)
+                portal.call(_end, server, listening)
 
-    def _app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics)
-        return app
+    async def _start(self, port: socket.socket) -> tuple[Server, asyncio.AbstractServer]:
+        server = Server(self._handle, access_log=None)
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
+        def connect() -> asyncio.Protocol:
+            for oldest in server.connections[: 1 - CONNECTIONS]:
+                if oldest.transport is not None:
+                    oldest.transport.abort()
+            return server()
+
+        listening = await asyncio.get_running_loop().create_server(connect, sock=port, backlog=AT_ONCE)
+        return server, listening
+
+    async def _handle(self, request: BaseRequest) -> Response:
+        pages = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
+        page = pages.get(request.path)
+        if page is None:
+            return Response(text="404: Not Found", status=404)
+        if request.method not in ("GET", "HEAD"):
+            return Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
+        return await page()
+
+    async def _healthz(self) -> Response:
         if self._pulse.alive:
-            return web.Response(text="ok\n")
-        return web.Response(text=f"the event loop stands still since {self._pulse.age:.1f} s\n", status=503)
+            return Response(text="ok\n")
+        return Response(text=f"the event loop stands still since {self._pulse.age:.1f} s\n", status=503)
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
+    async def _readyz(self) -> Response:
         answer = await self._ask(self._readiness)
         ready, body = answer or (False, {"ready": False, "error": "the event loop does not answer"})
-        return web.Response(text=json.dumps(body) + "\n", status=200 if ready else 503, content_type="application/json")
+        return Response(text=json.dumps(body) + "\n", status=200 if ready else 503, content_type="application/json")
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
+    async def _metrics(self) -> Response:
         """What is asked of a loop that does not answer is left out: its heartbeat's age is not."""
         scrape = await self._ask(self._scrape)
         body = metrics.render(scrape, self._pulse.age)
-        return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
+        return Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _ask(self, question: Callable[[], Answer]) -> Answer | None:
         """Asked in the controller's loop, whose state no other thread may read; None when that does not answer."""
@@ -116,24 +131,10 @@ class Health:
         return ready, {"ready": ready, "synced": synced, "leading": leading, "servers": servers}
 
 
-async def _start(runner: web.AppRunner, port: socket.socket) -> asyncio.AbstractServer:
-    await runner.setup()
-    server = runner.server
-    if server is None:
-        raise AssertionError("a runner that is set up has a server")
-
-    def connect() -> asyncio.Protocol:
-        for oldest in server.connections[: 1 - CONNECTIONS]:
-            if oldest.transport is not None:
-                oldest.transport.abort()
-        return server()
-
-    return await asyncio.get_running_loop().create_server(connect, sock=port, backlog=AT_ONCE)
-
-
-async def _end(runner: web.AppRunner, listening: asyncio.AbstractServer) -> None:
+async def _end(server: Server, listening: asyncio.AbstractServer) -> None:
     listening.close()
-    await runner.cleanup()
+    server.pre_shutdown()
+    await server.shutdown(timeout=1.0)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Requests to the API server: kubernetes_asyncio for configuration, authentication and TLS, raw answers for us."""
+"""Requests to the API server: kubernetes_asyncio for configuration and authentication, raw answers for us."""
 
 import json
 import logging
@@ -10,16 +10,16 @@ from typing import Any, Self
 
 import aiohttp
 import anyio
-from kubernetes_asyncio.client.api_client import ApiClient
-from kubernetes_asyncio.config.config_exception import ConfigException
 
 from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.contact import Contact
+from pgrole_controller.kube.credentials import ConfigException
 from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable
 from pgrole_controller.kube.latency import Latency
 from pgrole_controller.kube.lines import LIMIT, LineSplitter
 from pgrole_controller.kube.resource import CONFIGMAPS, EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Resource
+from pgrole_controller.kube.transport import Transport
 
 __all__ = [
     "CONFIGMAPS",
@@ -89,14 +89,14 @@ class Lines:
 class Client:
     def __init__(
         self,
-        api: ApiClient,
+        transport: Transport,
         known: credentials.Credentials,
         may_write: Callable[[], bool] = lambda: True,
         contact: Contact | None = None,
     ) -> None:
         """Use `connect`."""
         self.contact = contact or Contact()
-        self._api = api
+        self._transport = transport
         self._credentials = known
         self._may_write = may_write
         self._renewing = anyio.Lock()
@@ -111,25 +111,21 @@ class Client:
 
         Raises NotConfigured when no API server is named.
         """
-        rest = logging.getLogger("kubernetes_asyncio.client.rest")
-        if rest.getEffectiveLevel() < logging.INFO:
-            rest.setLevel(logging.INFO)  # at DEBUG it prints bodies, Secrets among them
         known = await credentials.load(kubeconfig, context=context, strict_tls=strict_tls)
         try:
-            api = ApiClient(configuration=known.configuration)
+            transport = Transport(known.configuration, f"pgrole-controller/{__version__}")
         except OSError as error:  # ssl.SSLError too
             message = f"the certificates of {known.source} cannot be used: {error}"
             raise NotConfigured(message) from error
         finally:
             credentials.forget_files()
-        api.user_agent = f"pgrole-controller/{__version__}"
         log.info("API server configured", extra={"server": known.configuration.host, "source": known.source})
-        async with api:
-            yield cls(api, known)
+        async with transport:
+            yield cls(transport, known)
 
     def limited(self, may_write: Callable[[], bool]) -> "Client":
         """One that reads always, and writes while `may_write` is true: else nothing is sent, and Unreachable raised."""
-        return Client(self._api, self._credentials, may_write, self.contact)
+        return Client(self._transport, self._credentials, may_write, self.contact)
 
     async def request(
         self,
@@ -207,22 +203,12 @@ class Client:
         body: dict[str, Any] | list[Any] | None,
     ) -> aiohttp.ClientResponse:
         try:
-            response: aiohttp.ClientResponse = await self._api.call_api(
-                path,
-                method,
-                query_params=list(query.items()) if query else None,
-                header_params=dict(headers),
-                body=body,
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _request_timeout=limits,
-            )
+            token = await self._credentials.token()
+            sent = headers if token is None else {**headers, "Authorization": token}
+            response = await self._transport.send(method, path, query=query, headers=sent, limits=limits, body=body)
         except _TRANSPORT as error:
             self.contact.note_failure()
             raise _unreachable(method, path, error) from error
-        finally:
-            # It would hold the content of a Secret until the next request.
-            self._api.last_response = None  # type: ignore[attr-defined]
         self.contact.note_answer(response.status)
         return response
 

@@ -1,10 +1,7 @@
-"""Where the API server is and what proves who we are, as kubernetes_asyncio reads it.
-
-Importing any part of kubernetes_asyncio imports all of it: about 65 MiB and 1.7 s beyond aiohttp, once. It
-happens here and in `client` only.
-"""
+"""Where the API server is and what proves who we are, as kubernetes_asyncio reads it. Imported here only: `library`."""
 
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,22 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import yaml
-from kubernetes_asyncio.client.configuration import Configuration
-from kubernetes_asyncio.config.config_exception import ConfigException
-from kubernetes_asyncio.config.incluster_config import (
+
+from pgrole_controller.kube import library
+from pgrole_controller.kube.errors import NotConfigured
+
+library.register()
+
+# What reads kubeconfigs is imported where there is one: in a cluster neither it nor yaml is.
+from kubernetes_asyncio.client import Configuration  # noqa: E402 - light only once it is registered
+from kubernetes_asyncio.config.config_exception import ConfigException as ConfigException  # noqa: E402
+from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
     SERVICE_CERT_FILENAME,
     SERVICE_HOST_ENV_NAME,
     SERVICE_TOKEN_FILENAME,
     InClusterConfigLoader,
 )
-from kubernetes_asyncio.config.kube_config import (
-    ENV_KUBECONFIG_PATH_SEPARATOR,
-    _cleanup_temp_files,
-    load_kube_config,
-)
-
-from pgrole_controller.kube.errors import NotConfigured
 
 RENEW_EVERY = 60.0  # seconds; as kubernetes_asyncio's own refresh
 RENEW_TIMEOUT = 30.0  # an exec plugin may ask somebody
@@ -37,13 +33,14 @@ CHOICES = (
     "or have ~/.kube/config"
 )
 
-_UNUSABLE = (ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AssertionError)
+_UNUSABLE = (ConfigException, OSError, ValueError, TypeError, KeyError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
     configuration: Any  # kubernetes_asyncio's
     source: str  # for the log: the file, or "in-cluster"
+    token: Callable[[], Awaitable[str | None]]  # the value of the header Authorization; None: certificates alone
     renew: Callable[[], Awaitable[None]]  # reads token file, exec plugin, … again, at once
 
 
@@ -57,14 +54,16 @@ async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool)
 
 def forget_files() -> None:
     """Removes the temporary files that hold certificates and keys; TLS has read them when a client exists."""
-    _cleanup_temp_files()
+    loader = sys.modules.get("kubernetes_asyncio.config.kube_config")
+    if loader is not None:
+        loader._cleanup_temp_files()  # noqa: SLF001
 
 
 def _find(kubeconfig: str | None) -> str | None:
     """The kubeconfig files to read, as KUBECONFIG lists them; None: in-cluster."""
     files = kubeconfig or os.environ.get("KUBECONFIG")
     if files:
-        if not any(Path(f).expanduser().is_file() for f in files.split(ENV_KUBECONFIG_PATH_SEPARATOR) if f):
+        if not any(Path(f).expanduser().is_file() for f in files.split(os.pathsep) if f):
             message = f"kubeconfig {files} does not exist: {CHOICES}"
             raise NotConfigured(message)
         return files
@@ -78,13 +77,16 @@ def _find(kubeconfig: str | None) -> str | None:
 
 
 async def _load_files(files: str, context: str | None) -> Credentials:
+    import yaml
+    from kubernetes_asyncio.config.kube_config import load_kube_config
+
     configuration = Configuration()
     try:
         # Never written back: its writer fails (it is called with an argument that it does not take).
         loader = await load_kube_config(
             config_file=files, context=context, client_configuration=configuration, persist_config=False
         )
-    except _UNUSABLE as error:
+    except (*_UNUSABLE, yaml.YAMLError) as error:
         message = f"kubeconfig {files} cannot be used: {error or type(error).__name__}"
         raise NotConfigured(message) from error
 
@@ -140,16 +142,16 @@ def _renewing(
             await load()
         _trim(configuration)
 
-    async def hook(_: object) -> None:
-        if time.monotonic() >= due:
+    async def token() -> str | None:
+        if "BearerToken" in configuration.api_key and time.monotonic() >= due:
             await limited(load_again)
+        return configuration.api_key.get("BearerToken") or None
 
     async def at_once() -> None:
         await limited(renew)
 
     _trim(configuration)
-    configuration.refresh_api_key_hook = hook
-    return Credentials(configuration, source, at_once)
+    return Credentials(configuration, source, token, at_once)
 
 
 def _trim(configuration: Any) -> None:  # noqa: ANN401 - kubernetes_asyncio's

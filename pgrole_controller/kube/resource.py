@@ -15,16 +15,16 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Every part is quoted. An empty namespace is that of a cluster-scoped object: none."""
-        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        """Names are quoted. An empty namespace is that of a cluster-scoped object: none."""
+        path = f"/apis/{self.group}/{self.version}/" if self.group else f"/api/{self.version}/"
         if namespace:
-            parts += ["namespaces", namespace]
-        parts.append(self.plural)
+            path += f"namespaces/{quote(namespace, safe='')}/"
+        path += self.plural
         if name is not None:
-            parts.append(name)
+            path += f"/{quote(name, safe='')}"
             if subresource is not None:
-                parts.append(subresource)
-        return "/" + "/".join(quote(part, safe="") for part in parts)
+                path += f"/{subresource}"
+        return path
 
 
 PGROLES = Resource("pgrole.dev", "v1alpha1", "pgroles")

@@ -13,6 +13,7 @@ from pgrole_controller.kube.events import cut, micro_time
 from pgrole_controller.kube.lines import LineSplitter, LineTooLong
 from pgrole_controller.kube.resource import NAMESPACES, PGROLES
 from pgrole_controller.kube.status import unchanged
+from tests.fake_apiserver import WIDGETS, FakeApiServer, make_widget
 
 
 def test_paths_are_those_of_the_core_group_and_of_named_groups_with_every_part_quoted() -> None:
@@ -128,13 +129,14 @@ async def test_a_kubeconfig_that_is_not_there_or_not_one_is_named_in_the_error(t
                 pass
 
 
-async def test_the_library_never_logs_bodies_even_when_everything_is_at_debug(tmp_path: Path) -> None:
-    rest = logging.getLogger("kubernetes_asyncio.client.rest")
-    rest.setLevel(logging.DEBUG)
-    config = tmp_path / "config"
-    config.write_text(
-        "{current-context: c, contexts: [{name: c, context: {cluster: c}}],"
-        " clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]}"
-    )
-    async with Client.connect(str(config)):
-        assert not rest.isEnabledFor(logging.DEBUG)
+async def test_no_body_is_logged_even_when_everything_is_at_debug(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeApiServer()
+    caplog.set_level(logging.DEBUG)
+    async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
+        made = await make_widget(client, "shop", "one", password="hunter2")
+        assert b"hunter2" in await client.request("GET", WIDGETS.path("shop", "one"))
+    assert made["spec"]["password"] == "hunter2"
+    assert caplog.text
+    assert "hunter2" not in caplog.text
