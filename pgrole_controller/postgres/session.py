@@ -36,7 +36,7 @@ from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.sense import POLL_SECONDS, Heard, Sense, open_sense
 from pgrole_controller.postgres.survey import Survey, explaining, look, survey
-from pgrole_controller.postgres.transaction import Dialect, carry_out
+from pgrole_controller.postgres.transaction import Dialect, Locked, carry_out
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class Session:
     _ledger: Ledger | None = None  # the claims, where schema pgrole is not there
     _poller: Poller | None = None
     fence: Fence | None = None  # None: nobody else could lead
+    _locked: Locked = field(default_factory=Locked)
 
     @property
     def enforcing(self) -> bool:
@@ -150,7 +151,7 @@ class Session:
             superuser=self.identity.superuser,
         )
         try:
-            return await carry_out(self._connection, plans, dialect)
+            return await carry_out(self._connection, plans, dialect, self._locked)
         finally:
             if self._poller is not None:
                 changed = [plan for plan in plans if plan.changes]

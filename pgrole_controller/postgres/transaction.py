@@ -30,12 +30,18 @@ TRANSACTION_SECONDS = 4.0
 #: For all that is tried one by one after a batch failed: what does not get its turn is put off.
 ONE_BY_ONE_SECONDS = 3.0
 
-_BEGIN = ("SET LOCAL lock_timeout = '{lock_timeout}'", "SET LOCAL statement_timeout = '3500ms'")
+_BEGIN = ("SET LOCAL lock_timeout = '{turn_timeout}'", "SET LOCAL statement_timeout = '3500ms'")
 #: Of a process that is paused in the middle of it: whoever leads then finds the roles locked for no longer.
 _ABANDONED = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS:.0f}s'"
 _OIDS = "SELECT r.rolname::text AS name, r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY ($1::name[])"
-_TOGETHER = "2s"
-_ALONE = "300ms"
+#: For the turn of other controllers, whose transactions may last; then for each role, which anybody can lock: since
+#: PostgreSQL 16 any role may begin an ALTER ROLE that is refused to it only at the end.
+_TURN = "2s"
+_TOGETHER = "500ms"
+_ALONE = "150ms"
+#: A role that was locked is changed apart from the others for so long, in seconds.
+APART_SECONDS = 60.0
+_LOCK_NOT_FREE = "55P03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +68,26 @@ class Dialect:
     superuser: bool = False
 
 
+class Locked:
+    """The roles that somebody else held lately: left out of the batch, they hold up nothing but themselves."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def note(self, role_name: str, error: PgRoleError | None) -> None:
+        if getattr(getattr(error, "__cause__", None), "sqlstate", None) == _LOCK_NOT_FREE:
+            self._until[role_name] = anyio.current_time() + APART_SECONDS
+        elif error is None:
+            self._until.pop(role_name, None)
+
+    def holds(self, role_name: str) -> bool:
+        return self._until.get(role_name, 0.0) > anyio.current_time()
+
+
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
-    begin = [statement.format(lock_timeout=lock_timeout) for statement in _BEGIN]
+    begin = [statement.format(turn_timeout=_TURN) for statement in _BEGIN]
+    wait = f"SET LOCAL lock_timeout = '{lock_timeout}'"
     hold = naming.hold(plans) if dialect.superuser else []
     verify = naming.verify(plans, held=dialect.superuser)
     if dialect.ledger is not None:
@@ -72,7 +95,7 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
         begin.append(queries.schemaless("take_turn"))
         begin.append(queries.schemaless("check_not_suspended"))
         rest = (statement for plan in plans for statement in _schemaless_statements(plan, dialect.options))
-        return ";\n".join((*begin, *hold, *rest, *verify))
+        return ";\n".join((*begin, wait, *hold, *rest, *verify))
     if dialect.guarded:
         begin.append(queries.inspect("guard").strip())
     begin.append("SELECT pgrole.take_turn()")
@@ -83,16 +106,31 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
     if dialect.fence is not None and dialect.fence.statement is not None:
         begin.append(dialect.fence.statement)
     rest = (statement for plan in plans for statement in _statements(plan, dialect))
-    return ";\n".join((*begin, *hold, *rest, *verify))
+    return ";\n".join((*begin, wait, *hold, *rest, *verify))
 
 
-async def carry_out(connection: Connection, plans: Sequence[Plan], dialect: Dialect) -> list[PgRoleError | None]:
+async def carry_out(
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: Locked | None = None
+) -> list[PgRoleError | None]:
     """Carries out the plans, all or one by one: None for each that is committed, else why it is not.
 
-    Raises Transient when another process leads: then nothing is carried out.
+    `locked` is what is known of the server's roles from one call to the next. Raises Transient when another process
+    leads: then nothing is carried out.
     """
-    if not plans:
-        return []
+    locked = locked or Locked()
+    apart = [place for place, plan in enumerate(plans) if len(plans) > 1 and locked.holds(plan.role_name)]
+    rest = [place for place in range(len(plans)) if place not in apart]
+    results: list[PgRoleError | None] = [None] * len(plans)
+    for places, carry in ((rest, _carry_out_together), (apart, _carry_out_each)):
+        some = [plans[place] for place in places]
+        for place, error in zip(places, await carry(connection, some, dialect, locked) if some else (), strict=True):
+            results[place] = error
+    return results
+
+
+async def _carry_out_together(
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: Locked
+) -> list[PgRoleError | None]:
     together = await _run(connection, plans, dialect, _TOGETHER)
     if together is not None and is_lacking(together) and dialect.superuser:  # it may have ceased to be one
         dialect = replace(dialect, superuser=False)
@@ -102,15 +140,18 @@ async def carry_out(connection: Connection, plans: Sequence[Plan], dialect: Dial
     if together is None or connection.is_closed() or _concerns_all(together):
         return [together] * len(plans)
     if len(plans) == 1:
+        locked.note(plans[0].role_name, together)
         return [await _answer(connection, plans[0], dialect, together)]
-    return await _carry_out_each(connection, plans, dialect)
+    return await _carry_out_each(connection, plans, dialect, locked)
 
 
 def _concerns_all(error: PgRoleError) -> bool:
     return isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED
 
 
-async def _carry_out_each(connection: Connection, plans: Sequence[Plan], dialect: Dialect) -> list[PgRoleError | None]:
+async def _carry_out_each(
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: Locked
+) -> list[PgRoleError | None]:
     """A role that somebody else has locked is waited for a moment only, so that it does not hold up the others."""
     ends = anyio.current_time() + ONE_BY_ONE_SECONDS
     results: list[PgRoleError | None] = []
@@ -118,9 +159,10 @@ async def _carry_out_each(connection: Connection, plans: Sequence[Plan], dialect
         await anyio.lowlevel.checkpoint()  # the transactions themselves are not interrupted
         if anyio.current_time() < ends:
             error = await _run(connection, [plan], dialect, _ALONE)
+            locked.note(plan.role_name, error)
             results.append(await _answer(connection, plan, dialect, error))
         else:
-            results.append(Transient(Reason.DATABASE_ERROR, "put off, since others of its batch wait for locks"))
+            results.append(Transient(Reason.PROGRESSING, "put off, since others of its batch wait for locks"))
     return results
 
 
