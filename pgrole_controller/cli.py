@@ -98,10 +98,11 @@ def _run(options: argparse.Namespace) -> int:
     # Here, since it takes a while: `--help` and a wrong setting answer at once.
     from pgrole_controller.controller.app import run
     from pgrole_controller.controller.errors import CannotStart
+    from pgrole_controller.controller.watchdog import watched_loop
 
     code = 0
     try:
-        anyio.run(run, _plan(values))
+        anyio.run(run, _plan(values), backend_options={"loop_factory": watched_loop})
     except* CannotStart as group:
         for error in _leaves(group):
             print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201

@@ -12,22 +12,23 @@ from typing import Any
 import anyio
 
 from pgrole_controller import logs, metrics
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.errands import Errands
-from pgrole_controller.controller.objects import Objects, server_of
+from pgrole_controller.controller.objects import Objects, generation_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.hint import Key
-from pgrole_controller.core.outcome import Outcome
+from pgrole_controller.core.outcome import Outcome, of_error
 from pgrole_controller.core.plan import Deed
 from pgrole_controller.core.report import Standing, build_status
 from pgrole_controller.core.schedule import After, Result, Retry, Success
 from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER, apply_finalizer
 from pgrole_controller.kube.status import apply_status, unchanged
-from pgrole_controller.kube.store import Stored
+from pgrole_controller.kube.store import Stored, mapping
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,23 @@ class Reporter:
         except (Unreachable, BadStream) as error:
             log.warning("write did not reach the API server", extra={"object": str(finding.key), "error": str(error)})
             return After(UNREACHABLE_AGAIN)
+        except Exception as error:  # noqa: BLE001 -- one object's error
+            return await self._report_unexpected(contain(error, finding.key), finding, stored)
+
+    async def _report_unexpected(self, problem: PgRoleError, finding: Finding, stored: Stored) -> Result:
+        """Says it on the object in place of what could not be written, as far as that can be: only on conditions."""
+        outcome = of_error(problem)
+        status = build_status({}, outcome, Standing(""), generation_of(stored), datetime.now(UTC))
+        kept = {name: value for name, value in mapping(stored.object().get("status")).items() if name not in status}
+        try:
+            with anyio.fail_after(WRITE_SECONDS):
+                written = await apply_status(self._client, PGROLES, stored, {**kept, **status})
+            self._store.put(written, by=stored.key)
+        except (KubeError, TimeoutError) as error:
+            log.warning("unexpected error not written", extra={"object": str(finding.key), "error": str(error)})
+        except Exception as error:  # noqa: BLE001 -- one object's error
+            contain(error, finding.key)
+        return Retry()
 
     async def _write_object(self, finding: Finding, stored: Stored) -> Result:
         self._record_deed(finding, stored)
@@ -164,7 +182,7 @@ class Reporter:
     async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
         written = await apply_finalizer(self._client, PGROLES, stored, present)
         if written is not None:
-            self._store.put(written)
+            self._store.put(written, by=stored.key)
 
     async def _set_status(self, finding: Finding, outcome: Outcome, stored: Stored) -> None:
         obj = stored.object()
@@ -181,7 +199,7 @@ class Reporter:
             return
         before = previous.get("conditions") or []
         try:
-            self._store.put(await apply_status(self._client, PGROLES, stored, status))
+            self._store.put(await apply_status(self._client, PGROLES, stored, status), by=stored.key)
         except ApiError as error:
             # A definition that came later may refuse the object itself and every status with it: an Event can say it.
             if error.status in (422, 500):
