@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import FrameType
 from typing import Any, Literal
 
 LogFormat = Literal["auto", "text", "json"]
@@ -70,9 +71,10 @@ FRAMES = 30
 TRACEBACKS = 10
 
 
-def describe_stack(frames: Iterable[traceback.FrameSummary]) -> str:
+def describe_stack(frames: Iterable[tuple[FrameType, int]]) -> str:
     """Where code stands, the innermost last: file, line and function, and no values."""
-    places = [f"{_module(frame.filename)}:{frame.lineno} {frame.name}" for frame in frames]
+    codes = ((frame.f_code, line) for frame, line in frames)
+    places = [f"{_module(code.co_filename)}:{line} {code.co_name}" for code, line in codes]
     return " > ".join(places[-FRAMES:])
 
 
@@ -81,7 +83,7 @@ def describe_error(error: BaseException) -> dict[str, str]:
     described = {"error": type(error).__name__}
     if not _tracebacks.admit():
         return described
-    causes = [describe_stack(traceback.extract_tb(one.__traceback__)) for one in _chain(error)]
+    causes = [describe_stack(traceback.walk_tb(one.__traceback__)) for one in _chain(error)]
     return {**described, "traceback": "; while handling: ".join(causes)}
 
 

@@ -140,9 +140,8 @@ def _state(lane: Lane) -> Outcome:
     if lane.connected:
         message = "connected, and changes of its roles are noticed"
         if lane.server.lapsed and lane.server.problem is not None:
-            message = (
-                f"{message}. {lane.server.problem.message}: this session goes on with what it has, no other begins"
-            )
+            missing = lane.server.problem.message
+            message = f"{message}; {missing}: the session goes on with the ones it has, and no other begins"
         return Outcome(Ending.DONE, Reason.RECONCILED, message)
     if lane.trouble is not None:
         return of_error(lane.trouble)
