@@ -24,9 +24,7 @@ HAD: dict[str, Any] = {
 def objects() -> Objects:
     namespaces = Store()
     namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
-    return Objects(
-        Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), namespaces), "c1"
-    )
+    return Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), namespaces), "c1")
 
 
 def put(objects: Objects, name: str, *, second: int = 0, uid: str = "", version: int = 1, **rest: Any) -> Stored:
