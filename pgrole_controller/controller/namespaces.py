@@ -22,7 +22,7 @@ from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.backoff import Backoff
 from pgrole_controller.kube.client import NAMESPACES, Client
-from pgrole_controller.kube.errors import KubeError
+from pgrole_controller.kube.errors import BadStream, KubeError
 from pgrole_controller.kube.store import Store, parse
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,11 @@ class Namespaces:
         self._asked.set()
 
     async def _request(self, name: str) -> Namespace:
-        return _read(parse(await self._client.request("GET", NAMESPACES.path(name=name), timeout=ASK_SECONDS)))
+        answer = parse(await self._client.request("GET", NAMESPACES.path(name=name), timeout=ASK_SECONDS))
+        try:
+            return _read(answer)
+        except KeyError as error:
+            raise BadStream(f"no namespace was answered with: {error} is missing") from error
 
     def _take(self, found: Namespace) -> None:
         self._doubted.pop(found.name, None)

@@ -42,6 +42,7 @@ class Watchdog:
     def __init__(self) -> None:
         self._since: float | None = None  # when the turn began that is under way
         self._thread = threading.get_ident()  # that of the loop
+        self._starting = True
         self._armed = False
         self._armed_at = self._armed_before = 0.0
         self._seen: float | None = None  # when the turn began whose stack was taken
@@ -54,6 +55,9 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin(self) -> None:
+        if self._starting:  # what the first turn does takes a while, and there is no server yet that it could hold up
+            self._starting = False
+            return
         self._since = now = time.monotonic()
         if not self._armed:
             self._armed = True

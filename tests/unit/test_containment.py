@@ -34,9 +34,10 @@ from pgrole_controller.core.detection import Detection
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.outcome import Ending
-from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.schedule import Retry
 from pgrole_controller.core.sight import Sight
+from pgrole_controller.core.wanted import wanted_role
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER
@@ -204,7 +205,7 @@ async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_th
     young = Key("shop", "young")
     same = {"name": "poisoned"}
     objects.store.put(stored(young, spec=same, creationTimestamp="2028-01-01T00:00:00Z"))
-    real = objects_module.wanted_role
+    real = wanted_role
 
     def poisoned(pgrole: Any) -> Any:
         if pgrole.metadata.name == "poisoned":
@@ -268,7 +269,7 @@ async def test_what_breaks_while_it_is_written_is_said_on_the_object(objects: Ob
     api = Api()
     reporter = reporter_with(objects, api)
     findings = await visit(objects)
-    finding = replace(findings[POISONED], deed=reconcile_module.Deed.CORRECTED)
+    finding = replace(findings[POISONED], deed=Deed.CORRECTED)
     assert await reporter._write(finding) == Retry()
     (status,) = api.statuses
     (ready,) = [one for one in status["conditions"] if one["type"] == "Ready"]

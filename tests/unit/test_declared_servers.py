@@ -11,7 +11,7 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.controller import servers as module
-from pgrole_controller.controller.declaration import Site
+from pgrole_controller.controller.declaration import Site, read_declaration
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.servers import Observed, Servers
@@ -307,7 +307,7 @@ async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:
 
 
 async def test_a_pgserver_that_breaks_what_reads_it_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = module.read_declaration
+    real = read_declaration
 
     async def poisoned(client: Any, stored: Any, site: Any) -> DeclaredServer:
         if stored.key.name == "a":

@@ -22,6 +22,7 @@ from pgrole_controller.controller.serverreport import FINALIZER, ServerReporter
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.errors import Reason, Waiting
+from pgrole_controller.core.report import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import Store, Stored, pack
@@ -201,7 +202,7 @@ async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatc
     world = World()
     world.lane.connected, world.lane.server = True, declared(2, "second")
     world.store.put(stored(2, "second"))
-    real = serverreport.build_conditions
+    real = build_conditions
     broken: list[int] = []
 
     def poisoned(*arguments: Any, **named: Any) -> Any:
