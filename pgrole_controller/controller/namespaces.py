@@ -50,9 +50,7 @@ class Namespace:
 class NamespaceUnknown(Waiting):
     """`unsaid`: it was asked for a moment ago."""
 
-    def __init__(self, message: str, *, unsaid: bool) -> None:
-        super().__init__(Reason.PROGRESSING, message)
-        self.unsaid = unsaid
+    unsaid = False
 
 
 @dataclass(slots=True)
@@ -168,10 +166,10 @@ class Namespaces:
             self._asked.set()
         question.waiting.add(key)
         why = f": {question.failure}" if question.failure else ""
-        return NamespaceUnknown(
-            f"waiting for the API server to describe namespace {name}{why}",
-            unsaid=now - question.since < UNSAID_SECONDS,
-        )
+        message = f"waiting for the API server to describe namespace {name}{why}"
+        error = NamespaceUnknown(Reason.PROGRESSING, message)
+        error.unsaid = now - question.since < UNSAID_SECONDS
+        return error
 
     async def _ask(
         self,

@@ -2,9 +2,10 @@
 
 from typing import Any, cast
 
+import anyio
 import pytest
 
-from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.namespaces import UNSAID_SECONDS, Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.sources import NamespaceSource, PgRoleSource, SecretSource
@@ -14,6 +15,7 @@ from pgrole_controller.core.schedule import Success
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
+from tests.timelapse import in_timelapse
 
 APP, OTHER = Key("shop", "app"), Key("shop", "other")
 
@@ -132,3 +134,22 @@ async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(wor
     world.namespaces.put(pack({"metadata": {"name": "new", "uid": "n2", "resourceVersion": "2"}}))
     assert await world.hinted() == {key: ("namespace", Rank.DEPENDENCY)}
     assert world.objects.read(key, "default", Allowance()).error is None
+
+
+@in_timelapse
+async def test_an_object_that_is_to_be_dropped_waits_for_its_namespace_as_any_other() -> None:
+    world, key = World(), Key("new", "app")
+    going: dict[str, Any] = {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    world.store.put(made("app", 1, namespace="new", spec={"deletionPolicy": "Drop"}, **going))
+    request = world.objects.read(key, "default", Allowance())
+    assert (request.unsaid, request.finalizer) == (True, None)
+    await anyio.sleep(UNSAID_SECONDS)
+    request = world.objects.read(key, "default", Allowance())
+    assert (request.unsaid, request.finalizer) == (False, None)
+    assert request.error is not None
+    assert "namespace new" in request.error.message
+    assert "set spec.deletionPolicy: Retain" in request.error.message
+    world.namespaces.put(pack({"metadata": {"name": "new", "uid": "n2", "resourceVersion": "2"}}))
+    request = world.objects.read(key, "default", Allowance())
+    assert request.ask is not None
+    assert request.ask.terminating
