@@ -178,7 +178,7 @@ class _Controller:
         self._secrets = Store(index=index_by_owner)
         self._namespaces = Store()
         self._observed = Observed(Store(), Store(), Store())
-        namespaces = Namespaces(client, self._namespaces, watched=plan.namespace is None)
+        namespaces = Namespaces(client, self._namespaces, plan.namespace)
         self._objects = Objects(self._store, self._secrets, namespaces, cluster, plan.namespace)
         self._recorder = Recorder(client)
         errands = Errands(client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret))

@@ -71,11 +71,11 @@ class _Answer:
 
 
 class Namespaces:
-    def __init__(self, client: Client, store: Store, *, watched: bool = True) -> None:
-        """`store` is followed by a reflector where they are `watched`."""
+    def __init__(self, client: Client, store: Store, only: str | None = None) -> None:
+        """`store` is followed by a reflector, unless objects are in `only` one namespace: that is asked for at once."""
         self.store = store
         self._client = client
-        self._watched = watched
+        self._only = only
         self._answers: dict[str, _Answer] = {}
         self._doubted: dict[str, str] = {}  # the uid by which it was known when an object of it went
         self._forgotten: dict[str, int] = {}  # how often, while it is asked for
@@ -129,8 +129,10 @@ class Namespaces:
         the name of one that has other labels than it had. `in_use` are the names of those that have objects.
         """
         async with anyio.create_task_group() as tasks:
-            if self._watched:
+            if self._only is None:
                 await self.store.answered.wait()
+            else:
+                self._questions.setdefault(self._only, _Question(anyio.current_time()))
             tasks.start_soon(self._refresh, relabelled, in_use)
             under_way: set[str] = set()
             while True:
@@ -220,7 +222,7 @@ class Namespaces:
             await anyio.sleep(REFRESH_SECONDS)
             used = in_use() if self._answers else ()
             for name in list(self._answers):
-                if name not in used:
+                if name not in used and name != self._only:
                     self._answers.pop(name, None)
                 elif self.store.get(Key("", name)) is None:
                     await self._reread(name, relabelled)

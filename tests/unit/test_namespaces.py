@@ -47,14 +47,14 @@ class Api(Client):
 class World:
     def __init__(self, uid: str = "n1", *, watched: bool = True) -> None:
         self.api, self.store = Api(uid), Store()
-        self.namespaces = Namespaces(self.api, self.store, watched=watched)
+        self.namespaces = Namespaces(self.api, self.store)
         self.known: list[Key] = []
         self.relabelled: list[str] = []
         self.in_use = {"shop"}
         self.told = anyio.Event()
+        self.store.answered.set()
         if watched:
             self.watch(uid)
-            self.store.answered.set()
 
     def watch(self, uid: str, version: int = 1) -> None:
         self.store.replace([pack(made(uid, version))])
@@ -238,3 +238,22 @@ async def test_an_older_object_is_not_passed_over_while_its_namespace_is_not_kno
         world.api.answers.set()
         await anyio.wait_all_tasks_blocked()
         assert world.namespaces.of_rival(rival, NEW) is None, "who cannot be read holds up nobody"
+
+
+async def test_the_only_namespace_is_known_before_it_has_objects() -> None:
+    world = World(watched=False)
+    world.namespaces = Namespaces(world.api, world.store, "shop")
+    world.in_use = set()
+    async with world.running():
+        await anyio.wait_all_tasks_blocked()
+        assert world.uid(NEW) == "n1"
+
+
+@in_timelapse
+async def test_the_only_namespace_stays_known_while_it_has_no_objects() -> None:
+    world = World(watched=False)
+    world.namespaces = Namespaces(world.api, world.store, "shop")
+    world.in_use = set()
+    async with world.running():
+        await anyio.sleep(3 * REFRESH_SECONDS)
+        assert world.uid(NEW) == "n1"
