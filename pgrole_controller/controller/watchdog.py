@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 #: A turn of the loop, with all the callbacks that were due, takes about a millisecond.
 BLOCKED_SECONDS = 0.1
 
+#: For the process to start, in seconds: that takes a while, and there is no server yet that it could hold up.
+START_SECONDS = 2.0
+
 #: Turns that begin sooner after one another, in seconds, are busy ones.
 BUSY_SECONDS = 0.005
 
@@ -42,7 +45,7 @@ class Watchdog:
     def __init__(self) -> None:
         self._since: float | None = None  # when the turn began that is under way
         self._thread = threading.get_ident()  # that of the loop
-        self._starting = True
+        self._starts = time.monotonic() + START_SECONDS
         self._armed = False
         self._armed_at = self._armed_before = 0.0
         self._seen: float | None = None  # when the turn began whose stack was taken
@@ -55,10 +58,10 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin(self) -> None:
-        if self._starting:  # what the first turn does takes a while, and there is no server yet that it could hold up
-            self._starting = False
+        now = time.monotonic()
+        if now < self._starts:
             return
-        self._since = now = time.monotonic()
+        self._since = now
         if not self._armed:
             self._armed = True
             self._armed_before, self._armed_at = self._armed_at, now

@@ -16,6 +16,7 @@ from pgrole_controller.controller import watchdog
 
 logs.set_up("info", "json")
 watchdog.LINE_SECONDS = 0.0
+watchdog.START_SECONDS = 0.0
 
 def compute(seconds):
     ends = time.monotonic() + seconds
