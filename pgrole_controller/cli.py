@@ -101,12 +101,13 @@ def _run(options: argparse.Namespace) -> int:
 
         from pgrole_controller.controller.app import run
         from pgrole_controller.controller.errors import CannotStart
+        from pgrole_controller.controller.watchdog import watched_loop
         from pgrole_controller.logs import set_up
 
     set_up(values["log-level"], values["log-format"])
     code = 0
     try:
-        anyio.run(run, _plan(values))
+        anyio.run(run, _plan(values), backend_options={"loop_factory": watched_loop})
     except* CannotStart as group:
         for error in _leaves(group):
             print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201

@@ -8,10 +8,14 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import FrameType
 from typing import Any, Literal
 
 LogFormat = Literal["auto", "text", "json"]
@@ -60,6 +64,61 @@ def tracing(visit: str) -> Iterator[None]:
         yield
     finally:
         _visit.reset(token)
+
+
+#: Of one stack, the innermost frames; of tracebacks, so many within a minute are logged in full.
+FRAMES = 30
+TRACEBACKS = 10
+
+
+def describe_stack(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Where code stands, the innermost last: file, line and function, and no values."""
+    codes = ((frame.f_code, line) for frame, line in frames)
+    places = [f"{_module(code.co_filename)}:{line} {code.co_name}" for code, line in codes]
+    return " > ".join(places[-FRAMES:])
+
+
+def describe_error(error: BaseException) -> dict[str, str]:
+    """For a log line: the type of an unexpected error and its traceback, without its text, which may quote a secret."""
+    described = {"error": type(error).__name__}
+    if not _tracebacks.admit():
+        return described
+    causes = [describe_stack(traceback.walk_tb(one.__traceback__)) for one in _chain(error)]
+    return {**described, "traceback": "; while handling: ".join(causes)}
+
+
+class Allowing:
+    """So many of something within so many seconds."""
+
+    def __init__(self, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._times: deque[float] = deque(maxlen=most)
+        self._seconds = seconds
+        self._clock = clock
+
+    def admit(self) -> bool:
+        now = self._clock()
+        if len(self._times) == self._times.maxlen and now - self._times[0] < self._seconds:
+            return False
+        self._times.append(now)
+        return True
+
+
+_tracebacks = Allowing(TRACEBACKS, 60.0)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from or while handling."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen and len(seen) < 5:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _module(filename: str) -> str:
+    """The last parts of a path: which package and file."""
+    return "/".join(filename.replace(os.sep, "/").split("/")[-2:])
 
 
 def _add_visit(record: logging.LogRecord) -> bool:

@@ -143,6 +143,12 @@ WATCH_ENDS: Final = Counter(
     ["resource", "cause"],
     registry=REGISTRY,
 )
+INTERNAL_ERRORS: Final = Counter(
+    "pgrole_internal_errors",
+    "Unexpected errors that ended one object's reconcile or one server's session, and nothing else.",
+    ["where"],
+    registry=REGISTRY,
+)
 EVENTS_DROPPED: Final = Counter("pgrole_events_dropped", "Events that could not be written.", registry=REGISTRY)
 LEADERSHIPS: Final = Counter("pgrole_leaderships", "How often this process began to lead.", registry=REGISTRY)
 LEASE_RENEWALS: Final = Counter(
@@ -157,9 +163,15 @@ LOOP_LAG_SECONDS: Final = Histogram(
     buckets=_WIDE,
     registry=REGISTRY,
 )
+LOOP_BLOCKS: Final = Counter(
+    "pgrole_loop_blocks",
+    "Turns of the event loop that took longer than 0.1 s: code in them held up every server.",
+    registry=REGISTRY,
+)
 BUILD: Final = Gauge("pgrole_build_info", "1, with the version of the controller.", ["version"], registry=REGISTRY)
 
 BUILD.labels(__version__).set(1)
+INTERNAL_ERRORS.labels("object")
 
 _expected: set[str] = set()  # the servers that have series
 _BY_SERVER = (

@@ -170,9 +170,8 @@ class _Controller:
         self._secrets = Store(index=index_by_owner)
         self._namespaces = Store()
         self._observed = Observed(Store(), Store(), Store())
-        self._objects = Objects(
-            self._store, self._secrets, Namespaces(client, self._namespaces), cluster, plan.namespace
-        )
+        namespaces = Namespaces(client, self._namespaces, plan.namespace)
+        self._objects = Objects(self._store, self._secrets, namespaces, cluster, plan.namespace)
         self._recorder = Recorder(client)
         errands = Errands(client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret))
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
@@ -264,6 +263,12 @@ class _Controller:
         tasks.start_soon(self._reflect, CONFIGMAPS, observed.config_maps, changed, own, True)
         if self._plan.namespace is None:
             tasks.start_soon(self._reflect, NAMESPACES, self._namespaces, self._namespace_source.changed, None, False)
+        tasks.start_soon(
+            self._objects.namespaces.run,
+            self._namespace_source.known,
+            self._namespace_source.relabelled,
+            self._objects.namespaces_in_use,
+        )
         tasks.start_soon(self._server_reporter.run)
         tasks.start_soon(self._decline_unknown)
 

@@ -19,7 +19,7 @@ from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import CONFIGMAPS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.secrets import read_secret
-from pgrole_controller.kube.store import Stored, parse
+from pgrole_controller.kube.store import Stored, mapping, parse
 from pgrole_controller.postgres.connection import Endpoint, Minting
 
 
@@ -44,7 +44,7 @@ async def read_declaration(client: Client, stored: Stored, site: Site) -> Declar
         problems = "; ".join(
             f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()[:5]
         )
-        return _unusable(stored, Refused(Reason.INVALID_SPEC, problems))
+        return unusable(stored, Refused(Reason.INVALID_SPEC, problems))
     declared = _declare(stored, server, site.forbidden_metadata)
     try:
         endpoint = await _read_endpoint(client, server.spec.connection, site)
@@ -57,8 +57,8 @@ async def read_declaration(client: Client, stored: Stored, site: Site) -> Declar
 
 def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
     """The names of the Secrets and of the ConfigMaps that a PgServer's connection is made from."""
-    connection = obj.get("spec", {}).get("connection") or {}
-    credentials, ca = connection.get("credentialsSecretRef") or {}, connection.get("caRef") or {}
+    connection = mapping(mapping(obj.get("spec")).get("connection"))
+    credentials, ca = mapping(connection.get("credentialsSecretRef")), mapping(connection.get("caRef"))
     secrets = {str(credentials.get("name"))}
     config_maps: set[str] = set()
     if ca:
@@ -66,7 +66,8 @@ def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
     return secrets, config_maps
 
 
-def _unusable(stored: Stored, problem: PgRoleError) -> DeclaredServer:
+def unusable(stored: Stored, problem: PgRoleError) -> DeclaredServer:
+    """A PgServer that nothing can be made of."""
     return DeclaredServer(
         stored.key.name,
         None,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 import anyio.to_thread
 
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.core.connection import (
     Connection,
     Content,
@@ -34,7 +35,7 @@ from pgrole_controller.core.hint import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
 from pgrole_controller.core.settlement import name_delivery, name_source
 from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.secrets import NotWritable, Secret, delete_secret, read_secret, stored_of, write_secret
 from pgrole_controller.kube.store import Store, Stored
@@ -75,7 +76,15 @@ class Errands:
         self._hashers = anyio.CapacityLimiter(HASHERS)
 
     async def run(self, errand: Errand, owner: Stored) -> Credential:
-        """Raises ApiError and Unreachable for what may pass; what is wrong with the Secrets is in the result."""
+        """Raises KubeError for what may pass; what is wrong with the Secrets, or unexpected, is in the result."""
+        try:
+            return await self._run(errand, owner)
+        except KubeError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- one object's error
+            return Credential(errand=errand, problem=contain(error, owner.key))
+
+    async def _run(self, errand: Errand, owner: Stored) -> Credential:
         found = Credential(errand=errand)
         password: str | Verifier | None = None
         try:
@@ -173,7 +182,7 @@ class Errands:
             raise Refused(Reason.CONFLICT, f"spec.connectionSecret: {error}") from error
         except ApiError as error:
             raise _explain(f'spec.connectionSecret: Secret "{key.name}" cannot be written', error) from error
-        self._store.put(stored_of(written))
+        self._store.put(stored_of(written), by=owner.key)
         log.info("connection Secret written", extra={"object": str(owner.key), "secret": key.name})
         return written
 
@@ -188,7 +197,7 @@ class Errands:
             except ApiError as error:
                 raise _explain(f'Secret "{name}", which is not named any more, cannot be deleted', error) from error
             if deleted:
-                self._store.remove(stored.key, stored.uid)
+                self._store.remove(stored.key, stored.uid, by=owner.key)
                 log.info("connection Secret deleted", extra={"object": str(owner.key), "secret": name})
 
 

@@ -11,15 +11,18 @@ import logging
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import logs, metrics
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects, Request
+from pgrole_controller.controller.orphans import Orphans
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
 from pgrole_controller.controller.reporter import Reporter
@@ -33,7 +36,7 @@ from pgrole_controller.core.ending import name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.schedule import After, Visit
+from pgrole_controller.core.schedule import After, Retry, Visit
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.disown import disown
 from pgrole_controller.postgres.fence import Fence
@@ -63,6 +66,10 @@ LATER_SECONDS = 10.0
 
 #: At the start, for Secrets to be listed, in seconds: what needs none does not wait for longer.
 SECRETS_SECONDS = 10.0
+
+#: Claims of deleted objects are released this long after a session begins, and with these pauses, in seconds.
+FIRST_ORPHANS_SECONDS = 0.5
+ORPHANS_PAUSE = 0.2
 
 #: A session that ended sooner, in seconds, counts as a failure to connect.
 HEALTHY_SECONDS = 10.0
@@ -99,6 +106,7 @@ class Lane:
         self._since = -math.inf  # of the session, on the loop's clock
         self._failures = 0  # in a row
         self._orphans_due = math.inf  # on the loop's clock
+        self._orphans = Orphans()
         self._everything = anyio.Event()  # set: every object is to be looked at
         self._turn: anyio.CancelScope | None = None
         self._emptying = anyio.CapacityLimiter(EMPTYING)
@@ -113,8 +121,14 @@ class Lane:
                     await self._take_turn()
             finally:
                 self.connected, self.standing_by, self.session = False, False, None
+                if self.server.lapsed:
+                    self.server = replace(self.server, endpoint=None)
                 self._identities.give_up(self)
         self.ended.set()
+
+    @property
+    def has_session(self) -> bool:
+        return self.connected or self.standing_by
 
     def declare(self, server: DeclaredServer) -> None:
         """The server as it is declared now: connects anew where that changed, and looks anew where the policy did."""
@@ -151,7 +165,7 @@ class Lane:
         """One session, or the attempt at one and the wait for the next."""
         server = self.server
         try:
-            if server.endpoint is None:
+            if server.endpoint is None or server.lapsed:
                 raise server.problem or Transient(Reason.SERVER_NOT_READY, "it cannot be connected to")
             await attend(
                 server.endpoint,
@@ -227,11 +241,14 @@ class Lane:
                 self._queue.put(self.server.name, Hint(key, "notify of a role to join", Rank.DEPENDENCY))
 
     async def _answer_many(self) -> None:
-        """Hints every object when many are announced: anybody can announce that as often as they like."""
+        """Hints every object when many are announced.
+
+        Anybody can announce that as often as they like: what was announced by name goes first.
+        """
         while True:
             await self._everything.wait()
             self._everything = anyio.Event()
-            self.hint_all("notify", Rank.CHANGE)
+            self.hint_all("notify", Rank.DEPENDENCY)
             await anyio.sleep(MANY_SECONDS)
 
     async def _catch_up(self) -> None:
@@ -268,13 +285,17 @@ class Lane:
             self._queue.release()
         await self._queue.released()
         self._note_suspended(await session.is_suspended())
-        await self._release_orphans(session)
+        self._orphans, self._orphans_due = Orphans(), anyio.current_time() + FIRST_ORPHANS_SECONDS
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answer_many)
             tasks.start_soon(self._catch_up)
-            while visits := await self._queue.take(self.server.name, BATCH):
-                await self._visit(session, visits, tasks)
-                if anyio.current_time() >= self._orphans_due:
+            while not self._queue.closed:
+                visits: tuple[Visit, ...] = ()
+                with anyio.CancelScope(deadline=self._orphans_due):
+                    visits = await self._queue.take(self.server.name, BATCH)
+                if visits:
+                    await self._visit(session, visits, tasks)
+                if anyio.current_time() >= self._orphans_due and not self._queue.closed:
                     await self._release_orphans(session)
             tasks.cancel_scope.cancel()
 
@@ -282,22 +303,32 @@ class Lane:
         """Objects that went while nobody looked still hold claims. One that was made again is left to its visit.
 
         Done in every session, and once in a period of the resync: an object that is made again at once for another
-        server is visited in that lane only.
+        server is visited in that lane only. They are released in chunks, between batches of visits.
         """
         if session.enforcing or self.suspended:
             self._orphans_due = anyio.current_time() + LATER_SECONDS
             return
-        self._orphans_due = anyio.current_time() + self.server.resync_seconds
-        claims = await session.look_for_claims()
-        orphans = [(name, uid) for key, name, uid in claims if self._is_orphan(key)]
-        if not orphans:
-            return
-        log.info("claims of objects that went are released", extra={"server": self.server.name, "claims": len(orphans)})
-        for failure in await session.carry_out([Plan(role_name="", releases=tuple(orphans))]):
+        self._orphans_due = anyio.current_time() + ORPHANS_PAUSE
+        if not self._orphans.looked:
+            self._orphans.look(await session.look_for_claims())
+        chunk = self._orphans.take(self._is_orphan)
+        if chunk:
+            began = anyio.current_time()
+            (failure,) = await session.carry_out([Plan(role_name="", releases=chunk)])
+            self._orphans.end(chunk, failure)
+            extra = {"server": self.server.name, "claims": len(chunk)}
             if failure is not None:
-                raise failure
-        for name, _ in orphans:
-            self._hint_sharing(name)
+                log.warning("claims of deleted objects not released", extra={**extra, "error": failure.message})
+                # What waited for a lock held up the objects for as long: a small part of the time is spent so.
+                took = anyio.current_time() - began
+                self._orphans_due = anyio.current_time() + max(ORPHANS_PAUSE, 20 * took)
+                return
+            log.info("claims of objects that went are released", extra=extra)
+            for name, _ in chunk:
+                self._hint_sharing(name)
+        if self._orphans.done:
+            self._orphans = Orphans()
+            self._orphans_due = anyio.current_time() + self.server.resync_seconds
 
     def _is_orphan(self, key: Key) -> bool:
         return self._objects.covers(key) and self._objects.server_name(key) != self.server.name
@@ -313,21 +344,32 @@ class Lane:
                 )
             tally.end()
             for finding in findings:
-                tally.count(finding)
-                if _is_suspended_there(finding):
-                    self._note_suspended(True)
                 with logs.tracing(trace.of[finding.key]):
-                    if finding.disown is not None:
-                        beside.start_soon(self._empty, finding, finding.disown, session.fence)
-                    else:
-                        self._reporter.report(finding)
+                    self._hand_on(finding, tally, session, beside)
                 under_way.discard(finding.key)
-                for name in finding.released:
-                    self._hint_sharing(name, finding.key)
         finally:
             # Also when it is cancelled: a visit that never ends would be the last one to its key.
             for key in under_way:
                 self._queue.done(key, After(0.0))
+
+    def _hand_on(self, finding: Finding, tally: Tally, session: Session, beside: TaskGroup) -> None:
+        """To the reporter, which ends the visit, or to what empties the role."""
+        try:
+            tally.count(finding)
+            if _is_suspended_there(finding):
+                self._note_suspended(True)
+            for name in finding.released:
+                self._hint_sharing(name, finding.key)
+        except Exception as error:  # noqa: BLE001 -- this object's error
+            contain(error, finding.key)
+        if finding.disown is not None:
+            beside.start_soon(self._empty, finding, finding.disown, session.fence)
+            return
+        try:
+            self._reporter.report(finding)
+        except Exception as error:  # noqa: BLE001 -- this object's error
+            contain(error, finding.key)
+            self._queue.done(finding.key, Retry())
 
     async def _empty(self, finding: Finding, task: Disown, fence: Fence | None) -> None:
         """Empties a role that shall be dropped; its key is visited again when that is done or the object changes."""
@@ -339,15 +381,17 @@ class Lane:
             turn = self._emptying_of.setdefault(namespace, anyio.CapacityLimiter(EMPTYING_OF_NAMESPACE))
             with self._objects.interrupted(stored):
                 async with turn, self._emptying:
-                    self._objects.hand_over(stored, await self._disown(endpoint, task, fence))
+                    self._objects.hand_over(stored, await self._disown(finding.key, endpoint, task, fence))
         finally:
             self._queue.done(finding.key, After(0.0))
 
-    async def _disown(self, endpoint: Endpoint, task: Disown, fence: Fence | None) -> Emptied:
+    async def _disown(self, key: Key, endpoint: Endpoint, task: Disown, fence: Fence | None) -> Emptied:
         try:
             await disown(endpoint, task, fence=fence)
         except PgRoleError as error:
             return Emptied(error)
+        except Exception as error:  # noqa: BLE001 -- this object's error
+            return Emptied(contain(error, key))
         return Emptied()
 
     def _hint_sharing(self, role_name: str, but: Key | None = None) -> None:
@@ -369,9 +413,13 @@ async def decline(lane: str, queue: Queue, objects: Objects, reporter: Reporter,
         found = False
         try:
             with logs.tracing(begin_visits(lane, visits).batch):
-                finding = _declined(await objects.read(visit.key, None, Allowance()), error)
+                finding = _declined(objects.read(visit.key, None, Allowance()), error)
                 count_ending(lane, finding)
                 reporter.report(finding)
+            found = True
+        except Exception as unexpected:  # noqa: BLE001 -- this object's error
+            contain(unexpected, visit.key)
+            queue.done(visit.key, Retry())
             found = True
         finally:
             if not found:
@@ -382,7 +430,7 @@ def _declined(request: Request, error: PgRoleError) -> Finding:
     ask = request.ask
     if request.finalizer is False or (ask and ask.terminating and not ask.drop):
         return Finding(request, done_with=True)  # its way out does not need the server
-    if request.stored is None:
+    if request.stored is None or request.unsaid:
         return Finding(request)
     said = request.error or error
     return refuse(request, name_way_out(said) if ask and ask.terminating else said)

@@ -1,61 +1,245 @@
-"""Namespaces: which one an object is in, by uid, and the labels that a server's policy may choose by."""
+"""Namespaces: which one an object is in, by uid, and the labels that a server's policy may choose by.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+Expected flow: what the watch says is known at once. After an object went, its namespace may be another one of that name
+before the watch says so: the objects that were read before go on, since an object cannot change its namespace; those
+that are new wait for one request, made beside the workers.
 
-from pgrole_controller.core.errors import Reason, Transient
+Where namespaces may not be listed (`--namespace`), each is asked for by name, and again once a minute for its labels.
+
+Guarantees: `get` does no I/O; a namespace is asked for once at a time, with back-off while the API server does not
+answer.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import anyio
+
+from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.hint import Key
+from pgrole_controller.kube.backoff import Backoff
 from pgrole_controller.kube.client import NAMESPACES, Client
-from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.errors import BadStream, KubeError
 from pgrole_controller.kube.store import Store, parse
+
+log = logging.getLogger(__name__)
+
+#: For one request, between those for labels of what is not watched, and between attempts, in seconds.
+ASK_SECONDS = 10.0
+REFRESH_SECONDS = 60.0
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 30.0
+
+#: How many are asked for at once.
+ASKING = 4
+
+#: An object that waits for its namespace says so after so many seconds: mostly the answer takes milliseconds.
+UNSAID_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """`labels` are known where namespaces are watched."""
-
     name: str
     uid: str
     labels: Mapping[str, str]
 
 
+class NamespaceUnknown(Waiting):
+    """`unsaid`: it was asked for a moment ago."""
+
+    unsaid = False
+
+
+@dataclass(slots=True)
+class _Question:
+    """What is asked about one namespace. `waiting` are the objects that need to know; `failure` is of the last try."""
+
+    since: float
+    waiting: set[Key] = field(default_factory=set)
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What was answered, while the watch says nothing, or still names `instead_of`."""
+
+    namespace: Namespace
+    instead_of: str = ""
+
+
 class Namespaces:
-    def __init__(self, client: Client, store: Store) -> None:
-        """`store` is followed by a reflector where namespaces may be listed; elsewhere each is asked for by name."""
+    def __init__(self, client: Client, store: Store, only: str | None = None) -> None:
+        """`store` is followed by a reflector, unless objects are in `only` one namespace: that is asked for at once."""
         self.store = store
         self._client = client
-        self._asked: dict[str, Namespace] = {}
+        self._only = only
+        self._answers: dict[str, _Answer] = {}
         self._doubted: dict[str, str] = {}  # the uid by which it was known when an object of it went
-        self._forgotten = 0  # how often one was forgotten
+        self._forgotten: dict[str, int] = {}  # how often, while it is asked for
+        self._seen_in: dict[str, str] = {}  # by uid of an object, the uid of its namespace
+        self._questions: dict[str, _Question] = {}
+        self._asked = anyio.Event()
 
-    async def get(self, name: str) -> Namespace:
-        """Raises Transient."""
-        stored = self.store.get(Key("", name))
-        if stored is not None and stored.uid != self._doubted.get(name):
-            self._doubted.pop(name, None)
-            return _read(stored.object())
-        known = self._asked.get(name)
-        if known is not None:
-            return known
-        forgotten = self._forgotten
-        try:
-            found = _read(parse(await self._client.request("GET", NAMESPACES.path(name=name), timeout=10.0)))
-        except (ApiError, Unreachable, BadStream) as error:
-            raise Transient(Reason.PROGRESSING, f"namespace {name} cannot be read: {error}") from error
-        if stored is not None and found.uid == stored.uid:
-            self._doubted.pop(name, None)
-        if forgotten == self._forgotten:  # else it may be the namespace before
-            self._asked[name] = found
+    def get(self, key: Key, object_uid: str) -> Namespace:
+        """The namespace of this object. Raises NamespaceUnknown; its key is among those `waiting`, then."""
+        found = self._find(key.namespace)
+        if found is not None and found.uid in (self._seen_in.get(object_uid), self._certain(found)):
+            self._seen_in[object_uid] = found.uid
+            return found
+        raise self._wait(key.namespace, key)
+
+    def of_rival(self, rival: Key, key: Key) -> Namespace | None:
+        """That of another object, for its labels: also one that is doubted. None where it cannot be read.
+
+        Raises NamespaceUnknown while that is not known: an older object is not passed over because the API server is
+        slow.
+        """
+        found = self._find(rival.namespace)
+        question = self._questions.get(rival.namespace)
+        if found is None and (question is None or not question.failure):
+            raise self._wait(rival.namespace, key)
         return found
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str, object_uid: str) -> None:
         """An object of it went: it may be another namespace of that name next time, before the watch says so."""
-        self._forgotten += 1
-        self._asked.pop(name, None)
-        stored = self.store.get(Key("", name))
-        if stored is not None:
-            self._doubted[name] = stored.uid
+        self._seen_in.pop(object_uid, None)
+        if name in self._forgotten:
+            self._forgotten[name] += 1
+        found = self._find(name)
+        if found is not None:
+            self._doubted[name] = found.uid
+
+    def waiting(self, name: str) -> set[Key]:
+        """The objects that waited for this namespace, which is known now."""
+        if self._find(name) is None or name in self._doubted:
+            return set()
+        question = self._questions.pop(name, None)
+        return question.waiting if question else set()
+
+    async def run(
+        self,
+        known: Callable[[Collection[Key]], None],
+        relabelled: Callable[[str], None],
+        in_use: Callable[[], Collection[str]],
+    ) -> NoReturn:
+        """Asks for what is wanted: calls `known` with the objects that waited for a namespace, and `relabelled` with
+        the name of one that has other labels than it had. `in_use` are the names of those that have objects.
+        """
+        async with anyio.create_task_group() as tasks:
+            if self._only is None:
+                await self.store.answered.wait()
+            else:
+                self._questions.setdefault(self._only, _Question(anyio.current_time()))
+            tasks.start_soon(self._refresh, relabelled, in_use)
+            under_way: set[str] = set()
+            while True:
+                self._asked = anyio.Event()
+                for name in self._questions.keys() - under_way:
+                    if len(under_way) < ASKING:
+                        under_way.add(name)
+                        tasks.start_soon(self._ask, name, known, in_use, under_way)
+                await self._asked.wait()
+        raise AssertionError("it never ends by itself")
+
+    def _find(self, name: str) -> Namespace | None:
+        stored, answer = self.store.get(Key("", name)), self._answers.get(name)
+        if stored is None:
+            return answer.namespace if answer else None
+        if answer is not None:
+            if answer.instead_of == stored.uid:
+                return answer.namespace
+            del self._answers[name]
+        if self._doubted.get(name, stored.uid) != stored.uid:
+            del self._doubted[name]  # the watch names another one by now
+        return _read(stored.object())
+
+    def _certain(self, found: Namespace) -> str | None:
+        """The uid, unless it is doubted."""
+        return None if self._doubted.get(found.name) == found.uid else found.uid
+
+    def _wait(self, name: str, key: Key) -> NamespaceUnknown:
+        now = anyio.current_time()
+        question = self._questions.get(name)
+        if question is None:
+            question = self._questions[name] = _Question(now)
+            self._asked.set()
+        question.waiting.add(key)
+        why = f": {question.failure}" if question.failure else ""
+        message = f"waiting for the API server to describe namespace {name}{why}"
+        error = NamespaceUnknown(Reason.PROGRESSING, message)
+        error.unsaid = now - question.since < UNSAID_SECONDS
+        return error
+
+    async def _ask(
+        self,
+        name: str,
+        known: Callable[[Collection[Key]], None],
+        in_use: Callable[[], Collection[str]],
+        under_way: set[str],
+    ) -> None:
+        """Until it is known, or nobody waits for it any more."""
+        backoff = Backoff(FIRST_DELAY, LONGEST_DELAY, healthy=math.inf)
+        self._forgotten[name] = 0
+        while name in self._questions:
+            forgotten = self._forgotten[name]
+            try:
+                found = await self._request(name)
+            except KubeError as error:
+                log.warning("namespace not read, trying again", extra={"namespace": name, "error": str(error)})
+                if name not in in_use():
+                    self._questions.pop(name, None)
+                elif name in self._questions:
+                    self._questions[name].failure = str(error)
+                with anyio.move_on_after(backoff.delay(anyio.current_time())):
+                    await self._client.contact.back()
+                continue
+            if forgotten == self._forgotten[name]:  # else it may be the namespace before
+                self._take(found)
+                known(self.waiting(name))
+        del self._forgotten[name]
+        under_way.discard(name)
+        self._asked.set()
+
+    async def _request(self, name: str) -> Namespace:
+        answer = parse(await self._client.request("GET", NAMESPACES.path(name=name), timeout=ASK_SECONDS))
+        try:
+            return _read(answer)
+        except KeyError as error:
+            raise BadStream(f"no namespace was answered with: {error} is missing") from error
+
+    def _take(self, found: Namespace) -> None:
+        self._doubted.pop(found.name, None)
+        stored = self.store.get(Key("", found.name))
+        if stored is None or stored.uid != found.uid:
+            self._answers[found.name] = _Answer(found, stored.uid if stored else "")
+
+    async def _refresh(self, relabelled: Callable[[str], None], in_use: Callable[[], Collection[str]]) -> NoReturn:
+        """Labels of what is not watched are asked for again and again."""
+        while True:
+            await anyio.sleep(REFRESH_SECONDS)
+            used = in_use() if self._answers else ()
+            for name in list(self._answers):
+                if name not in used and name != self._only:
+                    self._answers.pop(name, None)
+                elif self.store.get(Key("", name)) is None:
+                    await self._reread(name, relabelled)
+
+    async def _reread(self, name: str, relabelled: Callable[[str], None]) -> None:
+        before = self._answers.get(name)
+        try:
+            found = await self._request(name)
+        except KubeError as error:
+            log.warning("labels of a namespace not read", extra={"namespace": name, "error": str(error)})
+            return
+        # Meanwhile an object of it may have gone: then it is asked for as one that is doubted.
+        if before is None or self._answers.get(name) is not before or name in self._doubted:
+            return
+        self._answers[name] = _Answer(found, before.instead_of)
+        if (found.uid, found.labels) != (before.namespace.uid, before.namespace.labels):
+            relabelled(name)
 
 
 def _read(obj: dict[str, Any]) -> Namespace:

@@ -1,8 +1,8 @@
 """The PgRoles as last seen, and what each of them asks for."""
 
 import heapq
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import anyio
 from pydantic import ValidationError
 
 from pgrole_controller.api.pgrole import PgRole
-from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.containment import contain
+from pgrole_controller.controller.namespaces import Namespaces, NamespaceUnknown
 from pgrole_controller.controller.server import DEFAULT_SERVER
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.claim import Owner
@@ -18,13 +19,14 @@ from pgrole_controller.core.connection import HASH
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.credential import Credential, SecretsSeen, SecretVersion
 from pgrole_controller.core.disown import Emptied
+from pgrole_controller.core.ending import name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.sight import Ask
-from pgrole_controller.core.wanted import ask_of, proof_of
+from pgrole_controller.core.wanted import ask_of, proof_of, wanted_role
 from pgrole_controller.kube.finalizers import FINALIZER
-from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.kube.store import Store, Stored, mapping, sequence
 
 #: How many of the objects that name one role are read when one of them is: the oldest, beside those whose status says
 #: that they had it. Anybody may make thousands; among those beyond, who comes first has the claim.
@@ -32,13 +34,19 @@ RIVALS = 8
 
 
 def server_of(obj: dict[str, Any]) -> str:
-    """The name of the PgServer that an object is for."""
-    reference = obj.get("spec", {}).get("serverRef") or {}
+    """The name of the PgServer that an object is for. Like all that reads an object before it is validated, this takes
+    any shape for what it may be: what is wrong with the object is said when it is read.
+    """
+    reference = mapping(_spec_of(obj).get("serverRef"))
     return str(reference.get("name") or DEFAULT_SERVER)
 
 
 def role_of(obj: dict[str, Any]) -> str:
-    return str(obj.get("spec", {}).get("name") or obj["metadata"]["name"])
+    return str(_spec_of(obj).get("name") or obj["metadata"]["name"])
+
+
+def _spec_of(obj: dict[str, Any]) -> dict[str, Any]:
+    return mapping(obj.get("spec"))
 
 
 def index_pgrole(obj: dict[str, Any]) -> Iterator[str]:
@@ -48,10 +56,10 @@ def index_pgrole(obj: dict[str, Any]) -> Iterator[str]:
     if _is_ready(obj):
         yield _ready_entry(server)
     yield _role_entry(server, role_of(obj))
-    if (obj.get("status") or {}).get("role"):
+    if mapping(obj.get("status")).get("role"):
         yield _had_entry(server, role_of(obj))
-    for membership in obj.get("spec", {}).get("memberOf") or ():
-        yield _group_entry(server, str(membership.get("role")))
+    for membership in sequence(_spec_of(obj).get("memberOf")):
+        yield _group_entry(server, str(mapping(membership).get("role")))
     for name in set(_secrets_of(obj)) - {None}:
         yield _secret_entry(Key(obj["metadata"].get("namespace", ""), str(name)))
 
@@ -59,15 +67,16 @@ def index_pgrole(obj: dict[str, Any]) -> Iterator[str]:
 def index_by_owner(obj: dict[str, Any]) -> Iterator[str]:
     """A Secret that was written here is found by the uids of its owners."""
     metadata = obj["metadata"]
-    if HASH in (metadata.get("annotations") or {}):
-        yield from {str(one.get("uid")) for one in metadata.get("ownerReferences") or ()}
+    if HASH in mapping(metadata.get("annotations")):
+        yield from {str(mapping(one).get("uid")) for one in sequence(metadata.get("ownerReferences"))}
 
 
 def _secrets_of(obj: dict[str, Any]) -> tuple[str | None, str | None]:
     """The names of the Secrets that the password comes from, and that the object has written."""
-    spec = obj.get("spec", {})
-    source = ((spec.get("password") or {}).get("secretRef") or {}).get("name")
-    return source, (spec.get("connectionSecret") or {}).get("name")
+    spec = _spec_of(obj)
+    source = mapping(mapping(spec.get("password")).get("secretRef")).get("name")
+    connection = mapping(spec.get("connectionSecret")).get("name")
+    return (str(source) if source else None), (str(connection) if connection else None)
 
 
 def _secret_entry(key: Key) -> str:
@@ -75,7 +84,7 @@ def _secret_entry(key: Key) -> str:
 
 
 def _is_ready(obj: dict[str, Any]) -> bool:
-    conditions = (obj.get("status") or {}).get("conditions") or ()
+    conditions = [mapping(one) for one in sequence(mapping(obj.get("status")).get("conditions"))]
     return any((one.get("type"), one.get("status")) == ("Ready", "True") for one in conditions)
 
 
@@ -100,11 +109,15 @@ def _group_entry(server: str, role_name: str) -> str:
     return f"group/{server}/{role_name}"
 
 
-def asked_of(stored: Stored) -> tuple[Any, ...]:
-    """What of an object is somebody's wish: all but its status."""
+def asked_of(stored: Stored, *, finalizers: bool = True) -> tuple[Any, ...]:
+    """What of an object is somebody's wish: all but its status. `finalizers`: count too, though one is written here."""
     metadata = stored.object()["metadata"]
-    names = ("uid", "generation", "deletionTimestamp", "finalizers", "annotations")
+    names = ("uid", "generation", "deletionTimestamp", "annotations", *(("finalizers",) if finalizers else ()))
     return tuple(metadata.get(name) for name in names)
+
+
+def generation_of(stored: Stored) -> int:
+    return int(stored.object()["metadata"].get("generation") or 0)
 
 
 NOTHING_ALLOWED = Policy(admitted=False)
@@ -117,6 +130,8 @@ class Request:
     `stored` is None when it is gone, then nothing is asked.
 
     `finalizer` says that it must be set (True) or removed (False) before anything else is done.
+
+    `unsaid`: the error will probably be over at once, and nothing is said on the object of it.
     """
 
     key: Key
@@ -125,6 +140,7 @@ class Request:
     policy: Policy = NOTHING_ALLOWED
     finalizer: bool | None = None
     error: PgRoleError | None = None
+    unsaid: bool = False
 
     @property
     def role_name(self) -> str:
@@ -145,7 +161,7 @@ class Objects:
         self.namespaces = namespaces
         self._namespace = namespace
 
-    async def read(self, key: Key, server_name: str | None, allowance: Allowance) -> Request:
+    def read(self, key: Key, server_name: str | None, allowance: Allowance) -> Request:
         """What the object asks of this server (None: whichever it names) now; one that names another is not there.
 
         Never raises: what is wrong with it is in the request.
@@ -158,21 +174,24 @@ class Objects:
         if server_name not in (None, server_of(obj)):
             return Request(key, None)
         try:
-            pgrole = _parse(obj)
-            namespace = await self.namespaces.get(key.namespace)
-            policy = allowance.policy(namespace.name, namespace.labels)
-            owner = Owner(self.cluster, key.namespace, namespace.uid, key.name, stored.uid)
-            proof = proof_of(obj.get("status") or {}, server_of(obj))
-            ask = ask_of(
-                pgrole,
-                owner,
-                [one async for one in self._rivals(stored, obj, allowance)],
-                proof,
-                secrets=self._see_secrets(stored, obj),
-                brought=brought,
-            )
+            return self._read(key, stored, obj, allowance, brought)
         except PgRoleError as error:
-            return Request(key, stored, finalizer=False if _may_go(obj) else None, error=error)
+            unsaid = isinstance(error, NamespaceUnknown) and error.unsaid
+            return _unread(key, stored, obj, error, unsaid=unsaid)
+        except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
+            return _unread(key, stored, obj, contain(error, key))
+
+    def _read(
+        self, key: Key, stored: Stored, obj: dict[str, Any], allowance: Allowance, brought: Credential | Emptied | None
+    ) -> Request:
+        """Raises PgRoleError."""
+        pgrole = _parse(obj)
+        namespace = self.namespaces.get(key, stored.uid)
+        policy = allowance.policy(namespace.name, namespace.labels)
+        owner = Owner(self.cluster, key.namespace, namespace.uid, key.name, stored.uid)
+        proof = proof_of(obj.get("status") or {}, server_of(obj))
+        rivals = list(self._rivals(stored, obj, allowance))
+        ask = ask_of(pgrole, owner, rivals, proof, secrets=self._see_secrets(stored, obj), brought=brought)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
         return Request(key, stored, ask, policy, _finalizer(ask, held))
 
@@ -192,8 +211,10 @@ class Objects:
         if current is not None and current.uid == stored.uid:
             self._brought[stored.uid] = brought
 
-    def forget_brought(self, uid: str) -> None:
-        self._brought.pop(uid, None)
+    def forget(self, gone: Stored) -> None:
+        """The object went: its namespace may have gone with it."""
+        self._brought.pop(gone.uid, None)
+        self.namespaces.forget(gone.key.namespace, gone.uid)
 
     @contextmanager
     def interrupted(self, stored: Stored) -> Iterator[None]:
@@ -232,6 +253,9 @@ class Objects:
         """The objects that name any Secret."""
         return [key for key, stored in list(self.store.items()) if any(_secrets_of(stored.object()))]
 
+    def namespaces_in_use(self) -> set[str]:
+        return {key.namespace for key, _ in self.store.items()}
+
     def in_namespace(self, namespace: str) -> list[Key]:
         return [key for key, _ in self.store.items() if key.namespace == namespace]
 
@@ -267,16 +291,12 @@ class Objects:
         stored = None if name is None else self._secrets.get(Key(namespace, name))
         return None if stored is None else SecretVersion(stored.uid, stored.resource_version)
 
-    async def _rivals(
-        self, stored: Stored, obj: dict[str, Any], allowance: Allowance
-    ) -> AsyncIterator[tuple[PgRole, Policy]]:
+    def _rivals(self, stored: Stored, obj: dict[str, Any], allowance: Allowance) -> Iterator[tuple[PgRole, Policy]]:
         for other in self._find_rivals(stored, server_of(obj), role_of(obj)):
-            try:
-                rival = _parse(other.object())
-                namespace = await self.namespaces.get(other.key.namespace)
-            except PgRoleError:
-                continue  # it can claim nothing, and says so itself
-            yield rival, allowance.policy(namespace.name, namespace.labels)
+            rival = _parse_rival(other)
+            namespace = self.namespaces.of_rival(other.key, stored.key) if rival else None
+            if rival and namespace:
+                yield rival, allowance.policy(namespace.name, namespace.labels)
 
     def _find_rivals(self, stored: Stored, server: str, role_name: str) -> list[Stored]:
         """Of the objects that name the same role the oldest that are older, and those that had it."""
@@ -291,11 +311,19 @@ def _age(stored: Stored) -> tuple[str, str]:
     return stored.created, stored.uid
 
 
-def _may_go(obj: dict[str, Any]) -> bool:
-    """Whether the way out of a blocked deletion was taken, by what can be read of an object that is not understood."""
+def _unread(key: Key, stored: Stored, obj: dict[str, Any], error: PgRoleError, *, unsaid: bool = False) -> Request:
+    """An object that cannot be read, or not yet. What it is kept for while it is deleted says how to let it go."""
+    if not _is_held(obj):
+        return Request(key, stored, error=error, unsaid=unsaid)
+    if _spec_of(obj).get("deletionPolicy") != "Drop" and not unsaid:
+        return Request(key, stored, finalizer=False, error=error)  # the way out was taken
+    return Request(key, stored, error=name_way_out(error), unsaid=unsaid)
+
+
+def _is_held(obj: dict[str, Any]) -> bool:
+    """Whether the object is being deleted and kept by our finalizer, by what can be read of one not understood."""
     metadata = obj["metadata"]
-    terminating = metadata.get("deletionTimestamp") is not None and FINALIZER in (metadata.get("finalizers") or ())
-    return terminating and obj.get("spec", {}).get("deletionPolicy") != "Drop"
+    return metadata.get("deletionTimestamp") is not None and FINALIZER in sequence(metadata.get("finalizers"))
 
 
 def _finalizer(ask: Ask, held: bool) -> bool | None:
@@ -304,6 +332,17 @@ def _finalizer(ask: Ask, held: bool) -> bool | None:
     if held and not ask.drop and not ask.terminating:
         return False
     return None
+
+
+def _parse_rival(stored: Stored) -> PgRole | None:
+    """None for one that is not understood: it can claim nothing, and says so itself."""
+    try:
+        rival = _parse(stored.object())
+        with suppress(PgRoleError):
+            wanted_role(rival)
+    except Exception:  # noqa: BLE001 -- contained where that object is read
+        return None
+    return rival
 
 
 def _parse(obj: dict[str, Any]) -> PgRole:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import anyio
 
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.server import DeclaredServer
@@ -28,6 +29,7 @@ from pgrole_controller.core.outcome import Outcome, of_contest, of_error, of_rea
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.role import Found
 from pgrole_controller.core.sight import Server, Sight
+from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
@@ -68,12 +70,17 @@ async def reconcile(
     verifiers: Verifiers,
 ) -> list[Finding]:
     """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding."""
-    requests = [await objects.read(key, declared.name, declared.allowance) for key in keys]
+    requests = [objects.read(key, declared.name, declared.allowance) for key in keys]
     findings = [Finding(request) for request in requests if request.finalizer is not None]
-    findings += [refuse(request, request.error) for request in requests if request.error and request.finalizer is None]
+    findings += [unread(request) for request in requests if request.error and request.finalizer is None]
     asked = [_remind(request, verifiers) for request in requests if request.error is None and request.finalizer is None]
-    findings += await _bring_in(asked, session, _server(session, declared), objects.contests, echoes, verifiers)
+    findings += await _contained(asked, session, _server(session, declared), objects.contests, echoes, verifiers)
     return findings
+
+
+def unread(request: Request) -> Finding:
+    """The finding for an object that could not be read."""
+    return Finding(request) if request.error is None or request.unsaid else refuse(request, request.error)
 
 
 def refuse(request: Request, error: PgRoleError) -> Finding:
@@ -104,6 +111,29 @@ def _server(session: Session, declared: DeclaredServer) -> Server:
 
 def _now() -> Moment:
     return Moment(anyio.current_time(), datetime.now(UTC))
+
+
+async def _contained(
+    requests: Sequence[Request],
+    session: Session,
+    server: Server,
+    contests: Contests,
+    echoes: Echoes,
+    verifiers: Verifiers,
+) -> list[Finding]:
+    """What fails unexpectedly for all of them is tried for each alone: then it is the error of the one that fails."""
+    try:
+        return await _bring_in(requests, session, server, contests, echoes, verifiers)
+    except PgRoleError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- one object's error, once it is known whose
+        if len(requests) == 1:
+            return [refuse(requests[0], contain(error, requests[0].key))]
+        log.warning("batch failed unexpectedly, trying one by one", extra=describe_error(error))
+    findings: list[Finding] = []
+    for request in requests:
+        findings += await _contained([request], session, server, contests, echoes, verifiers)
+    return findings
 
 
 async def _bring_in(
@@ -137,7 +167,7 @@ async def _bring_in(
         await _release(visited, session)
     await _learn(visited, session, verifiers)
     await _ask_who(visited, session)
-    return await _add_verifiers([one.finding() for one in visited], session)
+    return await _add_verifiers([one.conclude() for one in visited], session)
 
 
 def _note_password(plan: Plan, verifiers: Verifiers) -> None:
@@ -219,6 +249,12 @@ class _Visited:
         self._changed_at: float | None = None
 
     def see(self, sight: Sight, decision: Plan | PgRoleError, server: Server) -> None:
+        try:
+            self._see(sight, decision, server)
+        except Exception as error:  # noqa: BLE001 -- this object's error
+            self.decision = contain(error, self.request.key)
+
+    def _see(self, sight: Sight, decision: Plan | PgRoleError, server: Server) -> None:
         self._sight = sight
         ask = self.request.ask
         if isinstance(decision, Plan) and ask and not ask.terminating and self._contests.knows(self._uid):
@@ -231,6 +267,12 @@ class _Visited:
             log.debug("looked", extra={"object": str(self.request.key), **_describe(decision)})
 
     def end(self, plan: Plan, failure: PgRoleError | None) -> None:
+        try:
+            self._end(plan, failure)
+        except Exception as error:  # noqa: BLE001 -- this object's error
+            self.decision = contain(error, self.request.key)
+
+    def _end(self, plan: Plan, failure: PgRoleError | None) -> None:
         ask = self.request.ask
         if failure is None:
             self._done.append(plan)
@@ -275,7 +317,13 @@ class _Visited:
         uid = self.request.ask.owner.object_uid if self.request.ask else ""
         return Plan(role_name="", releases=tuple(former for former in self._sight.former if former[1] != uid))
 
-    def finding(self) -> Finding:
+    def conclude(self) -> Finding:
+        try:
+            return self._finding()
+        except Exception as error:  # noqa: BLE001 -- this object's error
+            return refuse(self.request, contain(error, self.request.key))
+
+    def _finding(self) -> Finding:
         released = tuple(name for plan in self._done for name in plan.released)
         if isinstance(self.decision, PgRoleError):
             refused = replace(refuse(self.request, self.decision), released=released)
@@ -395,3 +443,6 @@ def _decide(request: Request, sight: Sight, server: Server) -> Plan | PgRoleErro
         return decide_absent(sight) if request.ask is None else decide(request.ask, sight, server, request.policy)
     except PgRoleError as error:
         return error
+    except Exception as error:  # noqa: BLE001 -- this object's error
+        problem = contain(error, request.key)
+        return name_way_out(problem) if request.ask and request.ask.terminating and request.ask.drop else problem

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from pgrole_controller import logs
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.errands import Errands
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
@@ -18,7 +19,7 @@ from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.statuses import Said, Statuses, standing_fields
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Key
-from pgrole_controller.core.outcome import Outcome
+from pgrole_controller.core.outcome import Outcome, of_error
 from pgrole_controller.core.plan import Deed
 from pgrole_controller.core.schedule import After, Result, Retry, Success
 from pgrole_controller.kube.client import PGROLES, Client
@@ -141,6 +142,10 @@ class Reporter:
         except (Unreachable, BadStream) as error:
             log.warning("write did not reach the API server", extra={"object": str(finding.key), "error": str(error)})
             return After(UNREACHABLE_AGAIN)
+        except Exception as error:  # noqa: BLE001 -- one object's error
+            outcome = of_error(contain(error, finding.key))
+            self._statuses.put(Said(stored, outcome, None, None, (), logs.current_visit()))
+            return Retry()
 
     async def _write_object(self, finding: Finding, stored: Stored) -> Result:
         if finding.request.finalizer is not None:
@@ -164,7 +169,7 @@ class Reporter:
     async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
         written = await apply_finalizer(self._client, PGROLES, stored, present)
         if written is not None:
-            self._store.put(written)
+            self._store.put(written, by=stored.key)
 
     def _record_deed(self, finding: Finding, stored: Stored) -> None:
         if finding.deed not in _EVENTS:

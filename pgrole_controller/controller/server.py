@@ -17,6 +17,7 @@ class DeclaredServer:
     """`address` is where applications find it. `endpoint` None: `problem` says why it cannot be connected to.
 
     `mode` is how changes are to be noticed; by Poll, every `interval` seconds.
+    `lapsed`: what `endpoint` was made from is missing by now (`problem`): a session goes on with it, and none begins.
     `age` decides between two that are one server: creationTimestamp, then uid. `generation` is that of the PgServer.
     """
 
@@ -31,6 +32,7 @@ class DeclaredServer:
     age: tuple[str, str] = ("", "")
     generation: int = 0
     problem: PgRoleError | None = field(default=None, compare=False)
+    lapsed: bool = field(default=False, compare=False)
 
     @property
     def uid(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects
@@ -16,7 +17,7 @@ from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Ending, Outcome, of_error
 from pgrole_controller.core.report import build_conditions
 from pgrole_controller.kube.client import PGSERVERS, Client
-from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.finalizers import apply_finalizer
 from pgrole_controller.kube.status import apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored
@@ -64,7 +65,9 @@ class ServerReporter:
             # One that was made again, or in the place of PGROLE_DSN, is not yet what the lane is about.
             if lane.server.uid == stored.uid:
                 await self._write(lane, self._store.get(stored.key) or stored)
-        except (ApiError, Unreachable, BadStream) as error:
+        except Exception as error:  # noqa: BLE001 -- one server's error
+            if not isinstance(error, KubeError):
+                error = contain(error, stored.key)
             if not isinstance(error, ApiError) or error.status not in (404, 409):
                 self._rest(lane.server.name, error)
         else:
@@ -87,7 +90,7 @@ class ServerReporter:
             return True
         written = await apply_finalizer(self._client, PGSERVERS, stored, wanted, finalizer=FINALIZER)
         if written is not None:
-            self._store.put(written)
+            self._store.put(written, by=stored.key)
         return wanted
 
     async def _write(self, lane: Lane, stored: Stored) -> None:
@@ -96,11 +99,11 @@ class ServerReporter:
         status = self._status(lane, previous, _outcome(lane, obj["metadata"]))
         if unchanged(previous, status):
             return
-        self._store.put(await apply_status(self._client, PGSERVERS, stored, status))
+        self._store.put(await apply_status(self._client, PGSERVERS, stored, status), by=stored.key)
 
     def _status(self, lane: Lane, previous: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
         generation, now = lane.server.generation, datetime.now(UTC)
-        conditions = build_conditions(previous.get("conditions", ()), outcome, generation, now)
+        conditions = build_conditions(previous.get("conditions", ()), outcome, generation, now, keep_message=False)
         status: dict[str, Any] = {"observedGeneration": generation, "conditions": conditions}
         for name in ("version", "systemIdentifier", "detection"):
             if name in previous:
@@ -138,7 +141,11 @@ def _state(lane: Lane) -> Outcome:
         text = "connected, but nothing is changed: pgrole.suspend is on for the home database"
         return Outcome(Ending.PAUSED, Reason.SUSPENDED, text)
     if lane.connected:
-        return Outcome(Ending.DONE, Reason.RECONCILED, "connected, and changes of its roles are noticed")
+        message = "connected, and changes of its roles are noticed"
+        if lane.server.lapsed and lane.server.problem is not None:
+            missing = lane.server.problem.message
+            message = f"{message}; {missing}: the session goes on with the ones it has, and no other begins"
+        return Outcome(Ending.DONE, Reason.RECONCILED, message)
     if lane.trouble is not None:
         return of_error(lane.trouble)
     return Outcome(Ending.WORKING, Reason.PROGRESSING, "being connected to")

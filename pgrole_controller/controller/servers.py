@@ -14,11 +14,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import metrics
-from pgrole_controller.controller.declaration import Site, names_secrets, read_declaration
+from pgrole_controller.controller.containment import contain
+from pgrole_controller.controller.declaration import Site, names_secrets, read_declaration, unusable
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.resync import resync
 from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
-from pgrole_controller.core.errors import Transient
+from pgrole_controller.core.errors import Transient, Waiting
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Change, Store, Stored
@@ -79,6 +80,8 @@ class Servers:
 
     def changed(self, change: Change) -> None:
         """A PgServer, or anything in the controller's own namespace, changed."""
+        if _is_own_status(change):
+            return
         named = any(change.key.name in names for names in self._names())
         if not change.key.namespace or named:
             self._changed.set()
@@ -135,10 +138,39 @@ class Servers:
         known = self._read.get(name)
         if known is not None and known[0] == version and known[1].problem is None:
             return known[1]
-        declared = await read_declaration(self._client, stored, self._site)
-        if known is not None and _is_passing(declared, known[1]):
-            declared = replace(declared, endpoint=known[1].endpoint)
+        declared = await self._read_declaration(stored)
+        if known is not None:
+            declared = self._keep(declared, known[1])
         self._read[name] = (version, declared)
+        return declared
+
+    async def _read_declaration(self, stored: Stored) -> DeclaredServer:
+        try:
+            return await read_declaration(self._client, stored, self._site)
+        except Exception as error:  # noqa: BLE001 -- one server's error, whatever the object holds
+            return unusable(stored, contain(error, stored.key))
+
+    def _keep(self, declared: DeclaredServer, known: DeclaredServer) -> DeclaredServer:
+        """A server whose credentials cannot be read now goes on with those that it has.
+
+        Those that are missing serve a session that is there, and are forgotten with it.
+        """
+        if declared.problem is None or known.endpoint is None:
+            return declared
+        if (declared.age, declared.address) != (known.age, known.address):
+            return declared
+        if isinstance(declared.problem, Waiting) or known.lapsed:
+            running = self._running.get(declared.name)
+            if running is None or not running.lane.has_session:
+                return declared
+            if not known.lapsed:
+                log.warning(
+                    "credentials missing, the session goes on",
+                    extra={"server": declared.name, "error": declared.problem.message},
+                )
+            return replace(declared, endpoint=known.endpoint, lapsed=True)
+        if isinstance(declared.problem, Transient):
+            return replace(declared, endpoint=known.endpoint)
         return declared
 
     def _version(self, stored: Stored) -> object:
@@ -192,7 +224,9 @@ class Servers:
                     self._moved(name)  # what the lane was hinted in its last moments
 
 
-def _is_passing(declared: DeclaredServer, known: DeclaredServer) -> bool:
-    """Whether the API server did not say how to connect to what is where it was: no reason to end a session."""
-    same = (declared.age, declared.address) == (known.age, known.address)
-    return same and isinstance(declared.problem, Transient)
+def _is_own_status(change: Change) -> bool:
+    """Whether nothing differs but what this process wrote onto the PgServer itself."""
+    if change.by != change.key or change.old is None or change.new is None:
+        return False
+    before, after = (one.object()["metadata"] for one in (change.old, change.new))
+    return all(before.get(name) == after.get(name) for name in ("uid", "generation", "deletionTimestamp"))

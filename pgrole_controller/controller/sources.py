@@ -1,6 +1,9 @@
-"""What the API server says, turned into hints."""
+"""What stores say, turned into hints: what the API server said, and what this process wrote there.
 
-from collections.abc import Container
+A write is of no interest to the object that it was made for, whose reconcile is under way, but to all others.
+"""
+
+from collections.abc import Container, Iterable
 from typing import Any
 
 import anyio
@@ -23,6 +26,8 @@ class PgRoleSource:
         self._servers = servers
 
     def changed(self, change: Change) -> None:
+        if _is_own_doing(change):
+            return
         seen = change.new or change.old
         if seen is not None:
             # What only status shows is mostly our own write; somebody else's is looked at too, but in no hurry.
@@ -34,8 +39,7 @@ class PgRoleSource:
         # Whether another may have the role can depend on this one: suspended, refused, gone.
         self._hint_sharing(change.key, change.old.object())
         if change.new is None or change.new.uid != change.old.uid:
-            self.objects.namespaces.forget(change.key.namespace)
-            self.objects.forget_brought(change.old.uid)
+            self.objects.forget(change.old)
 
     def hint_server(self, server: str) -> None:
         """Every object of a server that got or lost its lane."""
@@ -62,7 +66,8 @@ class SecretSource:
         if not self._secrets.synced.is_set():
             return  # the first list: all at once when it is complete
         for key in self._pgroles.objects.naming(change.key):
-            self._hint(key)
+            if key != change.by:
+                self._hint(key)
 
     async def announce_all(self) -> None:
         """Once they are listed, and each time that they may be seen again."""
@@ -80,19 +85,30 @@ class SecretSource:
 
 
 class NamespaceSource:
-    """Hints the objects of a namespace whose labels changed: a server's policy may choose by them."""
+    """Hints the objects that waited for their namespace to be known, and all of one whose labels changed: a server's
+    policy may choose by them.
+    """
 
     def __init__(self, pgroles: PgRoleSource, objects: Objects) -> None:
         self._pgroles = pgroles
         self._objects = objects
 
     def changed(self, change: Change) -> None:
-        if change.old is None or change.new is None or _labels(change.old) == _labels(change.new):
-            return
-        for key in self._objects.in_namespace(change.key.name):
+        """The watch says so."""
+        if change.new is not None:
+            self.known(self._objects.namespaces.waiting(change.key.name))
+        if change.old is not None and change.new is not None and _labels(change.old) != _labels(change.new):
+            self.relabelled(change.key.name)
+
+    def known(self, waited: Iterable[Key]) -> None:
+        """These objects need not wait for their namespace any more."""
+        for key in waited:
             server = self._objects.server_name(key)
             if server is not None:
                 self._pgroles.hint(server, Hint(key, "namespace", Rank.DEPENDENCY))
+
+    def relabelled(self, namespace: str) -> None:
+        self.known(self._objects.in_namespace(namespace))
 
 
 def _labels(stored: Stored) -> tuple[str, Any]:
@@ -101,3 +117,13 @@ def _labels(stored: Stored) -> tuple[str, Any]:
 
 def _is_status_only(change: Change) -> bool:
     return change.old is not None and change.new is not None and asked_of(change.old) == asked_of(change.new)
+
+
+def _is_own_doing(change: Change) -> bool:
+    """Whether nothing differs but what this process wrote for the object itself: its status, its finalizer.
+
+    Somebody else's change may have come between what was read and what was answered.
+    """
+    if change.by != change.key or change.old is None or change.new is None:
+        return False
+    return asked_of(change.old, finalizers=False) == asked_of(change.new, finalizers=False)

@@ -10,7 +10,7 @@ another generation, or another object, than the one that was visited: its own vi
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,16 +18,17 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import logs, metrics
-from pgrole_controller.controller.objects import server_of
+from pgrole_controller.controller.containment import contain
+from pgrole_controller.controller.objects import generation_of, server_of
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Key
-from pgrole_controller.core.outcome import Outcome
+from pgrole_controller.core.outcome import Outcome, of_error
 from pgrole_controller.core.report import Standing, build_status
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.status import apply_status, unchanged
-from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.kube.store import Store, Stored, mapping
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +127,12 @@ class Statuses:
             problem, at_least = str(error), error.retry_after or 0.0
         except (Unreachable, BadStream) as error:
             problem, at_least = str(error), 0.0
+        except Exception as error:  # noqa: BLE001 -- one object's error
+            unexpected = contain(error, said.key)
+            if said.outcome.reason is Reason.INTERNAL_ERROR:
+                return  # not even that can be said
+            self._enqueue(replace(said, outcome=of_error(unexpected), claim=None, next_rotation=None, reported=()))
+            return
         _, last = self._failed.get(said.key, (said, 0.0))
         delay = max(min(max(2 * last, FIRST_DELAY), LONGEST_DELAY), at_least)
         if last == 0.0:
@@ -145,10 +152,12 @@ class Statuses:
         if stored is None or stored.uid != said.stored.uid:
             return
         obj = stored.object()
-        generation = obj["metadata"]["generation"]
-        if generation != said.stored.object()["metadata"]["generation"]:
+        generation = generation_of(stored)
+        if generation != generation_of(said.stored):
             return
-        previous = obj.get("status") or {}
+        previous = mapping(obj.get("status"))
+        if said.outcome.reason is Reason.INTERNAL_ERROR:  # what the status holds may be the very reason
+            previous = {}
         standing = Standing(server_of(obj), said.claim, said.reported, said.next_rotation)
         status = build_status(previous, said.outcome, standing, generation, datetime.now(UTC))
         if unchanged(previous, status):
@@ -156,7 +165,7 @@ class Statuses:
             return
         before = previous.get("conditions") or []
         try:
-            self._store.put(await apply_status(self._client, PGROLES, stored, status))
+            self._store.put(await apply_status(self._client, PGROLES, stored, status), by=stored.key)
         except ApiError as error:
             # A definition that came later may refuse the object itself and every status with it: an Event can say it.
             if error.status in (422, 500) and said.key not in self._failed:

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     DROP_BLOCKED = "DropBlocked"
     DATABASE_ERROR = "DatabaseError"
     DRIFT_REPORTED = "DriftReported"
+    INTERNAL_ERROR = "InternalError"
 
 
 class PgRoleError(Exception):
@@ -54,3 +55,11 @@ class Refused(PgRoleError):
 
 class Transient(PgRoleError):
     pass
+
+
+def internal_error(error: Exception) -> Transient:
+    """What is said of an error that nobody expected. Its text is left out: it may quote a secret."""
+    return Transient(
+        Reason.INTERNAL_ERROR,
+        f"an unexpected error of the controller: {type(error).__name__}; it is logged with its traceback, and retried",
+    )

@@ -66,8 +66,9 @@ def _reported_drift(previous: Mapping[str, Any] | None, fields: Sequence[str], n
 
 
 def build_conditions(
-    previous: Sequence[Condition], outcome: Outcome, generation: int, now: datetime
+    previous: Sequence[Condition], outcome: Outcome, generation: int, now: datetime, *, keep_message: bool = True
 ) -> list[dict[str, Any]]:
+    """`keep_message`: what was said when the object became Ready stays while it is."""
     states = {"Ready": outcome.ready}
     # kstatus: these two stand only while they are true.
     if outcome.ending is Ending.WORKING:
@@ -77,9 +78,9 @@ def build_conditions(
     if outcome.reason is Reason.DRIFT_REPORTED:
         states["DriftDetected"] = True
     before = {condition["type"]: condition for condition in previous}
-    ready = before.get("Ready")
+    ready = before.get("Ready") if keep_message else None
     if outcome.ready and ready and (ready["status"], ready.get("observedGeneration")) == ("True", generation):
-        outcome = replace(outcome, message=ready["message"])  # what was said of how it came about stays
+        outcome = replace(outcome, message=ready["message"])
     return [_condition(before.get(kind), kind, true, outcome, generation, now) for kind, true in states.items()]
 
 

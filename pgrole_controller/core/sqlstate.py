@@ -47,8 +47,20 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     SCHEMA_NOT_TRUSTED: lambda text: Transient(Reason.SERVER_NOT_READY, text),
     NOT_LEADING: lambda text: Transient(Reason.PROGRESSING, text),
     CHANGES_SUSPENDED: lambda text: Refused(Reason.SUSPENDED, f"{text}: nothing is changed there until it is reset"),
-    "XX000": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
+    "XX000": lambda text: _internal("XX000, an internal error", text),
+    "XX001": lambda text: _internal("XX001, corrupted data", text),
+    "XX002": lambda text: _internal("XX002, a corrupted index", text),
 }
+
+
+#: What PostgreSQL says in XX000, in English always, where another transaction came first.
+_CONCURRENT = ("tuple concurrently updated", "tuple concurrently deleted")
+
+
+def _internal(name: str, text: str) -> PgRoleError:
+    if text.startswith(_CONCURRENT):
+        return Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}")
+    return Transient(Reason.DATABASE_ERROR, f"PostgreSQL reports {name}: {text}. Its log tells more")
 
 
 def classify(sqlstate: str | None, text: str) -> PgRoleError:

@@ -28,6 +28,7 @@ CONTROLLER = "pgrole.dev/controller"
 SERIES_WITHIN = 360.0  # seconds; as client-go
 NOTE_LIMIT = 1_024  # bytes, as the API server counts
 NAME_LIMIT = 128
+EVENT_NAME_LIMIT = 253
 WAITING_LIMIT = 1_000
 SERIES_LIMIT = 4_096
 RETRY_DELAY = 1.0
@@ -181,8 +182,7 @@ class Recorder:
         regarding = occurrence.regarding
         namespace = regarding.get("namespace") or "default"
         at = micro_time(occurrence.at)
-        suffix = f".{time.time_ns():x}"
-        name = cut(str(regarding["name"]), 253 - len(suffix)) + suffix
+        name = name_event(str(regarding["name"]), time.time_ns())
         body: dict[str, Any] = {
             "apiVersion": EVENTS.api_version,
             "kind": "Event",
@@ -212,6 +212,12 @@ class Recorder:
 
 def _name(occurrence: _Occurrence) -> dict[str, Any]:
     return {"regarding": occurrence.regarding.get("name"), "reason": occurrence.reason}
+
+
+def name_event(name: str, number: int) -> str:
+    """The name of an Event about an object of this name: a valid one for each that Kubernetes lets an object have."""
+    suffix = f".{number:x}"
+    return name[: EVENT_NAME_LIMIT - len(suffix)].rstrip("-.") + suffix
 
 
 def micro_time(at: datetime) -> str:

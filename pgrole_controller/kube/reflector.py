@@ -4,9 +4,9 @@ Expected flow: list in pages, replace the store, watch from the list's version; 
 minutes, and the next goes on where it ended.
 
 Guarantees: after a disconnect nothing is lost (the watch goes on from the last version, or everything is listed
-again and what went meanwhile is announced as gone); `changed` is called only when an object really differs from
-the one in the store; a server that answers at once and uselessly is not asked in a tight loop, one that was away is
-asked as soon as it answers anybody, and what it refuses is said in the store.
+again and what went meanwhile is announced as gone); listeners of the store are told only when an object really differs
+from the one in the store; a server that answers at once and uselessly is not asked in a tight loop, one that was away
+is asked as soon as it answers anybody, and what it refuses is said in the store.
 
 Caveats: what changed several times while nobody looked is announced once.
 """
@@ -28,7 +28,7 @@ from pgrole_controller.kube.client import JSON, Client, read_status
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.lines import LIMIT, LineTooLong
 from pgrole_controller.kube.resource import Resource
-from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack, pack_metadata
+from pgrole_controller.kube.store import Listener, Store, Stored, is_older, pack, pack_metadata
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ async def reflect(
     client: Client,
     resource: Resource,
     store: Store,
-    changed: Callable[[Change], None],
+    changed: Listener,
     *,
     namespace: str | None = None,
     name: str | None = None,
@@ -79,13 +79,14 @@ async def reflect(
     clock: Callable[[], float] = time.monotonic,
     draw: Callable[[], float] = random.random,
 ) -> None:
-    """Runs until cancelled. `changed` is called in the loop, synchronously: it may only enqueue.
+    """Runs until cancelled. `changed` is subscribed to the store.
 
     `namespace` None: all; `name`: this one object. `metadata_only`: neither asked for nor kept is more than
     `pack_metadata` takes (Secrets).
-    `draw` gives numbers in [0, 1). What `changed` raises ends it.
+    `draw` gives numbers in [0, 1).
     """
-    run = _Reflection(client, resource, store, changed, namespace, name, metadata_only, timing, clock, draw)
+    store.subscribe(changed)
+    run = _Reflection(client, resource, store, namespace, name, metadata_only, timing, clock, draw)
     while True:
         await run.round()
 
@@ -96,7 +97,6 @@ class _Reflection:
         client: Client,
         resource: Resource,
         store: Store,
-        changed: Callable[[Change], None],
         namespace: str | None,
         name: str | None,
         metadata_only: bool,
@@ -109,7 +109,6 @@ class _Reflection:
         self._path = resource.path(namespace)
         self._selected = {} if name is None else {"fieldSelector": f"metadata.name={name}"}
         self._store = store
-        self._changed = changed
         self._metadata_only = metadata_only
         self._timing = timing
         self._clock = clock
@@ -171,8 +170,6 @@ class _Reflection:
         started = self._clock()
         version, listed = await self._pages(limit=self._timing.page)
         changes = self._store.replace(listed)
-        for change in changes:
-            self._changed(change)
         self._store.synced.set()
         self._store.answered.set()
         metrics.LISTS.labels(self._resource.plural).inc()
@@ -307,6 +304,7 @@ class _Reflection:
         except (ValueError, TypeError, AttributeError) as error:
             raise BadStream(str(error)) from error
         gone = kind == "DELETED"
-        change = self._store.remove(stored.key, stored.uid) if gone else self._store.put(stored)
-        if change is not None:
-            self._changed(change)
+        if gone:
+            self._store.remove(stored.key, stored.uid)
+        else:
+            self._store.put(stored)

@@ -1,6 +1,7 @@
 """What the API server holds of one resource, as last seen. Small: bytes and a few strings for each object."""
 
 import json
+import logging
 import sys
 import zlib
 from collections import OrderedDict
@@ -10,9 +11,13 @@ from typing import Any
 
 import anyio
 
+from pgrole_controller import metrics
 from pgrole_controller.core.connection import HASH
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.errors import BadStream
+from pgrole_controller.logs import describe_error
+
+log = logging.getLogger(__name__)
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_PREFIX = "pgrole.dev/"
@@ -43,11 +48,28 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Appeared: no `old`; gone: no `new`; deleted and made again between two looks: both, with other uids."""
+    """Appeared: no `old`; gone: no `new`; deleted and made again between two looks: both, with other uids.
+
+    `by` is the object for which this process wrote what is new; None for what a list or a watch says.
+    """
 
     key: Key
     old: Stored | None
     new: Stored | None
+    by: Key | None = None
+
+
+Listener = Callable[[Change], None]
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """The value where it is a mapping, else an empty one: an object that bypassed the schema may hold anything."""
+    return value if isinstance(value, dict) else {}
+
+
+def sequence(value: object) -> list[Any]:
+    """The value where it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def parse(answer: bytes) -> dict[str, Any]:
@@ -123,7 +145,7 @@ def is_older(version: str, than: str) -> bool:
 
 
 class Store:
-    """Objects by key, with an optional index.
+    """Objects by key, with an optional index. Listeners are told of every change, whoever makes it.
 
     `index` gives, for a parsed object, the values under which `by_index` finds its key. `synced` is set after the
     first complete list, `last_contact` (monotonic seconds) whenever the API server was heard, `refused` is what the
@@ -143,6 +165,15 @@ class Store:
         # Tuples, nearly always of one: 10,000 sets would take 2 MB more. Many are in a dict.
         self._indexed: dict[str, tuple[Key, ...] | dict[Key, None]] = {}
         self._removed: OrderedDict[str, None] = OrderedDict()
+        self._listeners: list[Listener] = []
+
+    def subscribe(self, listener: Listener) -> None:
+        """Calls `listener` with every change from now on, once however often it is given. It may only enqueue.
+
+        What it raises is logged and counted, and holds up neither the store nor the other listeners.
+        """
+        if listener not in self._listeners:
+            self._listeners.append(listener)
 
     def doubt(self) -> None:
         """What is in here may be old: it is synced again after the next complete list."""
@@ -177,8 +208,8 @@ class Store:
     def count_index(self, value: str) -> int:
         return len(self._indexed.get(value, ()))
 
-    def put(self, new: Stored) -> Change | None:
-        """Takes an object from a watch or from the answer to a write, whichever comes first.
+    def put(self, new: Stored, by: Key | None = None) -> Change | None:
+        """Takes an object from a watch or from the answer to a write, whichever comes first. `by`: as in Change.
 
         None when it says nothing new: the version is known, older, or of an object that was seen to go.
         """
@@ -187,18 +218,21 @@ class Store:
             return None
         if old is not None and not is_older(old.resource_version, than=new.resource_version):
             return None
-        return self._set(new.key, old, new)
+        return self._announce(self._set(new.key, old, new, by))
 
-    def remove(self, key: Key, uid: str) -> Change | None:
+    def remove(self, key: Key, uid: str, by: Key | None = None) -> Change | None:
         """None when that very object (by uid) is not there; a later answer to a write does not bring it back."""
         self._remember_removed(uid)
         old = self._objects.get(key)
         if old is None or old.uid != uid:
             return None
-        return self._set(key, old, None)
+        return self._announce(self._set(key, old, None, by))
 
     def replace(self, everything: Iterable[Stored]) -> list[Change]:
-        """A complete list is the truth, whatever its versions; what it lacks is gone."""
+        """A complete list is the truth, whatever its versions; what it lacks is gone.
+
+        Listeners are told when all of it is stored, of what is gone first.
+        """
         listed = {new.key: new for new in everything}
         changes = [self._set(key, old, None) for key, old in list(self._objects.items()) if key not in listed]
         for key, new in listed.items():
@@ -206,14 +240,27 @@ class Store:
             if old is None or not old.is_same(new):
                 self._removed.pop(new.uid, None)
                 changes.append(self._set(key, old, new))
+        for change in changes:
+            self._announce(change)
         return changes
 
-    def _set(self, key: Key, old: Stored | None, new: Stored | None) -> Change:
+    def _announce(self, change: Change) -> Change:
+        for listener in self._listeners:
+            try:
+                listener(change)
+            except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
+                self._contain("change of an object not understood", change.key, error)
+        return change
+
+    def _contain(self, message: str, key: Key, error: Exception) -> None:
+        metrics.INTERNAL_ERRORS.labels("object").inc()
+        log.error(message, extra={"object": str(key), **describe_error(error)})
+
+    def _set(self, key: Key, old: Stored | None, new: Stored | None, by: Key | None = None) -> Change:
         if old is not None and (new is None or new.uid != old.uid):
             self._remember_removed(old.uid)
         if self._index is not None:
-            before = set(self._index(old.object())) if old else set()
-            after = set(self._index(new.object())) if new else set()
+            before, after = self._entries_of(key, old), self._entries_of(key, new)
             for value in before - after:
                 self._unlink(value, key)
             for value in after - before:
@@ -222,7 +269,17 @@ class Store:
             self._objects.pop(key, None)
         else:
             self._objects[key] = new
-        return Change(key, old, new)
+        return Change(key, old, new, by)
+
+    def _entries_of(self, key: Key, stored: Stored | None) -> set[str]:
+        """What the index gives for an object; nothing where it fails."""
+        if stored is None or self._index is None:
+            return set()
+        try:
+            return set(self._index(stored.object()))
+        except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
+            self._contain("object not indexed", key, error)
+            return set()
 
     def _link(self, value: str, key: Key) -> None:
         held = self._indexed.get(value, ())

@@ -168,6 +168,36 @@ async def test_drift_after_drift_is_repaired_while_the_api_server_hangs(stage: S
                 )
 
 
+async def test_drift_is_repaired_while_the_api_server_hangs_also_after_an_object_of_the_namespace_went(
+    stage: Stage, binaries: Binaries
+) -> None:
+    """Whether it is the same namespace still is asked for beside the work, and only for objects that are new."""
+    async with serving(binaries) as server:
+        await apply_crds(server)
+        kube = await make_kube(server)
+        own = Stage(kube, stage.postgres, stage.folder)
+        async with running(own.controller()), own.database() as database:
+            names = [f"app-{number}" for number in range(5)]
+            await kube.apply_all({name: {} for name in (*names, "goes")})
+            await kube.wait_all_ready()
+            await kube.delete("goes")
+            claim = "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = 'goes'"
+            await database.wait_value(claim, True)
+            server.pause()
+            try:
+                began = anyio.current_time()
+                for name in names:
+                    await database.execute(f'ALTER ROLE "{name}" CREATEROLE')
+                for name in names:
+                    await database.wait_role(name, lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+                assert anyio.current_time() - began < WRITE_SECONDS
+            finally:
+                server.resume()
+            await kube.apply("new")
+            for name in (*names, "new"):
+                await kube.wait_ready(name)
+
+
 async def test_wrong_credentials_are_said_on_the_object_and_never_shown(stage: Stage) -> None:
     wrong = "hunter2-not-this-one"
     dsn = stage.postgres.dsn(password=wrong)

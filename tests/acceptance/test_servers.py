@@ -93,6 +93,31 @@ async def test_a_secret_that_is_missing_or_wrong_is_said_and_waited_for(
         await stage.kube.server.request("DELETE", f"/api/v1/namespaces/{OWN_NAMESPACE}/secrets/none-such")
 
 
+async def test_a_session_goes_on_without_its_secret_says_so_and_none_begins_without_it(
+    stage: Stage, declared: PgServers, role: str
+) -> None:
+    async with running(alone(stage), connected=False), stage.database() as database:
+        await declared.apply("main", stage.postgres)
+        await stage.kube.apply("app", name=role, serverRef={"name": "main"})
+        await stage.kube.wait_ready("app")
+        await stage.kube.server.request("DELETE", f"/api/v1/namespaces/{OWN_NAMESPACE}/secrets/main")
+        said = await declared.wait_for(
+            "main", lambda obj: "is not there" in condition(obj, "Ready").get("message", ""), "what is missing"
+        )
+        assert condition(said, "Ready")["status"] == "True"
+        await database.execute(f"ALTER ROLE {role} CREATEDB")
+        await database.wait_role(role, lambda row: not row["rolcreatedb"], "set back")
+        await database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller%'"
+        )
+        await declared.wait_for("main", lambda obj: says(obj, "ServerNotReady", "is not there"), "what is missing")
+        await declared.apply_credentials("main", "postgres", stage.postgres.password)
+        await stage.kube.wait_ready("app")
+        await declared.wait_for(
+            "main", lambda obj: "is not there" not in condition(obj, "Ready")["message"], "nothing is missing"
+        )
+
+
 async def test_a_policy_that_is_tightened_reports_and_one_that_is_loosened_applies(
     stage: Stage, declared: PgServers, role: str
 ) -> None:

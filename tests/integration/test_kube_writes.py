@@ -188,6 +188,27 @@ async def test_an_event_names_the_object_and_who_says_it(client: Client, namespa
     assert recorder.dropped == 0
 
 
+async def test_an_object_of_any_legal_name_has_its_event(client: Client, namespace: str) -> None:
+    recorder = Recorder(client)
+    letters = ["a" * size for size in range(1, 254)]
+    # At the place where a long name is cut, what no part of a name may end with.
+    dashes = [f"{'a' * size}{'-' * (252 - size)}a" for size in range(225, 240)]
+    dots = [f"{'a' * size}.{'b' * (252 - size)}" for size in range(225, 240)]
+    for name in (*letters, *dashes, *dots):
+        regarding = {
+            "apiVersion": "example.dev/v1",
+            "kind": "Widget",
+            "name": name,
+            "uid": name,
+            "namespace": namespace,
+        }
+        recorder.record(regarding, "Seen", "as it is", action="See")
+    await written(recorder)
+    assert recorder.dropped == 0
+    written_for = {event["regarding"]["name"] for event in await events(client, namespace)}
+    assert written_for == {*letters, *dashes, *dots}
+
+
 async def test_a_note_beyond_what_the_api_server_takes_is_cut(client: Client, namespace: str) -> None:
     recorder = Recorder(client)
     recorder.record(await make(client, namespace), "Refused", "ä" * 1_024, action="Apply", event_type="Warning")

@@ -10,14 +10,16 @@ import anyio
 import pytest
 
 from pgrole_controller import metrics
-from pgrole_controller.controller.declaration import Site
+from pgrole_controller.controller import servers as module
+from pgrole_controller.controller.declaration import Site, read_declaration
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.servers import Observed, Servers
+from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
-from pgrole_controller.kube.store import Store, pack
+from pgrole_controller.kube.store import Store, pack, pack_metadata
 from pgrole_controller.local.deadline import reached
 
 Answer = Callable[[], dict[str, Any]]
@@ -56,6 +58,7 @@ class FakeLane:
         self.server = server
         self.began, self.may_end, self.ended = anyio.Event(), anyio.Event(), anyio.Event()
         self.retimed = anyio.Event()
+        self.has_session = False
         self.may_end.set()
 
     def declare(self, server: DeclaredServer) -> None:
@@ -81,13 +84,17 @@ class World:
         self.moved: list[str] = []
         client = cast("Client", self.api)
         self.servers = Servers(client, self.observed, None, Site(), self._make, self.moved.append)
+        for store in (self.observed.pgservers, self.observed.secrets, self.observed.config_maps):
+            store.subscribe(self.servers.changed)
         self._version = 0
 
     def _make(self, server: DeclaredServer) -> Lane:
         self.lanes.append(FakeLane(server))
         return cast("Lane", self.lanes[-1])
 
-    def put(self, name: str, *, uid: str = "", database: str = "postgres", adopt: bool = False) -> None:
+    def put(
+        self, name: str, *, uid: str = "", database: str = "postgres", adopt: bool = False, by: Key | None = None
+    ) -> None:
         self._version += 1
         connection = {
             "hosts": ["127.0.0.1"],
@@ -104,16 +111,12 @@ class World:
         }
         spec = {"connection": connection, "allow": {"adopt": adopt}}
         obj = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgServer", "metadata": metadata, "spec": spec}
-        self._announce(self.observed.pgservers.put(pack(obj)))
+        self.observed.pgservers.put(pack(obj), by)
 
     def remove(self, name: str) -> None:
         stored = self.observed.pgservers.get(Key("", name))
         assert stored is not None
-        self._announce(self.observed.pgservers.remove(stored.key, stored.uid))
-
-    def _announce(self, change: Any) -> None:
-        assert change is not None
-        self.servers.changed(change)
+        self.observed.pgservers.remove(stored.key, stored.uid)
 
     def lane(self, name: str) -> FakeLane:
         return next(lane for lane in reversed(self.lanes) if lane.server.name == name)
@@ -222,3 +225,117 @@ async def test_what_connects_elsewhere_is_not_used_for_what_cannot_be_read() -> 
         world.put("a", database="another")
         await world.until(lambda: world.lane("a").server.problem is not None, "the problem")
         assert world.lane("a").server.endpoint is None
+
+
+GONE = ApiError(404, "NotFound", "no such Secret")
+
+
+async def until_lapsed(world: World) -> None:
+    world.api.failure = GONE
+    world.observed.secrets.put(pack_metadata(secret()))
+    world.observed.secrets.remove(Key("default", "any"), "s")
+    world.put("a", adopt=True)  # whatever makes it be read again
+    await world.until(lambda: world.lane("a").server.problem is not None, "that the Secret is missing")
+
+
+async def test_a_session_goes_on_when_its_credentials_secret_is_deleted() -> None:
+    world = World()
+    async with running(world):
+        world.put("a")
+        await world.until(lambda: "a" in world.servers, "the lane")
+        lane, before = world.lane("a"), world.lane("a").server
+        lane.has_session = True
+        await until_lapsed(world)
+        assert lane.server.access == before.access, "the session is not ended"
+        assert lane.server.lapsed, "and no other begins"
+        assert lane.server.allowance.adopt, "its policy is the declared one"
+
+
+async def test_credentials_of_a_deleted_secret_are_forgotten_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
+    world = World()
+    async with running(world):
+        world.put("a")
+        await world.until(lambda: "a" in world.servers, "the lane")
+        lane = world.lane("a")
+        lane.has_session = True
+        await until_lapsed(world)
+        lane.has_session = False
+        await world.until(lambda: lane.server.endpoint is None, "that they are forgotten")
+        assert all(declared.endpoint is None for _, declared in world.servers._read.values())
+        world.api.failure = None
+        await world.until(lambda: lane.server.endpoint is not None, "that the Secret is there again")
+        assert not lane.server.lapsed
+        assert lane.server.problem is None
+
+
+async def test_a_server_whose_secret_never_existed_is_not_connected_to() -> None:
+    world = World()
+    world.api.failure = GONE
+    async with running(world):
+        world.put("a")
+        await world.until(lambda: "a" in world.servers, "the lane")
+        server = world.lane("a").server
+        assert (server.endpoint, server.lapsed) == (None, False)
+        assert server.problem is not None
+        assert server.problem.reason is Reason.SERVER_NOT_READY
+
+
+async def test_a_pgserver_that_changed_just_before_it_was_written_to_has_its_new_policy() -> None:
+    """The answer to the write tells of the change; nobody else does, since the store has it then."""
+    world = World()
+    async with running(world):
+        world.put("a")
+        await world.until(lambda: "a" in world.servers, "the lane")
+        world.put("a", adopt=True, by=Key("", "a"))
+        await world.until(lambda: world.lane("a").server.allowance.adopt, "the other policy")
+
+
+async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:
+    world = World()
+    world.put("a")
+    before = world.observed.pgservers.get(Key("", "a"))
+    assert before is not None
+    obj = before.object()
+    obj["metadata"]["resourceVersion"] = "99"
+    changed = world.servers._changed = anyio.Event()
+    world.observed.pgservers.put(pack(obj | {"status": {"roles": {"declared": 1, "ready": 1}}}), by=Key("", "a"))
+    assert not changed.is_set()
+    obj["metadata"]["resourceVersion"] = "100"
+    world.observed.pgservers.put(pack(obj))
+    assert changed.is_set()
+
+
+async def test_a_pgserver_that_breaks_what_reads_it_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = read_declaration
+
+    async def poisoned(client: Any, stored: Any, site: Any) -> DeclaredServer:
+        if stored.key.name == "a":
+            raise RuntimeError("hunter2")
+        return await real(client, stored, site)
+
+    monkeypatch.setattr(module, "read_declaration", poisoned)
+    world = World()
+    async with running(world):
+        world.put("a")
+        world.put("b")
+        await world.until(lambda: "a" in world.servers and "b" in world.servers, "both lanes")
+        assert world.lane("b").server.problem is None
+        problem = world.lane("a").server.problem
+        assert problem is not None
+        assert problem.reason is Reason.INTERNAL_ERROR
+        assert "hunter2" not in problem.message
+
+
+@pytest.mark.parametrize("spec", [None, [], {"connection": None}, {"connection": {"caRef": [1]}}, "text"])
+async def test_a_pgserver_of_any_shape_is_one_servers_error(spec: Any) -> None:
+    world = World()
+    async with running(world):
+        metadata = {"name": "odd", "uid": "o", "resourceVersion": "1", "creationTimestamp": "2027-01-01T00:00:00Z"}
+        world.observed.pgservers.put(pack({"kind": "PgServer", "metadata": metadata, "spec": spec}))
+        world.put("b")
+        await world.until(lambda: "odd" in world.servers and "b" in world.servers, "both lanes")
+        assert world.servers.reserves(Key("default", "of-b"))
+        problem = world.lane("odd").server.problem
+        assert problem is not None
+        assert problem.reason is Reason.INVALID_SPEC

@@ -1,4 +1,5 @@
 import logging
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from pgrole_controller.kube.backoff import Backoff
 from pgrole_controller.kube.client import Client, NotConfigured, read_status
-from pgrole_controller.kube.events import cut, micro_time
+from pgrole_controller.kube.events import cut, micro_time, name_event
 from pgrole_controller.kube.lines import LineSplitter, LineTooLong
 from pgrole_controller.kube.resource import NAMESPACES, PGROLES
 from pgrole_controller.kube.status import unchanged
@@ -140,3 +141,14 @@ async def test_no_body_is_logged_even_when_everything_is_at_debug(
     assert made["spec"]["password"] == "hunter2"
     assert caplog.text
     assert "hunter2" not in caplog.text
+
+
+@given(
+    name=st.from_regex(r"[a-z0-9]([-a-z0-9]{0,70}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?){0,3}", fullmatch=True)
+    | st.integers(1, 253).map(lambda size: "a" * size)
+    | st.integers(225, 251).map(lambda size: "a" * size + "-" * (252 - size) + "a"),
+)
+def test_an_event_has_a_valid_name_whatever_the_name_of_its_object(name: str) -> None:
+    made = name_event(name[:253].rstrip("-."), 1_800_000_000_123_456_789)
+    assert len(made) <= 253
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", made)

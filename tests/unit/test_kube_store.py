@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pgrole_controller import metrics
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack, pack_metadata
 
@@ -142,6 +143,70 @@ def test_the_index_follows_every_change() -> None:
 def test_a_list_item_without_kind_gets_that_of_its_list() -> None:
     item = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}}
     assert pack(item, api_version="v1", kind="Secret").object()["kind"] == "Secret"
+
+
+class TestListeners:
+    """Whoever writes into a store, those who follow it are told."""
+
+    def test_every_change_is_announced_once_whoever_makes_it(self) -> None:
+        store, heard = Store(), list[Change]()
+        store.subscribe(heard.append)
+        store.put(made(version="1"))
+        store.put(made(version="1"))
+        store.put(made(version="2"), by=KEY)
+        store.remove(KEY, "u1")
+        store.remove(KEY, "u1")
+        assert heard == [
+            Change(KEY, None, made(version="1")),
+            Change(KEY, made(version="1"), made(version="2"), by=KEY),
+            Change(KEY, made(version="2"), None),
+        ]
+
+    def test_one_that_subscribes_twice_is_told_once(self) -> None:
+        store, heard = Store(), list[Change]()
+        for _ in range(2):
+            store.subscribe(heard.append)
+        store.put(made())
+        assert len(heard) == 1
+
+    def test_a_list_is_announced_when_all_of_it_is_stored_what_is_gone_first(self) -> None:
+        store = Store()
+        heard: list[tuple[str, bool, set[str]]] = []
+        store.put(made("gone", uid="gone"))
+        store.subscribe(
+            lambda change: heard.append((change.key.name, change.new is None, {key.name for key, _ in store.items()}))
+        )
+        store.replace([made("new", uid="new"), made("newer", uid="newer")])
+        both = {"new", "newer"}
+        assert heard == [("gone", True, both), ("new", False, both), ("newer", False, both)]
+
+    def test_one_that_fails_keeps_nothing_from_the_others_or_the_store(self, caplog: pytest.LogCaptureFixture) -> None:
+        store, heard = Store(), list[Change]()
+        before = metrics.INTERNAL_ERRORS.labels("object")._value.get()
+
+        def fail(_: Change) -> None:
+            raise RuntimeError("hunter2")
+
+        store.subscribe(fail)
+        store.subscribe(heard.append)
+        store.replace([made("a", uid="a"), made("b", uid="b")])
+        assert [change.key.name for change in heard] == ["a", "b"]
+        assert metrics.INTERNAL_ERRORS.labels("object")._value.get() == before + 2
+        assert {vars(record)["object"] for record in caplog.records} == {"shop/a", "shop/b"}
+        assert "hunter2" not in str([vars(record) for record in caplog.records])
+
+    def test_an_object_that_cannot_be_indexed_is_stored_and_announced(self) -> None:
+        def index(obj: dict[str, Any]) -> list[str]:
+            return [obj["spec"]["role"]]
+
+        store, heard = Store(index), list[Change]()
+        store.subscribe(heard.append)
+        store.replace([made("well", uid="w", role="app"), made("poisoned", uid="p")])
+        assert store.by_index("app") == {Key("shop", "well")}
+        assert store.get(Key("shop", "poisoned")) is not None
+        assert len(heard) == 2
+        store.put(made("poisoned", uid="p", version="2", role="app"))
+        assert store.by_index("app") == {Key("shop", "well"), Key("shop", "poisoned")}
 
 
 def metadata(name: str = "a", **more: object) -> dict[str, Any]:

@@ -1,53 +1,259 @@
-"""Which namespace an object is in: a namespace that was deleted and made again is another one."""
+"""Which namespace an object is in: a namespace that was deleted and made again is another one.
+
+Nothing here waits for the API server but the task that asks it (invariant 14).
+"""
 
 import json
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import Any
 
-from pgrole_controller.controller.namespaces import Namespaces
+import anyio
+import pytest
+
+from pgrole_controller.controller import namespaces as module
+from pgrole_controller.controller.namespaces import REFRESH_SECONDS, Namespaces, NamespaceUnknown
+from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.contact import Contact
+from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
 from pgrole_controller.kube.store import Store, pack
+from tests.timelapse import in_timelapse
+
+OLD, NEW, OTHER = Key("shop", "old"), Key("shop", "new"), Key("shop", "other")
+PATIENCE = 600.0
 
 
-class Answering(Client):
-    """Answers every request with the namespace as it is now."""
+class Api(Client):
+    """Answers with the namespace as it is now, once it answers at all."""
 
     def __init__(self, uid: str) -> None:
         self.uid = uid
+        self.labels = {"team": "a"}
         self.asked = 0
+        self.answers = anyio.Event()
+        self.failure: KubeError | None = None
+        self.contact = Contact()
+        self.answers.set()
 
     async def request(self, *_: Any, **__: Any) -> bytes:
         self.asked += 1
-        return json.dumps(made(self.uid)).encode()
+        await self.answers.wait()
+        if self.failure is not None:
+            raise self.failure
+        return json.dumps(made(self.uid, labels=self.labels)).encode()
 
 
-def made(uid: str) -> dict[str, Any]:
-    return {"metadata": {"name": "shop", "uid": uid, "resourceVersion": "1", "labels": {"team": "a"}}}
+class World:
+    def __init__(self, uid: str = "n1", *, watched: bool = True) -> None:
+        self.api, self.store = Api(uid), Store()
+        self.namespaces = Namespaces(self.api, self.store)
+        self.known: list[Key] = []
+        self.relabelled: list[str] = []
+        self.in_use = {"shop"}
+        self.told = anyio.Event()
+        self.store.answered.set()
+        if watched:
+            self.watch(uid)
+
+    def watch(self, uid: str, version: int = 1) -> None:
+        self.store.replace([pack(made(uid, version))])
+
+    def know(self, keys: Collection[Key]) -> None:
+        self.known.extend(keys)
+        self._tell()
+
+    def relabel(self, name: str) -> None:
+        self.relabelled.append(name)
+        self._tell()
+
+    def _tell(self) -> None:
+        told, self.told = self.told, anyio.Event()
+        told.set()
+
+    def uid(self, key: Key, uid: str = "") -> str | None:
+        try:
+            return self.namespaces.get(key, uid or key.name).uid
+        except NamespaceUnknown:
+            return None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.namespaces.run, self.know, self.relabel, lambda: self.in_use)
+            with anyio.fail_after(PATIENCE):
+                yield
+            tasks.cancel_scope.cancel()
+
+
+def made(uid: str, version: int = 1, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "shop", "uid": uid, "resourceVersion": str(version), **more}}
 
 
 async def test_one_that_is_watched_is_not_asked_for() -> None:
-    client, store = Answering("old"), Store()
-    store.put(pack(made("old")))
-    assert (await Namespaces(client, store).get("shop")).uid == "old"
-    assert client.asked == 0
+    world = World()
+    async with world.running():
+        assert world.uid(OLD) == "n1"
+        await anyio.wait_all_tasks_blocked()
+    assert world.api.asked == 0
 
 
-async def test_one_whose_object_went_is_asked_for_until_the_watch_agrees() -> None:
-    client, store = Answering("new"), Store()
-    store.put(pack(made("old")))
-    namespaces = Namespaces(client, store)
-    namespaces.forget("shop")
-    assert (await namespaces.get("shop")).uid == "new", "the watch does not know yet"
-    assert (await namespaces.get("shop")).uid == "new"
-    assert client.asked == 1
-    store.replace([pack({"metadata": {**made("new")["metadata"], "resourceVersion": "2"}})])
-    assert (await namespaces.get("shop")).uid == "new"
+class TestInvariant14AWorkerAwaitsOnlyItsOwnServer:
+    async def test_after_an_object_went_those_that_were_read_before_go_on_without_an_answer(self) -> None:
+        world = World()
+        assert world.uid(OLD) == "n1"
+        world.api.answers = anyio.Event()  # it hangs
+        async with world.running():
+            world.namespaces.forget("shop", "gone")
+            assert world.uid(OLD) == "n1"
+            await anyio.wait_all_tasks_blocked()
+        assert world.api.asked == 0
+
+    async def test_only_those_that_are_new_wait_and_are_told_when_it_is_known(self) -> None:
+        world = World()
+        assert world.uid(OLD) == "n1"
+        world.api.answers = anyio.Event()
+        async with world.running():
+            world.namespaces.forget("shop", "gone")
+            assert world.uid(NEW) is None
+            assert world.uid(OTHER) is None
+            assert world.uid(OLD) == "n1"
+            await anyio.wait_all_tasks_blocked()
+            assert (world.api.asked, world.known) == (1, [])
+            told = world.told
+            world.api.answers.set()
+            await told.wait()
+        assert set(world.known) == {NEW, OTHER}
+        assert world.uid(NEW) == world.uid(OLD) == "n1"
+        assert world.api.asked == 1
 
 
-async def test_one_that_is_still_the_same_is_trusted_again() -> None:
-    client, store = Answering("old"), Store()
-    store.put(pack(made("old")))
-    namespaces = Namespaces(client, store)
-    namespaces.forget("shop")
-    assert (await namespaces.get("shop")).uid == "old"
-    assert (await namespaces.get("shop")).uid == "old"
-    assert client.asked == 1
+async def test_one_that_was_made_again_is_known_before_the_watch_says_so() -> None:
+    world = World()
+    assert world.uid(OLD) == "n1"
+    world.api.uid = "n2"
+    async with world.running():
+        world.namespaces.forget("shop", "old")
+        assert world.uid(NEW) is None
+        await world.told.wait()
+        assert world.uid(NEW) == "n2"
+        world.watch("n2", 2)
+        assert world.uid(NEW) == world.uid(OTHER) == "n2"
+
+
+async def test_the_watch_tells_sooner_than_the_answer() -> None:
+    world = World()
+    world.api.answers = anyio.Event()
+    async with world.running():
+        world.namespaces.forget("shop", "gone")
+        assert world.uid(NEW) is None
+        world.watch("n2", 2)
+        assert world.namespaces.waiting("shop") == {NEW}
+        assert world.uid(NEW) == "n2"
+
+
+async def test_an_answer_from_before_another_object_went_does_not_count() -> None:
+    world = World()
+    world.api.answers = anyio.Event()
+    async with world.running():
+        world.namespaces.forget("shop", "gone")
+        assert world.uid(NEW) is None
+        await anyio.wait_all_tasks_blocked()
+        world.namespaces.forget("shop", "gone too")
+        told = world.told
+        world.api.answers.set()
+        await told.wait()
+    assert world.api.asked == 2
+    assert world.uid(NEW) == "n1"
+
+
+async def test_one_whose_answer_is_doubted_again_is_asked_for_again() -> None:
+    world = World(watched=False)
+    async with world.running():
+        for asked in (1, 2):
+            assert world.uid(Key("shop", f"o{asked}")) is None
+            await world.told.wait()
+            assert world.uid(Key("shop", f"o{asked}")) == "n1"
+            assert world.api.asked == asked
+            world.namespaces.forget("shop", "gone")
+
+
+@pytest.mark.parametrize("failure", [Unreachable("no route"), ApiError(503, "Unavailable", "later")])
+@in_timelapse
+async def test_one_that_cannot_be_read_is_asked_for_again_and_the_failure_is_said(failure: KubeError) -> None:
+    world = World(watched=False)
+    world.api.failure = failure
+    async with world.running():
+        with pytest.raises(NamespaceUnknown) as first:
+            world.namespaces.get(NEW, "new")
+        assert first.value.unsaid
+        await anyio.sleep(module.UNSAID_SECONDS)
+        with pytest.raises(NamespaceUnknown, match=str(failure)) as second:
+            world.namespaces.get(NEW, "new")
+        assert not second.value.unsaid
+        told, world.api.failure = world.told, None
+        await told.wait()
+    assert world.known == [NEW]
+    assert world.api.asked < 10
+
+
+@in_timelapse
+async def test_one_that_has_no_objects_any_more_is_not_asked_for_for_ever() -> None:
+    world = World(watched=False)
+    world.api.failure = ApiError(404, "NotFound", "gone")
+    world.in_use = set()
+    async with world.running():
+        assert world.uid(NEW) is None
+        await anyio.sleep(PATIENCE / 2)
+    assert world.api.asked == 1
+
+
+@in_timelapse
+async def test_labels_of_one_that_is_not_watched_are_read_again() -> None:
+    world = World(watched=False)
+    async with world.running():
+        assert world.uid(NEW) is None
+        await world.told.wait()
+        told = world.told
+        world.api.labels = {"team": "b"}
+        with anyio.fail_after(2 * REFRESH_SECONDS):
+            await told.wait()
+        assert world.relabelled == ["shop"]
+        assert world.namespaces.get(NEW, "new").labels == {"team": "b"}
+        asked = world.api.asked
+        await anyio.sleep(3 * REFRESH_SECONDS)
+        assert world.relabelled == ["shop"]
+        assert world.api.asked <= asked + 4
+
+
+async def test_an_older_object_is_not_passed_over_while_its_namespace_is_not_known() -> None:
+    world = World(watched=False)
+    world.api.answers = anyio.Event()
+    rival = Key("other", "rival")
+    async with world.running():
+        with pytest.raises(NamespaceUnknown):
+            world.namespaces.of_rival(rival, NEW)
+        world.api.failure = ApiError(404, "NotFound", "gone")
+        world.in_use = {"other"}
+        world.api.answers.set()
+        await anyio.wait_all_tasks_blocked()
+        assert world.namespaces.of_rival(rival, NEW) is None, "who cannot be read holds up nobody"
+
+
+async def test_the_only_namespace_is_known_before_it_has_objects() -> None:
+    world = World(watched=False)
+    world.namespaces = Namespaces(world.api, world.store, "shop")
+    world.in_use = set()
+    async with world.running():
+        await anyio.wait_all_tasks_blocked()
+        assert world.uid(NEW) == "n1"
+
+
+@in_timelapse
+async def test_the_only_namespace_stays_known_while_it_has_no_objects() -> None:
+    world = World(watched=False)
+    world.namespaces = Namespaces(world.api, world.store, "shop")
+    world.in_use = set()
+    async with world.running():
+        await anyio.sleep(3 * REFRESH_SECONDS)
+        assert world.uid(NEW) == "n1"

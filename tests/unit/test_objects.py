@@ -1,6 +1,5 @@
 """controller/objects: what of other objects, and of what was brought for one, comes into a look at it."""
 
-import json
 from typing import Any, cast
 
 import pytest
@@ -21,15 +20,11 @@ HAD: dict[str, Any] = {
 }
 
 
-class OneNamespace:
-    async def request(self, *_: object, **__: object) -> bytes:
-        return json.dumps({"metadata": {"name": "shop", "uid": "n1"}}).encode()
-
-
 @pytest.fixture
 def objects() -> Objects:
-    client = cast("Client", OneNamespace())
-    return Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
+    namespaces = Store()
+    namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
+    return Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), namespaces), "c1")
 
 
 def put(objects: Objects, name: str, *, second: int = 0, uid: str = "", version: int = 1, **rest: Any) -> Stored:
@@ -55,7 +50,7 @@ def put(objects: Objects, name: str, *, second: int = 0, uid: str = "", version:
 
 
 async def read(objects: Objects, name: str) -> Request:
-    return await objects.read(Key("shop", name), "default", Allowance())
+    return objects.read(Key("shop", name), "default", Allowance())
 
 
 async def ask(objects: Objects, name: str) -> Ask:

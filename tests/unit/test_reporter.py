@@ -1,5 +1,6 @@
 """controller/reporter: what a visit left to be done is done for the object as it is by then, or not at all."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -11,11 +12,14 @@ from pgrole_controller.controller.objects import Objects, Request, index_by_owne
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.credential import Credential, Errand, PasswordAsk, Record, SecretsSeen
+from pgrole_controller.core.outcome import RECONCILED
 from pgrole_controller.core.schedule import After
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
 
 ERRAND = Errand(
@@ -72,3 +76,44 @@ async def test_no_errand_is_run_for_an_object_that_changed_is_deleted_or_gone(
         objects.store.put(now)
     assert await reporter._write(finding) == After(0.0)
     assert runs.run_for == ["1"]
+
+
+class Api:
+    """Takes every write, and answers with the object as it is then: with a spec that somebody changed just before."""
+
+    def __init__(self, generation: int = 1) -> None:
+        self.generation = generation
+        self.asked = 0
+
+    async def request(self, _method: str, path: str, *, body: dict[str, Any], **_: object) -> bytes:
+        self.asked += 1
+        written = made(1).object() | {"status": body.get("status", {})}
+        written["metadata"] |= {"resourceVersion": "9", "generation": self.generation}
+        if "status" not in path:
+            written["metadata"]["finalizers"] = [FINALIZER]
+        return json.dumps(written).encode()
+
+
+@pytest.mark.parametrize("write", ["status", "finalizer"])
+@pytest.mark.parametrize("generation", [1, 2])
+async def test_what_the_reporter_writes_causes_no_visit_of_its_own_and_hides_nobody_elses_change(
+    objects: Objects, write: str, generation: int
+) -> None:
+    api, queue = Api(generation), Queue()
+    source = PgRoleSource(objects, queue, {"default"})
+    seen = made(1)
+    objects.store.put(seen)
+    objects.store.subscribe(source.changed)
+    recorder = Recorder(cast("Client", api))
+    reporter = Reporter(cast("Client", api), objects, queue, recorder, cast("Errands", None))
+    if write == "status":
+        finding = Finding(Request(seen.key, seen), outcome=RECONCILED)
+    else:
+        finding = Finding(Request(seen.key, seen, finalizer=True))
+    await reporter._write(finding)
+    assert api.asked == 1
+    assert queue.figures("default").depth == (0 if generation == 1 else 1)
+    reporter.close()
+    await reporter.run()
+    recorder.close()
+    await recorder.run()

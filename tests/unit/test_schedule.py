@@ -567,3 +567,24 @@ class Interleavings(RuleBasedStateMachine):
 
 TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("batch", [1, 100])
+def test_who_is_hinted_again_and_again_goes_after_all_that_were_hinted_before(batch: int) -> None:
+    """Anybody may announce every declared role at any rate: each is queued once, and waits behind everybody else."""
+    schedule, now = without_jitter(), 0.0
+    forged = [Key("shop", f"forged-{number}") for number in range(MANY)]
+    for key in forged:
+        schedule.add("s", change(key, "notify"), now)
+    visits = schedule.take("s", now, batch)
+    schedule.add("s", change(A, "notify"), now)
+    taken = len(visits)
+    while A not in keys_of(visits):
+        for key in forged:  # all of them, before each batch and during it
+            schedule.add("s", change(key, "notify"), now)
+        for visit in visits:
+            schedule.done(visit.key, now, Success())
+        now += 0.001
+        visits = schedule.take("s", now, batch)
+        taken += len(visits)
+        assert taken <= MANY + 1 + batch, "one that was announced once waits for nobody to be visited twice"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import anyio
@@ -20,6 +21,8 @@ from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.serverreport import FINALIZER, ServerReporter
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
+from pgrole_controller.core.errors import Reason, Waiting
+from pgrole_controller.core.report import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import Store, Stored, pack
@@ -46,7 +49,8 @@ class FakeApi:
         if self.babbles:
             return b"<html>bad gateway</html>"
         self.statuses.append(body["status"])
-        return json.dumps({"metadata": metadata(2, "second"), "status": body["status"], "kind": "PgServer"}).encode()
+        about = metadata(2, "second") | {"resourceVersion": str(100 + self.requests)}
+        return json.dumps({"metadata": about, "status": body["status"], "kind": "PgServer"}).encode()
 
 
 def metadata(generation: int, uid: str) -> dict[str, Any]:
@@ -168,3 +172,47 @@ async def test_an_answer_that_is_no_object_ends_nothing() -> None:
             return bool(world.api.statuses)
 
         assert await reached(is_written, PATIENCE)
+
+
+async def test_a_session_that_outlives_its_secret_says_so_and_no_longer_than_that() -> None:
+    world = World()
+    missing = Waiting(Reason.SERVER_NOT_READY, 'Secret "pg-admin" in namespace x is not there')
+    well = declared(2, "second")
+    world.lane.connected = True
+    world.store.put(stored(2, "second"))
+    said: list[str] = []
+    async with running(world):
+        for server in (well, replace(well, problem=missing, lapsed=True), well):
+            world.lane.server = server
+            count = len(world.api.statuses)
+
+            async def is_written(count: int = count) -> bool:
+                return len(world.api.statuses) > count
+
+            assert await reached(is_written, PATIENCE)
+            [ready] = [one for one in world.api.statuses[-1]["conditions"] if one["type"] == "Ready"]
+            assert ready["status"] == "True"
+            said.append(ready["message"])
+    assert missing.message in said[1]
+    assert said[0] == said[2]
+    assert missing.message not in said[2]
+
+
+async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.lane.connected, world.lane.server = True, declared(2, "second")
+    world.store.put(stored(2, "second"))
+    real = build_conditions
+    broken: list[int] = []
+
+    def poisoned(*arguments: Any, **named: Any) -> Any:
+        if not broken:
+            broken.append(1)
+            raise RuntimeError("hunter2")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(serverreport, "build_conditions", poisoned)
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            await world.api.asked.wait()
+    assert broken

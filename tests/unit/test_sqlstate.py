@@ -11,7 +11,8 @@ from pgrole_controller.core.sqlstate import classify
     [
         ("40001", Transient, Reason.PROGRESSING),
         ("40P01", Transient, Reason.PROGRESSING),
-        ("XX000", Transient, Reason.PROGRESSING),
+        ("XX000", Transient, Reason.DATABASE_ERROR),
+        ("XX002", Transient, Reason.DATABASE_ERROR),
         ("23505", Transient, Reason.PROGRESSING),
         ("PGR01", Transient, Reason.PROGRESSING),
         ("42710", Transient, Reason.PROGRESSING),
@@ -41,3 +42,15 @@ def test_each_class_of_error_has_its_meaning(code: str, kind: type[PgRoleError],
 @pytest.mark.parametrize("code", [None, "", "99999"])
 def test_what_is_not_known_is_retried(code: str | None) -> None:
     assert isinstance(classify(code, "x"), Transient)
+
+
+@pytest.mark.parametrize("text", ["tuple concurrently updated", "tuple concurrently deleted"])
+def test_of_the_internal_errors_only_two_are_concurrent_changes(text: str) -> None:
+    assert classify("XX000", text).reason is Reason.PROGRESSING
+
+
+@pytest.mark.parametrize("code", ["XX000", "XX001", "XX002"])
+def test_every_other_internal_error_is_named(code: str) -> None:
+    error = classify(code, "could not read block 3")
+    assert code in error.message
+    assert "concurrent" not in error.message

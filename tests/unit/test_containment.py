@@ -1,0 +1,412 @@
+"""Invariant 7, errors per object: whatever fails unexpectedly for one object is said on that one, and on no other."""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgrole_controller import logs, metrics
+from pgrole_controller.controller import lane as lane_module
+from pgrole_controller.controller import objects as objects_module
+from pgrole_controller.controller import reconcile as reconcile_module
+from pgrole_controller.controller.echo import Echoes
+from pgrole_controller.controller.errands import Errands
+from pgrole_controller.controller.identities import Identities
+from pgrole_controller.controller.lane import Lane, decline
+from pgrole_controller.controller.lead import Lead
+from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.objects import Objects, Request, index_by_owner, index_pgrole, role_of, server_of
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.reconcile import Finding, reconcile
+from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.sources import PgRoleSource
+from pgrole_controller.controller.verifiers import Verifiers
+from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.connection import Address
+from pgrole_controller.core.detection import Detection
+from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.outcome import Ending
+from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.schedule import Retry
+from pgrole_controller.core.sight import Sight
+from pgrole_controller.core.wanted import wanted_role
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.finalizers import FINALIZER
+from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.postgres.session import Session
+
+SECRET = "hunter2"
+SERVER = DeclaredServer(
+    "default",
+    None,
+    Allowance(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"})),
+    Address("pg", 5432, "orders", "require"),
+)
+POISONED = Key("shop", "poisoned")
+WELL = [Key("shop", f"well-{number}") for number in range(5)]
+DEADLINE = 30.0
+
+
+class Poison(RuntimeError):
+    def __init__(self) -> None:
+        super().__init__(SECRET)
+
+
+class FakeSession:
+    """A server without roles. `breaks` names the step that raises for the poisoned object."""
+
+    identity = SimpleNamespace(system_identifier=7, own_roles=frozenset({"keeper"}))
+    detection, cluster, fence = Detection(), "c1", None
+
+    def __init__(self, breaks: str) -> None:
+        self._breaks = breaks
+
+    def _fail(self, step: str, names: Sequence[str]) -> None:
+        if self._breaks == step and "poisoned" in names:
+            raise Poison
+
+    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
+        self._fail("look", [name for _, name in asked])
+        return [Sight() for _ in asked]
+
+    async def carry_out(self, plans: Sequence[Plan]) -> list[None]:
+        self._fail("carry_out", [plan.role_name for plan in plans])
+        return [None] * len(plans)
+
+
+@pytest.fixture(autouse=True)
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    caplog.set_level(logging.DEBUG, "pgrole_controller")
+    logs._tracebacks = logs.Allowing(logs.TRACEBACKS, 60.0)
+    yield caplog
+    assert SECRET not in "".join(str(vars(record)) for record in caplog.records)
+
+
+@pytest.fixture
+def objects() -> Objects:
+    namespaces = Store()
+    namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
+    made = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), namespaces), "c1")
+    made.store.synced.set()
+    for key in (POISONED, *WELL):
+        made.store.put(stored(key))
+    return made
+
+
+def stored(key: Key, *, version: int = 1, spec: Any = None, status: Any = None, **more: Any) -> Stored:
+    metadata = {
+        "namespace": key.namespace,
+        "name": key.name,
+        "uid": f"uid-{key.name}",
+        "resourceVersion": str(version),
+        "generation": 1,
+        "creationTimestamp": "2027-01-01T00:00:00Z",
+        **more,
+    }
+    obj = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata, "spec": spec}
+    return pack(obj | ({"spec": {"login": True}} if spec is None else {}) | ({"status": status} if status else {}))
+
+
+def counted() -> float:
+    return metrics.INTERNAL_ERRORS.labels("object")._value.get()  # type: ignore[no-any-return]
+
+
+async def visit(objects: Objects, breaks: str = "") -> dict[Key, Finding]:
+    session = cast("Session", FakeSession(breaks))
+    findings = await reconcile([POISONED, *WELL], SERVER, objects, session, Echoes(), Verifiers())
+    return {finding.key: finding for finding in findings}
+
+
+def assert_contained(findings: dict[Key, Finding]) -> None:
+    assert set(findings) == {POISONED, *WELL}
+    outcome = findings[POISONED].outcome
+    assert outcome is not None
+    assert (outcome.reason, outcome.ending, outcome.retried) == (Reason.INTERNAL_ERROR, Ending.WORKING, True)
+    assert "Poison" in outcome.message
+    assert SECRET not in outcome.message
+    for key in WELL:
+        other = findings[key].outcome
+        assert other is not None
+        assert other.reason is not Reason.INTERNAL_ERROR
+
+
+@pytest.mark.parametrize("step", ["look", "carry_out"])
+async def test_a_step_that_all_share_and_that_one_object_breaks_is_made_for_each_alone(
+    objects: Objects, step: str, lines: pytest.LogCaptureFixture
+) -> None:
+    before = counted()
+    assert_contained(await visit(objects, step))
+    assert counted() == before + 1
+    (line,) = [record for record in lines.records if record.message == "unexpected error of one object"]
+    assert vars(line)["object"] == "shop/poisoned"
+    assert vars(line)["error"] == "Poison"
+    assert "_fail" in vars(line)["traceback"]
+
+
+@pytest.mark.parametrize("step", ["_see", "_end", "_finding"])
+async def test_a_step_of_one_object_that_breaks_is_its_own(
+    objects: Objects, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(reconcile_module._Visited, step)
+
+    def poisoned(visited: Any, *arguments: Any) -> Any:
+        if visited.request.key == POISONED:
+            raise Poison
+        return real(visited, *arguments)
+
+    monkeypatch.setattr(reconcile_module._Visited, step, poisoned)
+    assert_contained(await visit(objects))
+
+
+@pytest.mark.parametrize("place", ["decide", "find_ending"])
+async def test_a_decision_that_breaks_is_one_objects(
+    objects: Objects, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(reconcile_module, place)
+
+    def poisoned(ask: Any, *arguments: Any) -> Any:
+        if ask.wanted.name == "poisoned":
+            raise Poison
+        return real(ask, *arguments)
+
+    monkeypatch.setattr(reconcile_module, place, poisoned)
+    assert_contained(await visit(objects))
+
+
+@pytest.mark.parametrize("place", ["_parse", "proof_of", "ask_of"])
+async def test_an_object_that_cannot_be_read_is_the_only_one(
+    objects: Objects, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(objects_module, place)
+
+    def poisoned(*arguments: Any, **named: Any) -> Any:
+        if "poisoned" in repr(arguments):
+            raise Poison
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(objects_module, place, poisoned)
+    if place == "proof_of":  # is given the status alone
+        objects.store.put(stored(POISONED, version=2, status={"note": "poisoned"}))
+    assert_contained(await visit(objects))
+
+
+async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_the_same_role(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    young = Key("shop", "young")
+    same = {"name": "poisoned"}
+    objects.store.put(stored(young, spec=same, creationTimestamp="2028-01-01T00:00:00Z"))
+    real = wanted_role
+
+    def poisoned(pgrole: Any) -> Any:
+        if pgrole.metadata.name == "poisoned":
+            raise Poison
+        return real(pgrole)
+
+    monkeypatch.setattr(objects_module, "wanted_role", poisoned)
+    request = objects.read(young, "default", SERVER.allowance)
+    assert request.ask is not None, request.error
+    assert request.ask.older_rivals == ()
+
+
+async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objects) -> None:
+    class Failing(FakeSession):
+        async def look(self, _: Sequence[tuple[Key, str]]) -> list[Sight]:
+            raise Transient(Reason.SERVER_NOT_READY, "away")
+
+    with pytest.raises(Transient, match="away"):
+        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", Failing("")), Echoes(), Verifiers())
+
+
+async def test_of_many_errors_few_are_logged_with_their_traceback(
+    objects: Objects, lines: pytest.LogCaptureFixture
+) -> None:
+    before = counted()
+    for _ in range(3 * logs.TRACEBACKS):
+        await visit(objects, "look")
+    assert counted() == before + 3 * logs.TRACEBACKS
+    # Each pass writes two lines: that the batch failed, and whose error it was.
+    assert sum("traceback" in vars(record) for record in lines.records) == logs.TRACEBACKS
+
+
+class Api:
+    """Takes every status."""
+
+    def __init__(self) -> None:
+        self.statuses: list[dict[str, Any]] = []
+
+    async def request(self, _method: str, _path: str, *, body: dict[str, Any], **_: object) -> bytes:
+        self.statuses.append(body["status"])
+        metadata = stored(POISONED, version=9).object()["metadata"]
+        return json.dumps({"kind": "PgRole", "metadata": metadata, "status": body["status"]}).encode()
+
+
+class Breaking:
+    """Of errands and Events: each breaks."""
+
+    async def run(self, *_: object) -> None:
+        raise Poison
+
+    def record(self, *_: object, **__: object) -> None:
+        raise Poison
+
+
+def reporter_with(objects: Objects, api: Api) -> Reporter:
+    broken = Breaking()
+    return Reporter(cast("Client", api), objects, Queue(), cast("Recorder", broken), cast("Errands", broken))
+
+
+async def test_what_breaks_while_it_is_written_is_said_on_the_object(objects: Objects) -> None:
+    api = Api()
+    reporter = reporter_with(objects, api)
+    findings = await visit(objects)
+    finding = replace(findings[POISONED], deed=Deed.CORRECTED)
+    assert await reporter._write(finding) == Retry()
+    (status,) = api.statuses
+    (ready,) = [one for one in status["conditions"] if one["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "InternalError")
+    assert SECRET not in str(status)
+    reporter.close()
+    await reporter.run()
+
+
+async def test_a_status_of_any_shape_keeps_the_reporter_from_nothing(objects: Objects) -> None:
+    api = Api()
+    reporter = reporter_with(objects, api)
+    seen = stored(POISONED, version=2, status={"conditions": [7, None], "lastDrift": 3, "driftCount": "many"})
+    objects.store.put(seen)
+    finding = Finding(Request(POISONED, seen), outcome=(await visit(objects))[POISONED].outcome)
+    assert await reporter._write(finding) == Retry()
+    assert api.statuses[-1]["conditions"][0]["reason"] == "InternalError"
+    reporter.close()
+    await reporter.run()
+
+
+async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[Key] = []
+
+    class Taking:
+        def report(self, finding: Finding) -> None:
+            reported.append(finding.key)
+            if len(reported) == len(WELL):
+                tasks.cancel_scope.cancel()
+
+    real = lane_module._declined
+
+    def poisoned(request: Request, error: Any) -> Finding:
+        if request.key == POISONED:
+            raise Poison
+        return real(request, error)
+
+    monkeypatch.setattr(lane_module, "_declined", poisoned)
+    queue = Queue()
+    for key in (POISONED, *WELL):
+        queue.put("default", Hint(key, "object"))
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            error = Transient(Reason.SERVER_NOT_READY, "away")
+            await decline("default", queue, objects, cast("Reporter", Taking()), error)
+    assert set(reported) == set(WELL)
+
+
+async def test_emptying_a_role_that_breaks_is_told_to_its_object(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def poisoned(*_: object, **__: object) -> None:
+        raise Poison
+
+    monkeypatch.setattr(lane_module, "disown", poisoned)
+    lane = Lane(SERVER, objects, Queue(), cast("Reporter", None), Identities(), Lead())
+    emptied = await lane._disown(POISONED, cast("Any", None), cast("Any", None), None)
+    assert emptied.problem is not None
+    assert emptied.problem.reason is Reason.INTERNAL_ERROR
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(
+        st.sampled_from(
+            [
+                "serverRef", "name", "memberOf", "role", "password", "secretRef", "connectionSecret", "conditions",
+                "type", "deletionPolicy", "drift", "template", "parameters", "databaseParameters", "server", "oid",
+            ]
+        ),
+        inner,
+        max_size=4,
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(spec=JSON, status=JSON, annotations=JSON, finalizers=JSON, terminating=st.booleans())
+def test_an_object_of_any_shape_is_indexed_hinted_and_read(
+    spec: Any, status: Any, annotations: Any, finalizers: Any, terminating: bool
+) -> None:
+    """What bypasses the schema, or is of a later version of the definition, is that object's error at most."""
+    obj = stored(POISONED).object() | {"spec": spec, "status": status}
+    obj["metadata"] |= {"annotations": annotations, "finalizers": finalizers}
+    if terminating:
+        obj["metadata"]["deletionTimestamp"] = "2027-01-01T00:00:00Z"
+    namespaces = Store()
+    namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
+    objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), namespaces), "c1")
+    queue, before = Queue(), counted()
+    source = PgRoleSource(objects, queue, {"default"})
+    objects.store.subscribe(source.changed)
+    list(index_by_owner(obj))
+
+    async def go_on() -> None:
+        objects.store.put(pack(obj))
+        assert counted() == before, "the index and the sources take any shape"
+        assert objects.of_server(server_of(obj)) == {POISONED}
+        assert objects.sharing(server_of(obj), role_of(obj)) == {POISONED}
+        request = objects.read(POISONED, None, SERVER.allowance)
+        assert request.error is None or request.error.reason in (Reason.INVALID_SPEC, Reason.INTERNAL_ERROR)
+        objects.store.remove(POISONED, "uid-poisoned")
+
+    anyio.run(go_on)
+
+
+async def test_a_terminating_object_with_an_invalid_spec_is_told_the_way_out(objects: Objects) -> None:
+    going = {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    spec = {"connectionLimit": "none", "deletionPolicy": "Drop"}
+    objects.store.put(stored(POISONED, version=2, spec=spec, **going))
+    request = objects.read(POISONED, "default", SERVER.allowance)
+    assert request.finalizer is None
+    assert request.error is not None
+    assert request.error.reason is Reason.INVALID_SPEC
+    assert "connectionLimit" in request.error.message
+    assert "set spec.deletionPolicy: Retain" in request.error.message
+    objects.store.put(stored(POISONED, version=3, spec={**spec, "deletionPolicy": "Retain"}, **going))
+    assert objects.read(POISONED, "default", SERVER.allowance).finalizer is False
+
+
+async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(objects: Objects) -> None:
+    """Anybody may announce it."""
+    queue = Queue()
+    lane = Lane(SERVER, objects, queue, cast("Reporter", None), Identities(), Lead())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lane._answer_many)
+        lane._heard(None)
+        await anyio.wait_all_tasks_blocked()
+        lane._heard(("poisoned",))
+        visits = await queue.take("default", 100)
+        tasks.cancel_scope.cancel()
+    assert visits[0].key == POISONED
+    assert {visit.key: visit.rank for visit in visits} == {
+        POISONED: Rank.CHANGE,
+        **dict.fromkeys(WELL, Rank.DEPENDENCY),
+    }

@@ -1,0 +1,155 @@
+"""controller/sources with the stores that tell them: who is woken by a change, also by one of the controller's own."""
+
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from pgrole_controller.controller.namespaces import UNSAID_SECONDS, Namespaces
+from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.sources import NamespaceSource, PgRoleSource, SecretSource
+from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.hint import Key, Rank
+from pgrole_controller.core.schedule import Success
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.finalizers import FINALIZER
+from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
+from tests.timelapse import in_timelapse
+
+APP, OTHER = Key("shop", "app"), Key("shop", "other")
+
+
+class World:
+    """Stores with their sources, as app.py wires them, and the queue that they fill."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+        namespaces, secrets = Store(), Store(index_by_owner)
+        self.objects = Objects(Store(index_pgrole), secrets, Namespaces(cast("Client", None), namespaces), "c1")
+        source = PgRoleSource(self.objects, self.queue, {"default"})
+        self.objects.store.subscribe(source.changed)
+        secrets.subscribe(SecretSource(source, secrets).changed)
+        namespaces.subscribe(NamespaceSource(source, self.objects).changed)
+        self.store, self.secrets, self.namespaces = self.objects.store, secrets, namespaces
+        secrets.synced.set()
+        namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
+
+    def put(self, name: str, version: int, *, by: Key | None = None, **more: Any) -> None:
+        self.store.put(made(name, version, **more), by)
+
+    async def hinted(self) -> dict[Key, tuple[str, Rank]]:
+        """What is due now, which is visited with that."""
+        if not self.queue.figures("default").depth:
+            return {}
+        visits = await self.queue.take("default", 100)
+        return {visit.key: (visit.reason, visit.rank) for visit in visits}
+
+
+def made(name: str, version: int, *, generation: int = 1, spec: Any = None, status: Any = None, **meta: Any) -> Stored:
+    metadata = {
+        "namespace": "shop",
+        "name": name,
+        "uid": f"uid-{name}",
+        "resourceVersion": str(version),
+        "generation": generation,
+        "creationTimestamp": "2027-01-01T00:00:00Z",
+    }
+    obj = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata | meta, "spec": spec or {}}
+    return pack(obj | ({"status": status} if status else {}))
+
+
+def secret(version: int) -> Stored:
+    return pack_metadata(
+        {"metadata": {"namespace": "shop", "name": "app-pw", "uid": "s", "resourceVersion": str(version)}}
+    )
+
+
+READS_SECRET = {"password": {"secretRef": {"name": "app-pw"}}}
+WRITES_SECRET = {"connectionSecret": {"name": "app-pw"}}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_secret_that_the_controller_writes_for_one_object_wakes_the_others_that_read_it(world: World) -> None:
+    world.put("app", 1, spec=WRITES_SECRET)
+    world.put("other", 2, spec=READS_SECRET)
+    assert set(await world.hinted()) == {APP, OTHER}
+    for key in (APP, OTHER):
+        world.queue.done(key, Success())
+    world.secrets.put(secret(3), by=APP)
+    assert await world.hinted() == {OTHER: ("secret", Rank.CHANGE)}
+
+
+async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_others_that_read_it(world: World) -> None:
+    world.secrets.put(secret(1))
+    world.put("other", 2, spec=READS_SECRET)
+    await world.hinted()
+    world.queue.done(OTHER, Success())
+    world.secrets.remove(Key("shop", "app-pw"), "s", by=APP)
+    assert await world.hinted() == {OTHER: ("secret", Rank.CHANGE)}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, {"finalizers": [FINALIZER]}],
+    ids=["status", "finalizer"],
+)
+async def test_what_the_controller_writes_onto_an_object_causes_no_look_at_it(
+    world: World, written: dict[str, Any]
+) -> None:
+    world.put("app", 1)
+    await world.hinted()
+    world.queue.done(APP, Success())
+    world.put("app", 2, by=APP, **written)
+    assert await world.hinted() == {}
+
+
+async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_looked_at(world: World) -> None:
+    world.put("app", 1)
+    await world.hinted()
+    world.put("app", 3, by=APP, generation=2, spec={"login": True}, finalizers=[FINALIZER])
+    world.queue.done(APP, Success())
+    assert await world.hinted() == {APP: ("object", Rank.CHANGE)}
+
+
+async def test_a_status_that_somebody_else_wrote_is_looked_at_in_no_hurry(world: World) -> None:
+    world.put("app", 1)
+    await world.hinted()
+    world.queue.done(APP, Success())
+    world.put("app", 2, status={"role": {}})
+    assert await world.hinted() == {APP: ("object", Rank.RESYNC)}
+
+
+async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(world: World) -> None:
+    world.store.put(made("app", 1, namespace="new"))
+    key = Key("new", "app")
+    await world.hinted()
+    request = world.objects.read(key, "default", Allowance())
+    assert request.unsaid
+    world.queue.done(key, Success())
+    world.namespaces.put(pack({"metadata": {"name": "new", "uid": "n2", "resourceVersion": "2"}}))
+    assert await world.hinted() == {key: ("namespace", Rank.DEPENDENCY)}
+    assert world.objects.read(key, "default", Allowance()).error is None
+
+
+@in_timelapse
+async def test_an_object_that_is_to_be_dropped_waits_for_its_namespace_as_any_other() -> None:
+    world, key = World(), Key("new", "app")
+    going: dict[str, Any] = {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    world.store.put(made("app", 1, namespace="new", spec={"deletionPolicy": "Drop"}, **going))
+    request = world.objects.read(key, "default", Allowance())
+    assert (request.unsaid, request.finalizer) == (True, None)
+    await anyio.sleep(UNSAID_SECONDS)
+    request = world.objects.read(key, "default", Allowance())
+    assert (request.unsaid, request.finalizer) == (False, None)
+    assert request.error is not None
+    assert "namespace new" in request.error.message
+    assert "set spec.deletionPolicy: Retain" in request.error.message
+    world.namespaces.put(pack({"metadata": {"name": "new", "uid": "n2", "resourceVersion": "2"}}))
+    request = world.objects.read(key, "default", Allowance())
+    assert request.ask is not None
+    assert request.ask.terminating
