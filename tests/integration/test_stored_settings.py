@@ -25,7 +25,25 @@ EXAMPLES = settings(
 
 LISTS = st.lists(
     st.sampled_from(
-        ["a", "B", "ä", "Ä", '"', '""', ",", ", ", " ", "\t", "\n", "\r", "\f", "\N{NO-BREAK SPACE}", "\x1f", "\x85", "$user"]
+        [
+            "a",
+            "B",
+            "ä",
+            "Ä",
+            '"',
+            '""',
+            ",",
+            ", ",
+            " ",
+            "\t",
+            "\n",
+            "\r",
+            "\f",
+            "\N{NO-BREAK SPACE}",
+            "\x1f",
+            "\x85",
+            "$user",
+        ]
         + ["\\", "'", ";", "\N{KELVIN SIGN}", "İ", "_", "1", '"$user"', '"A b"']
     ),
     max_size=12,

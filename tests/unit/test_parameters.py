@@ -69,7 +69,9 @@ def test_a_stored_list_that_cannot_be_read_is_unlike_any_that_is_declared(value:
 
 
 @given(parameters(), st.lists(st.text() | st.binary().map(lambda raw: raw.decode(errors="surrogateescape"))))
-def test_reading_never_raises_and_what_is_unreadable_is_set_back(declared: tuple[tuple[str, str], ...], some: list[str]) -> None:
+def test_reading_never_raises_and_what_is_unreadable_is_set_back(
+    declared: tuple[tuple[str, str], ...], some: list[str]
+) -> None:
     held = read_settings(some)
     changes = diff(Role("r", parameters=declared), Role("r", parameters=held))
     assert {change.name for change in changes if isinstance(change, SetParameter)} >= {
@@ -119,7 +121,9 @@ def test_the_time_to_read_a_value_grows_no_faster_than_its_length(value: str) ->
     assert time.process_time() - began < LONGEST_CALLBACK
 
 
-@pytest.mark.parametrize("value", ["a," * 100_000 + "a", '"' * 200_001, '"a"' * 100_000, " " * 200_000, '"' + '""' * 100_000])
+@pytest.mark.parametrize(
+    "value", ["a," * 100_000 + "a", '"' * 200_001, '"a"' * 100_000, " " * 200_000, '"' + '""' * 100_000]
+)
 def test_the_list_itself_is_read_in_time_that_grows_with_its_length(value: str) -> None:
     began = time.process_time()
     try:
