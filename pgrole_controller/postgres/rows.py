@@ -37,6 +37,12 @@ class Row:
         self._record = record
         self._reason = reason
 
+    def __getitem__(self, column: str) -> Any:  # noqa: ANN401 -- whatever it is
+        try:
+            return self._record[column]
+        except (LookupError, TypeError):
+            raise self.wrong(column) from None
+
     def get(self, column: str, kind: type[T]) -> T:
         """The value of a column; it is never NULL. `kind` is its very type: True is no int."""
         value = self.find(column, kind)
@@ -46,13 +52,11 @@ class Row:
 
     def find(self, column: str, kind: type[T]) -> T | None:
         """The value of a column, None where it is NULL."""
-        try:
-            value = self._record[column]
-        except (LookupError, TypeError):
-            raise self.wrong(column) from None
+        value = self[column]
         if value is not None and type(value) is not kind:
             raise self.wrong(column)
-        return value
+        found: T | None = value
+        return found
 
     def some(self, column: str, kind: type[T]) -> tuple[T, ...]:
         """The elements of an array, none of them NULL; none where all of it is."""
@@ -107,12 +111,12 @@ def _decode(value: bytes) -> str:
 
 
 async def fetch(
-    connection: Connection, statement: str, query: str, *arguments: object, timeout: float | None = None
+    connection: Connection, statement: str, query: str, *arguments: object, seconds: float | None = None
 ) -> list[Row]:
     """The rows of a question. Raises PgRoleError; what cannot even be decoded is of no object, but the server's."""
     with speaking(statement):
         try:
-            records: Sequence[asyncpg.Record] = await connection.fetch(query, *arguments, timeout=timeout)
+            records: Sequence[asyncpg.Record] = await connection.fetch(query, *arguments, timeout=seconds)
         except asyncpg.InterfaceError:
             raise
         except UNDECODABLE as error:
@@ -121,12 +125,12 @@ async def fetch(
 
 
 async def fetch_row(
-    connection: Connection, statement: str, query: str, *arguments: object, timeout: float | None = None
+    connection: Connection, statement: str, query: str, *arguments: object, seconds: float | None = None
 ) -> Row:
     """The one row that a question about the server has: what is wrong with it is wrong with the server."""
     with speaking(statement):
         try:
-            record = await connection.fetchrow(query, *arguments, timeout=timeout)
+            record = await connection.fetchrow(query, *arguments, timeout=seconds)
         except asyncpg.InterfaceError:
             raise
         except UNDECODABLE as error:

@@ -1,5 +1,6 @@
 """core/parameters: what is declared and what PostgreSQL stores, in one form."""
 
+import contextlib
 import time
 
 import pytest
@@ -126,8 +127,6 @@ def test_the_time_to_read_a_value_grows_no_faster_than_its_length(value: str) ->
 )
 def test_the_list_itself_is_read_in_time_that_grows_with_its_length(value: str) -> None:
     began = time.process_time()
-    try:
+    with contextlib.suppress(ValueError):  # it may be none
         elements(value, folding=True)
-    except ValueError:
-        pass
     assert time.process_time() - began < 4 * LONGEST_CALLBACK
