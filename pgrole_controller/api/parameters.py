@@ -13,6 +13,8 @@ _PARAMETER_NAMES = (
     "the names of parameters are letters, digits, _ and $, with dots in custom ones, and have at most 63 characters"
 )
 _PARAMETER_VALUES = "the values of parameters have at most 1024 characters and no NUL (U+0000)"
+_TWICE = "the names of parameters have no case: of two that differ in nothing else, remove one"
+_PARAMETER_TWICE = "{first} and {second} are one parameter, whose name has no case: remove one of them"
 _VALUE_LENGTH = 1024
 _PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*([.][A-Za-z_][A-Za-z0-9_$]*)*")
 PARAMETERS_SCHEMA: dict[str, Any] = {
@@ -23,6 +25,7 @@ PARAMETERS_SCHEMA: dict[str, Any] = {
             f"self.all(name, size(name) <= {NAME_BYTES} && name.matches('^{_PARAMETER_NAME.pattern}$'))",
             _PARAMETER_NAMES,
         ),
+        rule("self.all(one, self.exists_one(name, name.lowerAscii() == one.lowerAscii()))", _TWICE),
         rule(r"self.all(name, !self[name].contains('\u0000'))", _PARAMETER_VALUES),
     ),
 }
@@ -34,6 +37,11 @@ def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
             raise PydanticCustomError("parameter", _PARAMETER_NAMES)
         if "\x00" in value or len(value) > _VALUE_LENGTH:
             raise PydanticCustomError("parameter", _PARAMETER_VALUES)
+    spelt: dict[str, str] = {}
+    for name in parameters:
+        first = spelt.setdefault(name.lower(), name)
+        if first != name:
+            raise PydanticCustomError("parameter", _PARAMETER_TWICE, {"first": first, "second": name})
     return parameters
 
 

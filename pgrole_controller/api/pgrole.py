@@ -6,7 +6,7 @@ the same words.
 """
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, LiteralString, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
@@ -46,6 +46,8 @@ _NOT_LEFT = (
     "than the database takes"
 )
 _ONLY_WITH_DROP = "spec.reassignOwnedTo and spec.terminateSessions need spec.deletionPolicy: Drop"
+_GROUP_TWICE = 'spec.memberOf names role "{name}" twice: remove one of them'
+_DATABASE_TWICE = 'spec.databaseParameters names database "{name}" twice: put its parameters into one item'
 _VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time of the years 1 to 9999, with a time zone"
 
 
@@ -81,6 +83,13 @@ def _check_heir(name: str) -> str:
     if len(name.encode()) > NAME_BYTES or "\x00" in name:
         raise PydanticCustomError("heir", _HEIR_SIZE)
     return name
+
+
+def _check_once(names: list[str], problem: LiteralString) -> None:
+    """The API server refuses these by the key of the list; whoever builds an object has only this."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise PydanticCustomError("twice", problem, {"name": twice})
 
 
 OptionalRole = Annotated[str, AfterValidator(_check_heir)]
@@ -258,6 +267,12 @@ class PgRoleSpec(Model):
         default=False, description="With Drop: the role's sessions are ended instead of waited for."
     )
     suspend: StrictBool = Field(default=False, description="While true, the controller leaves the role as it is.")
+
+    @model_validator(mode="after")
+    def _check_twice(self) -> Self:
+        _check_once([one.role for one in self.member_of], _GROUP_TWICE)
+        _check_once([one.database for one in self.database_parameters], _DATABASE_TWICE)
+        return self
 
     @model_validator(mode="after")
     def _check_delivery(self) -> Self:

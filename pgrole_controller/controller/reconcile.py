@@ -28,8 +28,10 @@ from pgrole_controller.core.hint import Key
 from pgrole_controller.core.outcome import Outcome, of_contest, of_error, of_read_back
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.role import Found
+from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.sight import Server, Sight
 from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.inspect import Mentioned
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
@@ -180,8 +182,10 @@ def _note_password(plan: Plan, verifiers: Verifiers) -> None:
 
 async def _learn(visited: Sequence["_Visited"], session: Session, verifiers: Verifiers) -> None:
     digests = verifiers.unknown(visited)
-    if digests:
-        verifiers.learn(visited, digests, await session.look_for_verifiers(list(digests)))
+    if not digests:
+        return
+    answers = zip(digests, await session.look_for_verifiers(list(digests)), strict=True)
+    verifiers.learn(visited, digests, {oid: answer for oid, answer in answers if isinstance(answer, Verifier)})
 
 
 async def _carry_out(
@@ -205,13 +209,18 @@ async def _add_verifiers(findings: list[Finding], session: Session) -> list[Find
     oids = [finding.errand.oid for finding in findings if finding.errand and finding.errand.oid is not None]
     if not oids:
         return findings
-    stored = await session.look_for_verifiers(oids)
-    return [
-        replace(finding, errand=replace(finding.errand, stored=stored.get(finding.errand.oid)))
-        if finding.errand and finding.errand.oid is not None
-        else finding
-        for finding in findings
-    ]
+    stored = dict(zip(oids, await session.look_for_verifiers(oids), strict=True))
+    return [_with_verifier(finding, stored) for finding in findings]
+
+
+def _with_verifier(finding: Finding, stored: Mapping[int, Verifier | PgRoleError | None]) -> Finding:
+    if finding.errand is None or finding.errand.oid is None:
+        return finding
+    verifier = stored[finding.errand.oid]
+    if isinstance(verifier, PgRoleError):
+        refused = replace(refuse(finding.request, verifier), released=finding.released)
+        return replace(refused, changed_at=finding.changed_at, corrected=finding.corrected)
+    return replace(finding, errand=replace(finding.errand, stored=verifier))
 
 
 async def _ask_who(visited: Sequence["_Visited"], session: Session) -> None:
@@ -248,14 +257,15 @@ class _Visited:
         self._done: list[Plan] = []
         self._changed_at: float | None = None
 
-    def see(self, sight: Sight, decision: Plan | PgRoleError, server: Server) -> None:
+    def see(self, sight: Sight | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
         try:
             self._see(sight, decision, server)
         except Exception as error:  # noqa: BLE001 -- this object's error
             self.decision = contain(error, self.request.key)
 
-    def _see(self, sight: Sight, decision: Plan | PgRoleError, server: Server) -> None:
-        self._sight = sight
+    def _see(self, sight: Sight | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
+        if isinstance(sight, Sight):
+            self._sight = sight
         ask = self.request.ask
         if isinstance(decision, Plan) and ask and not ask.terminating and self._contests.knows(self._uid):
             sent = ask.credential.errand if ask.credential else None
@@ -380,33 +390,53 @@ def _soonest(*seconds: float) -> float:
     return min((some for some in seconds if some > 0.0), default=0.0)
 
 
-async def _look(requests: Sequence[Request], session: Session, server: Server) -> list[Sight]:
+async def _look(requests: Sequence[Request], session: Session, server: Server) -> list[Sight | PgRoleError]:
+    """One for each request; what cannot be read of one is the error of that one."""
     if not requests:
         return []
     sights = await session.look([(request.key, request.role_name) for request in requests])
-    sights = await _add_surroundings(requests, sights, session)
-    ending = {
-        place: oid
+    await _add_surroundings(requests, sights, session)
+    ends = {
+        place: (oid, request.ask.heir)
         for place, (request, sight) in enumerate(zip(requests, sights, strict=True))
-        if request.ask and (oid := find_ending(request.ask, sight, server, request.policy)) is not None
+        if request.ask
+        and isinstance(sight, Sight)
+        and (oid := find_ending(request.ask, sight, server, request.policy)) is not None
     }
-    return await _add_needs(requests, sights, ending, session) if ending else sights
+    if ends:
+        await _add_endings(ends, sights, session)
+    return sights
 
 
-async def _add_surroundings(requests: Sequence[Request], sights: list[Sight], session: Session) -> list[Sight]:
+async def _add_surroundings(requests: Sequence[Request], sights: list[Sight | PgRoleError], session: Session) -> None:
     """What the roles refer to, or hold: asked for all of them at once, and only where there is anything."""
-    asks = [request.ask for request in requests if request.ask]
+    mentioned = {
+        place: some
+        for place, (request, sight) in enumerate(zip(requests, sights, strict=True))
+        if isinstance(sight, Sight) and (some := _mentioned(request, sight))
+    }
+    around = await session.look_around(list(mentioned.values()))
+    for place, one in zip(mentioned, around, strict=True):
+        sight = sights[place]
+        if isinstance(sight, Sight):
+            sights[place] = one if isinstance(one, PgRoleError) else replace(sight, around=one)
+
+
+def _mentioned(request: Request, sight: Sight) -> Mentioned | None:
+    """None: there is nothing to ask for."""
+    asks = [request.ask] if request.ask else []
     wanted = [ask.wanted for ask in asks] + [rival.wanted for ask in asks for rival in ask.older_rivals]
-    there = [one.role for sight in sights for one in (sight.named, sight.claimed) if one]
+    there = [one.role for one in (sight.named, sight.claimed) if one]
     groups = {held.role for role in (*wanted, *there) for held in role.member_of}
     groups |= {ask.heir for ask in asks if ask.terminating} - {""}
-    groups = {name for name in groups if not _is_illegible(name)}
-    parameters = {name for role in wanted for name in role.parameter_names}
-    databases = {database for role in wanted for database, _ in role.database_parameters}
-    if not (groups or parameters or databases):
-        return sights
-    around = await session.look_around(groups, parameters, databases)
-    return [replace(sight, around=around) for sight in sights]
+    policies = [request.policy, *(rival.policy for ask in asks for rival in ask.older_rivals)]
+    mentioned = Mentioned(
+        groups=frozenset(name for name in groups if not _is_illegible(name)),
+        parameters=frozenset(name for role in wanted for name in role.parameter_names),
+        databases=frozenset(database for role in wanted for database, _ in role.database_parameters),
+        protected=frozenset(pattern for policy in policies for pattern in policy.protected),
+    )
+    return mentioned if mentioned.groups or mentioned.parameters or mentioned.databases else None
 
 
 def _is_illegible(name: str) -> bool:
@@ -414,31 +444,25 @@ def _is_illegible(name: str) -> bool:
     return any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-async def _add_needs(
-    requests: Sequence[Request], sights: list[Sight], ending: Mapping[int, int], session: Session
-) -> list[Sight]:
+async def _add_endings(
+    ends: Mapping[int, tuple[int, str]], sights: list[Sight | PgRoleError], session: Session
+) -> None:
     """What still needs the roles that shall be dropped, who uses them, and who is to get what they own.
 
-    `ending` are their oids, by place.
+    `ends` are their oids and the names of those, by place.
     """
-    oids = list(ending.values())
-    needs, sessions = await session.look_for_needs(oids), await session.look_for_sessions(oids)
-    names = {request.ask.heir for request in requests if request.ask and request.ask.terminating} - {""}
-    heirs = await session.look_for_heirs(names) if names else {}
-    return [
-        replace(
-            sight,
-            needs=needs.get(ending[place], ()),
-            sessions=sessions.get(ending[place], 0),
-            heir=heirs.get(request.ask.heir) if request.ask else None,
-        )
-        if place in ending
-        else sight
-        for place, (request, sight) in enumerate(zip(requests, sights, strict=True))
-    ]
+    for place, ending in zip(ends, await session.look_for_ends(list(ends.values())), strict=True):
+        sight = sights[place]
+        if isinstance(ending, PgRoleError):
+            sights[place] = ending
+        elif isinstance(sight, Sight):
+            sights[place] = replace(sight, needs=ending.needs, sessions=ending.sessions, heir=ending.heir)
 
 
-def _decide(request: Request, sight: Sight, server: Server) -> Plan | PgRoleError:
+def _decide(request: Request, sight: Sight | PgRoleError, server: Server) -> Plan | PgRoleError:
+    if isinstance(sight, PgRoleError):
+        drops = request.ask is not None and request.ask.terminating and request.ask.drop
+        return name_way_out(sight) if drops else sight
     try:
         return decide_absent(sight) if request.ask is None else decide(request.ask, sight, server, request.policy)
     except PgRoleError as error:

@@ -19,7 +19,7 @@ from pgrole_controller.core.diff import (
     SetComment,
     SetParameter,
 )
-from pgrole_controller.core.parameters import LIST_PARAMETERS, elements
+from pgrole_controller.core.parameters import ALL, LIST_PARAMETERS, elements
 from pgrole_controller.core.role import BEFORE_ALL_TIME, Microseconds, Password, Role, to_moment
 
 #: NAMEDATALEN - 1: PostgreSQL truncates a longer name without a word, and two names become one.
@@ -131,6 +131,8 @@ def _statement(change: Change) -> str:
 def _parameter(change: SetParameter) -> str:
     where = "" if change.database is None else f" IN DATABASE {quote_identifier(change.database)}"
     role = f"ALTER ROLE {quote_identifier(change.role)}{where}"
+    if change.name == ALL and change.value is None:
+        return f"{role} RESET ALL"
     # The parts of a custom parameter's name are identifiers with a dot between.
     name = ".".join(quote_identifier(part) for part in change.name.split("."))
     if change.value is None:

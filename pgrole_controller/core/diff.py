@@ -80,7 +80,10 @@ class RevokeOption:
 
 @dataclass(frozen=True, slots=True)
 class SetParameter:
-    """A setting of the role, in one database or (None) in all; value None: there shall be none."""
+    """A setting of the role, in one database or (None) in all; value None: there shall be none.
+
+    The name may be `parameters.ALL`, with the value None: all that is set there.
+    """
 
     role: str
     database: str | None

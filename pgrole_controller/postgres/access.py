@@ -8,10 +8,23 @@ import anyio
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.rows import Row
 
 #: How often it is looked at again whether something else is possible now, in seconds, at most.
 RECONSIDER_SECONDS = 60.0
 _DEADLINE = 10.0
+
+_COLUMNS = (
+    "own_role",
+    "database",
+    "creates",
+    "present",
+    "owns",
+    "uses",
+    "sees_versions",
+    "sees_passwords",
+    "sees_system",
+)
 
 #: One row of sql/inspect/access.sql.
 Access = Mapping[str, Any]
@@ -22,7 +35,7 @@ async def read_access(connection: Connection) -> Access:
         row = await connection.fetchrow(queries.inspect("access"), timeout=_DEADLINE)
     if row is None:
         raise Transient(Reason.SERVER_NOT_READY, "the controller's role is not there any more")
-    return dict(row)
+    return {column: Row(row, Reason.SERVER_NOT_READY)[column] for column in _COLUMNS}
 
 
 async def await_change(

@@ -12,7 +12,6 @@ from enum import StrEnum
 from functools import cache
 
 import anyio
-import asyncpg
 
 from pgrole_controller import resources
 from pgrole_controller.core.claim import Claim, Owner
@@ -22,6 +21,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.inspect import identify
 from pgrole_controller.postgres.privilege import explain_access, is_lacking
+from pgrole_controller.postgres.rows import Row, fetch
 
 #: For one change with all that it waits for.
 CHANGE_SECONDS = 30.0
@@ -143,26 +143,30 @@ def _expect(tag: str, count: int) -> None:
 
 
 async def _list(connection: Connection, selection: Selection) -> list[Listed]:
-    rows = await connection.fetch(
-        _sql("list"), selection.cluster, selection.namespace, selection.role, selection.released
+    rows = await fetch(
+        connection, "", _sql("list"), selection.cluster, selection.namespace, selection.role, selection.released
     )
     return [_listed(row) for row in rows]
 
 
-def _listed(row: asyncpg.Record) -> Listed:
+def _listed(row: Row) -> Listed:
+    released_at, role = row.find("released_at", datetime), row.get("role", str)
     claim = Claim(
-        role_name=row["role_name"],
-        role_oid=row["role_oid"],
-        system_identifier=row["system_identifier"],
-        owner=Owner(row["cluster"], row["namespace"], row["namespace_uid"], row["object"], row["object_uid"]),
-        applied=row["applied"],
-        drift_count=row["drift_count"],
-        last_drift_at=row["last_drift_at"],
-        last_drift_fields=tuple(row["last_drift_fields"] or ()),
-        released=row["released_at"] is not None,
+        role_name=row.get("role_name", str),
+        role_oid=row.get("role_oid", int),
+        system_identifier=row.get("system_identifier", int),
+        owner=Owner(
+            *(row.get(name, str) for name in ("cluster", "namespace", "namespace_uid", "object", "object_uid"))
+        ),
+        applied=row.get("applied", str),
+        drift_count=row.get("drift_count", int),
+        last_drift_at=row.find("last_drift_at", datetime),
+        last_drift_fields=row.some("last_drift_fields", str),
+        released=released_at is not None,
     )
-    seen_as = (row["seen_as"] or b"").decode(errors="surrogateescape")
-    return Listed(claim, row["released_at"], Whereabouts(row["role"]), seen_as)
+    if role not in set(Whereabouts):
+        raise row.wrong("role")
+    return Listed(claim, released_at, Whereabouts(role), row.find_text("seen_as") or "")
 
 
 @cache

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pgrole_controller.core.contest import Culprit
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import fetch
 
 log = logging.getLogger(__name__)
 
@@ -16,8 +17,8 @@ _SECONDS = 2.0
 async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Culprit, ...]]:
     """By role name; a role with nobody to be seen is not in the result. Only what ends the session is raised."""
     try:
-        with speaking("look_for_culprits"):
-            rows = await connection.fetch(queries.inspect("culprits"), list(role_names), timeout=_SECONDS)
+        query = queries.inspect("culprits")
+        rows = await fetch(connection, "look_for_culprits", query, list(role_names), seconds=_SECONDS)
     except PgRoleError as error:
         if connection.is_closed():
             raise
@@ -25,7 +26,11 @@ async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -
         return {}
     culprits: dict[str, tuple[Culprit, ...]] = {}
     for row in rows:
-        user = row["usename"].decode(errors="replace")
-        seen = Culprit(user, row["application_name"] or "", row["address"])
-        culprits[row["role"]] = (*culprits.get(row["role"], ()), seen)
+        try:
+            role, user = row.get("role", str), row.get("usename", bytes).decode(errors="replace")
+            seen = Culprit(user, row.find("application_name", str) or "", row.get("address", str))
+        except PgRoleError as error:
+            log.warning("one who sets roles back is left out", extra={"error": error.message})
+            continue
+        culprits[role] = (*culprits.get(role, ()), seen)
     return culprits

@@ -15,6 +15,7 @@ from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.sqlstate import NOT_LEADING
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.rows import fetch_row
 
 #: For one sign of life, in seconds.
 BEAT_SECONDS = 5.0
@@ -150,7 +151,8 @@ async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
     statement = f"SELECT pg_catalog.set_config('pgrole.number', {call}::text, false)"
     with speaking("lead"):
         await connection.execute(_guard(statement, guarded=guarded))
-        return int(await connection.fetchval("SELECT pg_catalog.current_setting('pgrole.number')"))
+        row = await fetch_row(connection, "", "SELECT pg_catalog.current_setting('pgrole.number')::bigint AS number")
+        return row.get("number", int)
 
 
 def _guard(statement: str, *, guarded: bool) -> str:

@@ -9,9 +9,10 @@ import logging
 from dataclasses import dataclass
 
 from pgrole_controller import resources
-from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import fetch_row
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,7 @@ class Home:
 
 
 async def look_for_home(connection: Connection) -> Home:
-    row = await connection.fetchrow(queries.inspect("home"))
-    if row is None:
-        raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of its databases")
+    row = await fetch_row(connection, "", queries.inspect("home"))
     return Home(
         database=_text(row["database"]),
         recorded=row["recorded"],

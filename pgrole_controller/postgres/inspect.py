@@ -1,34 +1,45 @@
-"""What is there: the server, and the roles and claims of any number of objects in one query."""
+"""What is there: the server, and the roles and claims of any number of objects in one query.
 
-import json
-from collections.abc import Collection, Sequence
+A row that cannot be read is an error of the object that it is about, and of no other.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
-
-import asyncpg
 
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.credential import Record
 from pgrole_controller.core.disown import Heir
-from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.membership import Grant, Membership, membership_of
-from pgrole_controller.core.parameters import read_settings
+from pgrole_controller.core.parameters import Parameters, read_settings
 from pgrole_controller.core.policy import Reached, Surroundings
 from pgrole_controller.core.role import UNSEEN, Found, Password, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.batch import PutOff
+from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row
+
+log = logging.getLogger(__name__)
 
 OLDEST_VERSION = 14
 
 #: From here on memberships have INHERIT and SET, and can be granted by several grantors.
 MEMBERSHIP_OPTIONS_VERSION = 160_000
+
+#: The limits in sql/inspect/roles.sql and sql/inspect/surroundings.sql: there may be more.
+_MOST_GRANTS = 2000
+_MOST_REACHED = 1000
+
+#: More than an object can declare.
+_MANY_GROUPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,67 +60,88 @@ class Identity:
 
 async def identify(connection: Connection) -> Identity:
     """Raises Transient for a server that cannot be written to or is too old."""
-    with speaking("identify"):
-        row = await connection.fetchrow(queries.inspect("server"))
-    if row is None:
-        raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of itself")
-    if row["in_recovery"]:
+    row = await fetch_row(connection, "identify", queries.inspect("server"))
+    version, number = row.get("version", str), row.get("version_number", int)
+    if row.get("in_recovery", bool):
         raise Transient(Reason.SERVER_NOT_READY, "the server is a standby (pg_is_in_recovery): it cannot be written to")
-    if row["version_number"] < OLDEST_VERSION * 10_000:
+    if number < OLDEST_VERSION * 10_000:
         raise Transient(
-            Reason.SERVER_NOT_READY, f"PostgreSQL {row['version']} is too old: {OLDEST_VERSION} or later is needed"
+            Reason.SERVER_NOT_READY, f"PostgreSQL {version[:40]} is too old: {OLDEST_VERSION} or later is needed"
         )
-    if row["encoding"] != "UTF8":
+    encoding = row.get("encoding", str)
+    if encoding != "UTF8":
         raise Transient(
             Reason.SERVER_NOT_READY,
-            f"the home database has the encoding {row['encoding']}: name one with UTF8, which holds every role's name",
+            f"the home database has the encoding {encoding[:40]}: name one with UTF8, which holds every role's name",
         )
     return Identity(
-        version=row["version"],
-        version_number=row["version_number"],
-        system_identifier=row["system_identifier"],
-        started_at=row["started_at"],
-        own_roles=frozenset({row["acting_role"], row["session_role"]}),
-        superuser=row["superuser"],
-        sees_passwords=row["sees_passwords"],
+        version=version[:40],
+        version_number=number,
+        system_identifier=row.get("system_identifier", int),
+        started_at=row.get("started_at", datetime),
+        own_roles=frozenset({row.get("acting_role", str), row.get("session_role", str)}),
+        superuser=row.get("superuser", bool),
+        sees_passwords=row.get("sees_passwords", bool),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Mentioned:
+    """What one object refers to, and the patterns of protected roles that must not be reached."""
+
+    groups: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
+    databases: frozenset[str] = frozenset()
+    protected: frozenset[str] = frozenset()
+
+    def __or__(self, other: "Mentioned") -> "Mentioned":
+        return Mentioned(
+            self.groups | other.groups,
+            self.parameters | other.parameters,
+            self.databases | other.databases,
+            self.protected | other.protected,
+        )
 
 
 async def look(
     connection: Connection, cluster: str, system_identifier: int, asked: Sequence[tuple[Key, str]]
-) -> list[Sight]:
+) -> list[Sight | PgRoleError]:
     """What is there for each (key, role name), in their order; the role name is empty where the object is gone.
 
-    What they refer to is not in it: `look_around`.
+    What they refer to is not in it: `look_around`. PutOff for one that is to be asked for alone.
     """
-    with speaking("look"):
-        rows = await connection.fetch(
-            queries.inspect("roles"),
-            [name for _, name in asked],
-            [key.namespace for key, _ in asked],
-            [key.name for key, _ in asked],
-            cluster,
-            system_identifier,
-        )
-    return [_sight(list(group)) for _, group in groupby(rows, key=itemgetter("place"))]
+    rows = await fetch(
+        connection,
+        "look",
+        queries.inspect("roles"),
+        [name for _, name in asked],
+        [key.namespace for key, _ in asked],
+        [key.name for key, _ in asked],
+        cluster,
+        system_identifier,
+    )
+    return _sights(rows, asked, claims=True)
 
 
 async def look_without_schema(
     connection: Connection, identity: Identity, cluster: str, ledger: Ledger, asked: Sequence[tuple[Key, str]]
-) -> list[Sight]:
+) -> list[Sight | PgRoleError]:
     """The same where there is no schema pgrole: by the claims that are remembered."""
-    with speaking("look"):
-        rows = await connection.fetch(
-            queries.inspect_schemaless("roles", verifiers=identity.sees_passwords),
-            [name for _, name in asked],
-            [key.namespace for key, _ in asked],
-            [key.name for key, _ in asked],
-            cluster,
-            identity.system_identifier,
-            *ledger.relevant(name for _, name in asked),
-        )
-    sights = [_sight(list(group)) for _, group in groupby(rows, key=itemgetter("place"))]
-    return [_remember(ledger, key, name, sight) for (key, name), sight in zip(asked, sights, strict=True)]
+    rows = await fetch(
+        connection,
+        "look",
+        queries.inspect_schemaless("roles", verifiers=identity.sees_passwords),
+        [name for _, name in asked],
+        [key.namespace for key, _ in asked],
+        [key.name for key, _ in asked],
+        cluster,
+        identity.system_identifier,
+        *ledger.relevant(name for _, name in asked),
+    )
+    return [
+        _remember(ledger, key, name, sight) if isinstance(sight, Sight) else sight
+        for (key, name), sight in zip(asked, _sights(rows, asked, claims=False), strict=True)
+    ]
 
 
 def _remember(ledger: Ledger, key: Key, role_name: str, sight: Sight) -> Sight:
@@ -131,63 +163,84 @@ def _hold(ledger: Ledger, role_name: str, found: Found | None) -> Found | None:
     return replace(found, held_by=str(holder.owner))
 
 
-async def look_around(
-    connection: Connection,
-    groups: Collection[str],
-    parameters: Collection[str],
-    databases: Collection[str],
-    version: int,
-) -> Surroundings:
-    """What is there of these; `version` is the server's version number."""
-    with speaking("look_around"):
-        rows = await connection.fetch(queries.inspect("surroundings"), list(groups), list(parameters), list(databases))
-    reached = {row["name"]: json.loads(_text(row["reached"]) or "[]") for row in rows if row["kind"] == "role"}
+async def look_around(connection: Connection, mentioned: Mentioned, version: int) -> Surroundings:
+    """What is there of what is mentioned; `version` is the server's version number. Raises PgRoleError."""
+    rows = await fetch(
+        connection,
+        "look_around",
+        queries.inspect("surroundings"),
+        list(mentioned.groups),
+        list(mentioned.parameters),
+        list(mentioned.databases),
+        [_like(pattern) for pattern in mentioned.protected],
+    )
+    found: dict[str, list[Row]] = {"role": [], "parameter": [], "module": [], "database": []}
+    for row in rows:
+        kind = row.get("kind", str)
+        if kind not in found:
+            raise row.wrong("kind")
+        found[kind].append(row)
+    reached = {row.get("name", str): row.objects("reached") for row in found["role"]}
     return Surroundings(
-        groups={name: tuple(one["name"] for one in some if one["hard"]) for name, some in reached.items()},
+        groups={name: tuple(_hard(some)) for name, some in reached.items()},
         reached={
-            name: tuple(Reached(one["name"], tuple(one["powers"])) for one in some) for name, some in reached.items()
+            name: tuple(Reached(one.get("name", str), one.some("powers", str)) for one in some)
+            for name, some in reached.items()
         },
-        contexts={row["name"]: row["context"] for row in rows if row["kind"] == "parameter"},
-        databases=frozenset(row["name"] for row in rows if row["kind"] == "database"),
-        modules=frozenset(row["name"] for row in rows if row["kind"] == "module"),
+        contexts={row.get("name", str): row.get("context", str) for row in found["parameter"]},
+        databases=frozenset(row.get("name", str) for row in found["database"]),
+        modules=frozenset(row.get("name", str) for row in found["module"]),
         options=version >= MEMBERSHIP_OPTIONS_VERSION,
     )
 
 
+def _hard(reached: Sequence[Row]) -> Iterable[str]:
+    yield from (one.get("name", str) for one in reached if one.get("hard", bool))
+    if len(reached) >= _MOST_REACHED:  # there may be more, of which nobody knows what they are
+        yield "more roles than can be looked at"
+
+
+def _like(pattern: str) -> bytes:
+    """All that a pattern fits, and perhaps more: bytes have no characters for its question mark."""
+    for letter in "\\%_":
+        pattern = pattern.replace(letter, "\\" + letter)
+    return pattern.replace("*", "%").replace("?", "%").encode()
+
+
 async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
     """What still needs each of these roles; a role that nothing needs is not in the result."""
-    with speaking("look_for_needs"):
-        rows = await connection.fetch(queries.inspect("needs"), list(oids))
     needs: dict[int, tuple[Needs, ...]] = {}
-    for row in rows:
-        needs[row["role"]] = (*needs.get(row["role"], ()), Needs(row["database"], row["count"], row["members"]))
+    for row in await fetch(connection, "look_for_needs", queries.inspect("needs"), list(oids)):
+        role = row.get("role", int)
+        need = Needs(row.get("database", str), row.get("count", int), row.get("members", int))
+        needs[role] = (*needs.get(role, ()), need)
     return needs
 
 
 async def look_for_sessions(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
     """How many sessions each of these roles has; one without any is not in the result."""
-    with speaking("look_for_sessions"):
-        rows = await connection.fetch(queries.inspect("sessions"), list(oids))
-    return {row["role"]: row["count"] for row in rows}
+    rows = await fetch(connection, "look_for_sessions", queries.inspect("sessions"), list(oids))
+    return {row.get("role", int): row.get("count", int) for row in rows}
 
 
 async def look_for_heirs(connection: Connection, names: Collection[str], system_identifier: int) -> dict[str, Heir]:
     """Those of these roles that are there."""
-    with speaking("look_for_heirs"):
-        rows = await connection.fetch(queries.inspect("heirs"), list(names), system_identifier)
-    return {
-        row["name"]: Heir(row["oid"], row["cluster"] and (row["cluster"], row["namespace"], row["namespace_uid"]))
-        for row in rows
-    }
+    rows = await fetch(connection, "look_for_heirs", queries.inspect("heirs"), list(names), system_identifier)
+    return {row.get("name", str): Heir(row.get("oid", int), _claimed_place(row)) for row in rows}
+
+
+def _claimed_place(row: Row) -> tuple[str, str, str] | None:
+    cluster = row.find("cluster", str)
+    return None if cluster is None else (cluster, row.get("namespace", str), row.get("namespace_uid", str))
 
 
 async def look_for_heirs_without_schema(
     connection: Connection, names: Collection[str], system_identifier: int, ledger: Ledger
 ) -> dict[str, Heir]:
-    with speaking("look_for_heirs"):
-        query = queries.inspect_schemaless("heirs", verifiers=False)
-        rows = await connection.fetch(query, list(names), system_identifier)
-    return {row["name"]: Heir(row["oid"], _place(ledger.holder(row["oid"]))) for row in rows}
+    query = queries.inspect_schemaless("heirs", verifiers=False)
+    rows = await fetch(connection, "look_for_heirs", query, list(names), system_identifier)
+    oids = {row.get("name", str): row.get("oid", int) for row in rows}
+    return {name: Heir(oid, _place(ledger.holder(oid))) for name, oid in oids.items()}
 
 
 def _place(holder: Claim | None) -> tuple[str, str, str] | None:
@@ -208,102 +261,160 @@ async def look_for_verifiers(
         if identity
         else queries.inspect("verifiers")
     )
-    with speaking("look_for_verifiers"):
-        rows = await connection.fetch(query, list(oids))
-    return {row["role"]: Verifier(row["verifier"]) for row in rows if row["verifier"] is not None}
+    rows = await fetch(connection, "look_for_verifiers", query, list(oids))
+    found = {row.get("role", int): row.find("verifier", str) for row in rows}
+    return {role: Verifier(verifier) for role, verifier in found.items() if verifier is not None}
 
 
 async def look_for_claims(connection: Connection, cluster: str) -> list[tuple[Key, str, str]]:
-    """The claims of this cluster that are not released: key of the object, name of the role, uid of the object."""
-    with speaking("look_for_claims"):
-        rows = await connection.fetch(queries.inspect("claims"), cluster)
-    return [(Key(row["namespace"], row["object"]), row["role_name"], row["object_uid"]) for row in rows]
+    """The claims of this cluster that are not released: key of the object, name of the role, uid of the object.
+
+    One that cannot be read is left out: it stays as it is.
+    """
+    claims = []
+    for row in await fetch(connection, "look_for_claims", queries.inspect("claims"), cluster):
+        try:
+            key = Key(row.get("namespace", str), row.get("object", str))
+            claims.append((key, row.get("role_name", str), row.get("object_uid", str)))
+        except PgRoleError as error:
+            log.warning("claim left as it is", extra={"error": error.message})
+    return claims
 
 
-def _sight(rows: Sequence[asyncpg.Record]) -> Sight:
-    found = {bool(row["is_named"]): _found(row) for row in rows if row["oid"] is not None}
+def _sights(rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bool) -> list[Sight | PgRoleError]:
+    """One for each that was asked for; rows that are about none of them leave one without any."""
+    found: dict[int, list[Row]] = {place: [] for place in range(1, len(asked) + 1)}
+    for row in rows:
+        try:
+            found.get(row.get("place", int), []).append(row)
+        except PgRoleError as error:
+            log.warning("row of no object", extra={"error": error.message})
+    return [_sight_or_error(found[place], key, claims=claims) for place, (key, _) in enumerate(asked, 1)]
+
+
+def _sight_or_error(rows: Sequence[Row], key: Key, *, claims: bool) -> Sight | PgRoleError:
+    try:
+        return _sight(rows, claims=claims)
+    except PutOff as error:
+        return error
+    except PgRoleError as error:
+        log.warning("object cannot be looked at", extra={"object": str(key), "error": error.message})
+        return error
+
+
+def _sight(rows: Sequence[Row], *, claims: bool) -> Sight:
+    """`claims`: they are in the rows."""
+    there = [row for row in rows if row.find("oid", int) is not None]
+    named = [row for row in there if row.get("is_named", bool)]
+    claimed = [row for row in there if row not in named]
+    if not rows or len(rows) > 2 or len(named) > 1 or len(claimed) > 1 or (len(rows) > 1 and len(there) < 2):
+        raise Unreadable(f"{len(rows)} rows of one role", Reason.DATABASE_ERROR)
+    first = rows[0]
     return Sight(
-        named=found.get(True),
-        claimed=found.get(False),
-        claim=_claim(rows[0]),
-        former=tuple((name, uid) for name, uid in rows[0]["former"]),
-        at=rows[0]["at"],
-        iterations=rows[0]["scram_iterations"] or LEAST_ITERATIONS,  # PostgreSQL 15 and before know no other
+        named=_found(named[0]) if named else None,
+        claimed=_found(claimed[0]) if claimed else None,
+        claim=_claim(first) if claims else None,
+        former=_former(first) if claims else (),
+        at=first.get("at", datetime),
+        iterations=first.find("scram_iterations", int) or LEAST_ITERATIONS,  # PostgreSQL 15 and before know no other
     )
 
 
-def _found(row: asyncpg.Record) -> Found:
-    settings = {name: read_settings(some) for name, some in json.loads(_text(row["settings"]) or "{}").items()}
+def _former(row: Row) -> tuple[tuple[str, str], ...]:
+    pairs = row.some("former", list)
+    if any(len(pair) != 2 or not all(type(text) is str for text in pair) for pair in pairs):
+        raise row.wrong("former")
+    return tuple((name, uid) for name, uid in pairs)
+
+
+def _found(row: Row) -> Found:
+    if row.get("put_off", bool):
+        raise PutOff
+    settings = _settings(row)
     role = Role(
-        name=_text(row["name"]) or "",
-        login=row["login"],
-        superuser=row["superuser"],
-        createdb=row["createdb"],
-        createrole=row["createrole"],
-        inherit=row["inherit"],
-        replication=row["replication"],
-        bypassrls=row["bypassrls"],
-        connection_limit=row["connection_limit"],
-        valid_until=row["valid_until"],
-        comment=_text(row["comment"]),
+        name=row.text("name"),
+        login=row.get("login", bool),
+        superuser=row.get("superuser", bool),
+        createdb=row.get("createdb", bool),
+        createrole=row.get("createrole", bool),
+        inherit=row.get("inherit", bool),
+        replication=row.get("replication", bool),
+        bypassrls=row.get("bypassrls", bool),
+        connection_limit=row.get("connection_limit", int),
+        valid_until=row.find("valid_until", int),
+        comment=row.find_text("comment"),
         password=_password(row),
-        member_of=_memberships(json.loads(_text(row["member_of"]) or "[]")),
+        member_of=_memberships(row),
         parameters=settings.pop("", ()),
         database_parameters=tuple(sorted(settings.items())),
     )
-    reaches = tuple(_text(name) or "" for name in row["reaches"] or ())
-    return Found(row["oid"], role, reaches, held_by=row["held_by"])
+    return Found(row.get("oid", int), role, row.texts("reaches"), held_by=row.find("held_by", str))
 
 
-def _password(row: asyncpg.Record) -> Password | None:
-    if not row["sees_password"]:
+def _settings(row: Row) -> dict[str, Parameters]:
+    """By database; '' for all."""
+    held = row.object("settings")
+    for some in held.values():
+        if some is not None and (type(some) is not list or any(type(text) is not str for text in some)):
+            raise row.wrong("settings")
+    return {database: read_settings(some) for database, some in held.items()}
+
+
+def _password(row: Row) -> Password | None:
+    if not row.get("sees_password", bool):
         return UNSEEN
-    return None if row["password"] is None else Password(row["password"])
+    digest = row.find("password", str)
+    return None if digest is None else Password(digest)
 
 
-def _text(value: bytes | None) -> str | None:
-    # What is not UTF-8 stays distinct and equals nothing that can be declared.
-    return None if value is None else value.decode(errors="surrogateescape")
-
-
-def _memberships(rows: Sequence[dict[str, Any]]) -> tuple[Membership, ...]:
+def _memberships(row: Row) -> tuple[Membership, ...]:
     """One for each group, sorted by it; the rows come in that order."""
+    held = [(grant.get("role", str), grant) for grant in row.objects("member_of")]
+    groups = [(name, [grant for _, grant in some]) for name, some in groupby(held, key=itemgetter(0))]
+    if len(held) >= _MOST_GRANTS:
+        # The last group may have been granted more often. So many others are drift, and are revoked before the rest.
+        groups = groups[:-1]
+        if len(groups) < _MANY_GROUPS:
+            text = f"its memberships were granted {_MOST_GRANTS} times or more: revoke some of these grants"
+            raise Transient(Reason.DATABASE_ERROR, f"the role cannot be read: {text}")
     return tuple(
-        membership_of(group, [_grant(row) for row in grants], grants[0]["passed_on"] or ())
-        for group, grants in ((name, list(some)) for name, some in groupby(rows, key=itemgetter("role")))
+        membership_of(group, [_grant(grant) for grant in grants], grants[0].some("passed_on", str))
+        for group, grants in groups
     )
 
 
-def _grant(row: dict[str, Any]) -> Grant:
-    return Grant(row["grantor"], row["admin"], row["inherit"], row["set"], row["by_creation"])
+def _grant(grant: Row) -> Grant:
+    options = (grant.get(name, bool) for name in ("admin", "inherit", "set", "by_creation"))
+    return Grant(grant.get("grantor", str), *options)
 
 
-def _claim(row: asyncpg.Record) -> Claim | None:
-    if row["claim_role_name"] is None:
+def _claim(row: Row) -> Claim | None:
+    role_name = row.find("claim_role_name", str)
+    if role_name is None:
         return None
     owner = Owner(
-        cluster=row["claim_cluster"],
-        namespace=row["claim_namespace"],
-        namespace_uid=row["claim_namespace_uid"],
-        object=row["claim_object"],
-        object_uid=row["claim_object_uid"],
+        cluster=row.get("claim_cluster", str),
+        namespace=row.get("claim_namespace", str),
+        namespace_uid=row.get("claim_namespace_uid", str),
+        object=row.get("claim_object", str),
+        object_uid=row.get("claim_object_uid", str),
     )
     return Claim(
-        role_name=row["claim_role_name"],
-        role_oid=row["claim_role_oid"],
-        system_identifier=row["claim_system_identifier"],
+        role_name=role_name,
+        role_oid=row.get("claim_role_oid", int),
+        system_identifier=row.get("claim_system_identifier", int),
         owner=owner,
-        applied=row["claim_applied"],
-        drift_count=row["claim_drift_count"],
-        last_drift_at=row["claim_last_drift_at"],
-        last_drift_fields=tuple(row["claim_last_drift_fields"] or ()),
-        released=row["claim_released"],
+        applied=row.get("claim_applied", str),
+        drift_count=row.get("claim_drift_count", int),
+        last_drift_at=row.find("claim_last_drift_at", datetime),
+        last_drift_fields=row.some("claim_last_drift_fields", str),
+        released=row.get("claim_released", bool),
         record=Record(
-            source=row["claim_password_source"],
-            digest=row["claim_password_digest"],
-            rotated_at=row["claim_rotated_at"],
-            rotate=row["claim_rotate_handled"],
-            connection=row["claim_connection_secret"],
+            source=row.get("claim_password_source", str),
+            digest=row.get("claim_password_digest", str),
+            rotated_at=row.find("claim_rotated_at", datetime),
+            rotate=row.get("claim_rotate_handled", str),
+            connection=row.get("claim_connection_secret", str),
         ),
         generations=Generations(
             row["claim_object_generation"] or 0, row["claim_server_uid"] or "", row["claim_server_generation"] or 0

@@ -9,10 +9,11 @@ from enum import Enum
 
 import asyncpg
 
-from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
 from pgrole_controller.postgres.home import check_only, look_for_home, record_home
+from pgrole_controller.postgres.rows import Row, fetch_row
 
 #: Raised with every change of sql/install. One version older and newer than this one can be worked with.
 VERSION = 4
@@ -98,7 +99,7 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
     return Installation.CHANGED if row["present"] else Installation.MADE
 
 
-async def _bring_in(connection: Connection, row: asyncpg.Record) -> None:
+async def _bring_in(connection: Connection, row: Row) -> None:
     async with connection.transaction():
         if not row["present"]:
             await connection.execute(_SCHEMA)
@@ -110,11 +111,11 @@ async def _bring_in(connection: Connection, row: asyncpg.Record) -> None:
         await _survey(connection)
 
 
-def _what_allows(allowed: bool, row: asyncpg.Record) -> str:
+def _what_allows(allowed: bool, row: Row) -> str:
     return f". A superuser can allow it: {row['grant_to_create']}" if allowed else ""
 
 
-async def _read_version(connection: Connection, row: asyncpg.Record) -> int | None:
+async def _read_version(connection: Connection, row: Row) -> int | None:
     """Of a schema that is whole and can be worked with; else None."""
     if not row["versioned"]:
         return None
@@ -132,7 +133,7 @@ async def _read_version(connection: Connection, row: asyncpg.Record) -> int | No
     return version if version >= VERSION - 1 and installed["parts"] == row["parts"] else None
 
 
-async def _survey(connection: Connection) -> asyncpg.Record:
+async def _survey(connection: Connection) -> Row:
     """What of the schema is there. Raises Refused when any of it is not to be trusted."""
     row = await _ask(connection)
     if row["foreign_parts"]:
@@ -145,8 +146,5 @@ async def _survey(connection: Connection) -> asyncpg.Record:
     return row
 
 
-async def _ask(connection: Connection) -> asyncpg.Record:
-    row: asyncpg.Record | None = await connection.fetchrow(queries.inspect("installation"))
-    if row is None:
-        raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of its schemas")
-    return row
+async def _ask(connection: Connection) -> Row:
+    return await fetch_row(connection, "", queries.inspect("installation"))

@@ -10,14 +10,16 @@ with a secret of this session, so that nobody can make two states with the same 
 import secrets
 import struct
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import NoReturn
 
 import anyio
 
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.inspect import Identity
+from pgrole_controller.postgres.rows import Row, fetch_row
 
 #: For one round, in seconds.
 ROUND_SECONDS = 15.0
@@ -51,15 +53,17 @@ class Poller:
         """One round: the names of what differs. Raises PgRoleError."""
         again, self._again = self._again, set()
         async with self._turn:
-            with speaking("poll"):
-                row = await self._connection.fetchrow(self._query, self._snapshot, self._key, timeout=ROUND_SECONDS)
-        if row is None or row["in_recovery"] or row["started_at"] != self._started_at:
+            row = await fetch_row(
+                self._connection, "poll", self._query, self._snapshot, self._key, seconds=ROUND_SECONDS
+            )
+        if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
             raise Transient(Reason.SERVER_NOT_READY, "another server answers than the one that was connected to")
         first = self._snapshot is None
-        self._snapshot = row["snapshot"]
-        if row["digests"] is None or (row["digests"], row["names"]) == (self._digests, self._names):
+        snapshot, now = row.get("snapshot", str), _read(row)
+        self._snapshot = snapshot
+        before = (self._digests, self._names)
+        if now is None or now == before:
             return again
-        before, now = (self._digests, self._names), (row["digests"], row["names"])
         self._digests, self._names = now
         if first:
             return again
@@ -76,6 +80,16 @@ class Poller:
             if names:
                 heard(tuple(names) if len(names) <= MANY else None)
             due = max(due, anyio.current_time()) + interval
+
+
+def _read(row: Row) -> tuple[bytes, bytes] | None:
+    """Digests and names, as many of each; None where nothing can have changed. Raises PgRoleError."""
+    digests, names = row.find("digests", bytes), row.find("names", bytes)
+    if digests is None and names is None:
+        return None
+    if digests is None or names is None or len(digests) != (names.count(b"\0") + 1) * _ENTRY.size:
+        raise row.wrong("digests")
+    return digests, names
 
 
 def _differing(before: tuple[bytes, bytes], now: tuple[bytes, bytes]) -> Iterable[bytes]:

@@ -24,6 +24,7 @@ from pgrole_controller.core.diff import (
     field_names,
 )
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.postgres import queries
@@ -85,7 +86,7 @@ async def look_for_rights(connection: Connection, plan: Plan, *, scoped: bool, p
         if isinstance(change, RevokeMembership | RevokeOption)
         for grantor in change.grantors
     ]
-    parameters = [change.name for change in plan.changes if isinstance(change, SetParameter)]
+    parameters = [change.name for change in plan.changes if isinstance(change, SetParameter) and change.name != ALL]
     with speaking():
         row = await connection.fetchrow(queries.inspect("rights"), plan.oid or 0, groups, grantors, parameters)
         granted = await connection.fetch(queries.inspect("granted_parameters"), parameters) if parameter_grants else []
@@ -149,7 +150,7 @@ def _obstacles(change: Change, rights: Rights) -> Iterator[Obstacle]:
                 yield from _give(change, name, attribute, bool(value), rights)
         case SetParameter(role=name, name=parameter):
             yield from _reach(change, name, rights)
-            if parameter not in rights.settable:
+            if parameter not in rights.settable and parameter != ALL:  # that leaves what it may not reset
                 yield _parameter(change, name, parameter, rights)
         case _:
             yield from _reach(change, change.role, rights)

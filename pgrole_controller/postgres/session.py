@@ -10,8 +10,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import NoReturn
+from functools import partial, reduce
+from operator import or_
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import anyio
 
@@ -26,10 +27,11 @@ from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change, read_access
+from pgrole_controller.postgres.batch import ask_each
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.culprits import look_for_culprits
 from pgrole_controller.postgres.fence import Candidacy, Fence, lead_while_away, take_lead
-from pgrole_controller.postgres.inspect import Identity
+from pgrole_controller.postgres.inspect import Identity, Mentioned
 from pgrole_controller.postgres.install import Installation, is_current
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.poll import Poller
@@ -61,6 +63,18 @@ BEAT_SECONDS = 5.0
 
 #: For one look in a transaction of its own.
 GUARDED_SECONDS = 10.0
+
+
+#: A role that shall be dropped, by its oid, and the name of the one that gets what it owns, empty where there is none.
+End: TypeAlias = tuple[int, str]
+
+
+class Ending(NamedTuple):
+    """What keeps a role from being dropped, and who would get what it owns."""
+
+    needs: tuple[Needs, ...] = ()
+    sessions: int = 0
+    heir: Heir | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +110,53 @@ class Session:
         """Whether a superuser has suspended all changes."""
         return await _is_suspended(self._connection)
 
-    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
+    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight | PgRoleError]:
+        """One for each, in their order; what cannot be read of one is its error."""
+        return await ask_each(self._connection, self._look, asked)
+
+    async def _look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight | PgRoleError]:
         if self._ledger is not None:
             return await inspect.look_without_schema(self._connection, self.identity, self.cluster, self._ledger, asked)
         async with self._trusting():
             return await inspect.look(self._connection, self.cluster, self.identity.system_identifier, asked)
 
-    async def look_around(
-        self, groups: Collection[str], parameters: Collection[str], databases: Collection[str]
-    ) -> Surroundings:
-        version = self.identity.version_number
-        return await inspect.look_around(self._connection, groups, parameters, databases, version)
+    async def look_around(self, mentioned: Sequence[Mentioned]) -> list[Surroundings | PgRoleError]:
+        """One for each, in their order."""
+        return await ask_each(self._connection, self._look_around, mentioned)
 
-    async def look_for_needs(self, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
-        return await inspect.look_for_needs(self._connection, oids)
+    async def _look_around(self, mentioned: Sequence[Mentioned]) -> list[Surroundings]:
+        every = reduce(or_, mentioned)
+        around = await inspect.look_around(self._connection, every, self.identity.version_number)
+        return [around] * len(mentioned)
 
-    async def look_for_sessions(self, oids: Sequence[int]) -> dict[int, int]:
-        return await inspect.look_for_sessions(self._connection, oids)
+    async def look_for_ends(self, ends: Sequence[End]) -> list[Ending | PgRoleError]:
+        """What is to be known of roles that shall be dropped, one for each, in their order."""
+        return await ask_each(self._connection, self._look_for_ends, ends)
 
-    async def look_for_heirs(self, names: Collection[str]) -> dict[str, Heir]:
+    async def _look_for_ends(self, ends: Sequence[End]) -> list[Ending]:
+        oids = [oid for oid, _ in ends]
+        needs = await inspect.look_for_needs(self._connection, oids)
+        sessions = await inspect.look_for_sessions(self._connection, oids)
+        names = {name for _, name in ends} - {""}
+        heirs = await self._look_for_heirs(names) if names else {}
+        return [Ending(needs.get(oid, ()), sessions.get(oid, 0), heirs.get(name)) for oid, name in ends]
+
+    async def _look_for_heirs(self, names: Collection[str]) -> dict[str, Heir]:
         system_identifier = self.identity.system_identifier
         if self._ledger is not None:
             return await inspect.look_for_heirs_without_schema(self._connection, names, system_identifier, self._ledger)
         async with self._trusting():
             return await inspect.look_for_heirs(self._connection, names, system_identifier)
 
-    async def look_for_verifiers(self, oids: Sequence[int]) -> dict[int, Verifier]:
+    async def look_for_verifiers(self, oids: Sequence[int]) -> list[Verifier | PgRoleError | None]:
+        """What each of these roles logs in with, in their order."""
+        return await ask_each(self._connection, self._look_for_verifiers, oids)
+
+    async def _look_for_verifiers(self, oids: Sequence[int]) -> list[Verifier | None]:
+        found = await self._find_verifiers(oids)
+        return [found.get(oid) for oid in oids]
+
+    async def _find_verifiers(self, oids: Sequence[int]) -> dict[int, Verifier]:
         if self._ledger is not None:
             return await inspect.look_for_verifiers(self._connection, oids, identity=self.identity)
         async with self._trusting():

@@ -21,6 +21,7 @@ from pgrole_controller.postgres.connection import Connection, speaking
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.privilege import Obstacle, explain, find_obstacles, is_lacking, look_for_rights
+from pgrole_controller.postgres.rows import fetch
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +245,8 @@ async def _run_schemaless(
             with speaking("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
                 async with connection.transaction():
                     await connection.execute(text)
-                    made = {row["name"]: row["oid"] for row in (await connection.fetch(_OIDS, new) if new else ())}
+                    rows = await fetch(connection, "", _OIDS, new) if new else []
+                    made = {row.get("name", str): row.get("oid", int) for row in rows}
         except PgRoleError as error:
             if connection.is_closed() or isinstance(error.__cause__, TimeoutError):
                 ledger.attempted(plans, dialect.system_identifier)

@@ -11,6 +11,7 @@ from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, speaking
 from pgrole_controller.postgres.notification import CHANNEL, greeting, is_greeting, read_names
+from pgrole_controller.postgres.rows import fetch
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,7 @@ async def keep_alive(ear: Connection, turn: anyio.Lock) -> NoReturn:
     while True:
         await anyio.sleep(_HEARTBEAT_SECONDS)
         async with turn:
-            with speaking("heartbeat"):
-                channels = await ear.fetch(
-                    "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)", timeout=_HEARTBEAT_DEADLINE
-                )
-        if CHANNEL not in {row["channel"] for row in channels}:
+            query = "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)"
+            channels = await fetch(ear, "heartbeat", query, seconds=_HEARTBEAT_DEADLINE)
+        if CHANNEL not in {row.get("channel", str) for row in channels}:
             raise Transient(Reason.SERVER_NOT_READY, "the listening connection no longer listens")

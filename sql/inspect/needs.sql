@@ -1,38 +1,43 @@
 -- What still needs these roles, counted by database ('' for what the whole server shares)? `members` of that are members,
--- which DROP ROLE does not mind.
+-- which DROP ROLE does not mind. Of each role no more than 20 rows: who may create databases can make it any number.
 -- $1 oid[] roles
-SELECT
-    needed.role,
-    CASE
-        WHEN d.oid IS NULL THEN ''
-        -- another database may have written the name in its encoding: what is not UTF-8 is shown by its bytes
-        WHEN encode(textsend(d.datname::text), 'hex') ~ (
-            '^([0-7].|(c[2-9a-f]|d.)[89ab].|(e0[ab].|(e[1-9a-cef])[89ab].|ed[89].)[89ab].'
-            || '|(f0[9ab].|f[1-3][89ab].|f48.)([89ab].){2})*$'
-        ) THEN d.datname::text
-        ELSE encode(textsend(d.datname::text), 'escape')
-    END AS database,
-    sum(needed.count)::bigint AS count,
-    sum(needed.members)::bigint AS members
+SELECT every.role, every.database, every.count, every.members
 FROM (
-    SELECT s.refobjid AS role, s.dbid, count(*) AS count, 0 AS members
-    FROM pg_catalog.pg_shdepend AS s
-    WHERE s.refclassid = 'pg_catalog.pg_authid'::regclass AND s.refobjid = ANY ($1::oid[])
-      -- a membership that the role granted to itself, or in itself, goes with it; before PostgreSQL 16 it has no oid
-      AND (s.classid, s.objid) NOT IN (
-          SELECT 'pg_catalog.pg_auth_members'::regclass::oid, (to_jsonb(m) ->> 'oid')::oid
-          FROM pg_catalog.pg_auth_members AS m
-          WHERE (m.member = ANY ($1::oid[]) OR m.roleid = ANY ($1::oid[])) AND m.grantor IN (m.member, m.roleid)
-      )
-    GROUP BY 1, 2
-    UNION ALL
-    SELECT m.roleid, 0, count(*), count(*)
-    FROM pg_catalog.pg_auth_members AS m
-    WHERE m.roleid = ANY ($1::oid[])
-      -- the membership that PostgreSQL 16 gives to the creator of a role goes with it
-      AND m.member <> (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user)
-    GROUP BY 1
-) AS needed
-LEFT JOIN pg_catalog.pg_database AS d ON d.oid = needed.dbid
-GROUP BY 1, 2
+    SELECT
+        needed.role,
+        row_number() OVER (PARTITION BY needed.role ORDER BY d.oid NULLS FIRST) AS place,
+        CASE
+            WHEN d.oid IS NULL THEN ''
+            -- another database may have written the name in its encoding: what is not UTF-8 is shown by its bytes
+            WHEN encode(textsend(d.datname::text), 'hex') ~ (
+                '^([0-7].|(c[2-9a-f]|d.)[89ab].|(e0[ab].|(e[1-9a-cef])[89ab].|ed[89].)[89ab].'
+                || '|(f0[9ab].|f[1-3][89ab].|f48.)([89ab].){2})*$'
+            ) THEN d.datname::text
+            ELSE encode(textsend(d.datname::text), 'escape')
+        END AS database,
+        sum(needed.count)::bigint AS count,
+        sum(needed.members)::bigint AS members
+    FROM (
+        SELECT s.refobjid AS role, s.dbid, count(*) AS count, 0 AS members
+        FROM pg_catalog.pg_shdepend AS s
+        WHERE s.refclassid = 'pg_catalog.pg_authid'::regclass AND s.refobjid = ANY ($1::oid[])
+          -- a membership that the role granted to itself, or in itself, goes with it; before PostgreSQL 16 it has no oid
+          AND (s.classid, s.objid) NOT IN (
+              SELECT 'pg_catalog.pg_auth_members'::regclass::oid, (to_jsonb(m) ->> 'oid')::oid
+              FROM pg_catalog.pg_auth_members AS m
+              WHERE (m.member = ANY ($1::oid[]) OR m.roleid = ANY ($1::oid[])) AND m.grantor IN (m.member, m.roleid)
+          )
+        GROUP BY 1, 2
+        UNION ALL
+        SELECT m.roleid, 0, count(*), count(*)
+        FROM pg_catalog.pg_auth_members AS m
+        WHERE m.roleid = ANY ($1::oid[])
+          -- the membership that PostgreSQL 16 gives to the creator of a role goes with it
+          AND m.member <> (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user)
+        GROUP BY 1
+    ) AS needed
+    LEFT JOIN pg_catalog.pg_database AS d ON d.oid = needed.dbid
+    GROUP BY needed.role, d.oid, d.datname
+) AS every
+WHERE every.place <= 20
 ORDER BY 1, 2

@@ -1,6 +1,10 @@
 -- What is there for each of the asked objects? In their order; two rows where the wanted name and the oid of the claim
 -- are two roles, one row without a role where there is none.
 -- Names and texts of the server's shared catalogs come as bytes: another database may have written them in its encoding.
+-- Whoever may log in can make some of them as long as PostgreSQL allows. What no object can declare is not sent, and not
+-- even unpacked where it is stored (octet_length of a text and pg_column_size do not): a comment is one zero byte then,
+-- the settings in one database are NULL. `put_off`: of a role that was asked for with others, memberships and settings
+-- are left out, since they are long or, packed, may be: they are read of each such role on its own.
 -- $1 name[] role names ('' where the object is gone)   $2 text[] namespaces   $3 text[] objects   $4 text cluster
 -- $5 bigint system identifier
 SELECT
@@ -13,41 +17,16 @@ SELECT
          WHEN r.rolvaliduntil < 'infinity'
          THEN least(extract(epoch FROM r.rolvaliduntil) * 1000000, 9223372036854775807)::bigint
     END AS valid_until,
-    textsend(pg_catalog.shobj_description(r.oid, 'pg_authid')) AS comment,
-    v.role IS NOT NULL AS sees_password, 'sha256:' || encode(sha256(convert_to(v.verifier, 'UTF8')), 'hex') AS password,
     (
-        -- to_jsonb: INHERIT and SET are not known before PostgreSQL 16, where both always hold
-        SELECT textsend(json_agg(json_build_object(
-            'role', g.rolname,
-            'grantor', coalesce(b.rolname::text, ''),
-            'admin', m.admin_option,
-            'inherit', coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true),
-            'set', coalesce((to_jsonb(m) ->> 'set_option')::boolean, true),
-            -- since PostgreSQL 16, whoever may create roles has ADMIN, and no more, on those that it created
-            'by_creation', (
-                r.rolcreaterole AND m.grantor = 10 AND m.admin_option AND g.oid >= 16384 AND NOT g.rolsuper
-                AND to_jsonb(m) ->> 'inherit_option' = 'false' AND to_jsonb(m) ->> 'set_option' = 'false'
-                AND NOT EXISTS (
-                    SELECT FROM pgrole.claim AS k
-                    WHERE k.role_oid = g.oid AND (k.system_identifier = $5) IS NOT FALSE AND k.released_at IS NULL
-                )
-            ) IS TRUE,
-            'passed_on', CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ARRAY(
-                SELECT p.rolname::text
-                FROM pg_catalog.pg_auth_members AS x JOIN pg_catalog.pg_roles AS p ON p.oid = x.member
-                WHERE x.roleid = m.roleid AND x.grantor = r.oid
-            ) END
-        ) ORDER BY g.rolname, b.rolname)::text)
-        FROM pg_catalog.pg_auth_members AS m
-        JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
-        LEFT JOIN pg_catalog.pg_roles AS b ON b.oid = m.grantor
-        WHERE m.member = r.oid
-    ) AS member_of,
-    (
-        SELECT textsend(json_object_agg(coalesce(d.datname::text, ''), s.setconfig)::text)
-        FROM pg_catalog.pg_db_role_setting AS s LEFT JOIN pg_catalog.pg_database AS d ON d.oid = s.setdatabase
-        WHERE s.setrole = r.oid
-    ) AS settings,
+        SELECT CASE WHEN octet_length(e.description) <= 8192 THEN textsend(e.description) ELSE '\x00'::bytea END
+        FROM pg_catalog.pg_shdescription AS e
+        WHERE e.classoid = 'pg_catalog.pg_authid'::regclass AND e.objoid = r.oid
+    ) AS comment,
+    v.role IS NOT NULL AS sees_password,
+    CASE WHEN octet_length(v.verifier) <= 4096 THEN 'sha256:' || encode(sha256(convert_to(v.verifier, 'UTF8')), 'hex')
+         ELSE 'length:' || octet_length(v.verifier)
+    END AS password,
+    held.member_of, held.settings, held.put_off,
     -- only where it is not known as ours: adoption must not take over what reaches further than an object may ask for
     CASE WHEN c.role_oid IS DISTINCT FROM r.oid OR c.released_at IS NOT NULL
         OR (c.system_identifier = $5) IS FALSE
@@ -65,6 +44,7 @@ SELECT
            )
            OR x.rolname IN (current_user, session_user)
         ORDER BY 1
+        LIMIT 20
     ) END AS reaches,
     -- another object's role, under a name that it was given behind its back
     (
@@ -90,6 +70,7 @@ SELECT
         FROM pgrole.claim AS f
         WHERE f.cluster = $4 AND f.namespace = a.namespace AND f.object = a.object
           AND f.role_name <> a.role_name::text AND f.released_at IS NULL
+        LIMIT 100
     ) AS former,
     current_setting('scram_iterations', true)::int AS scram_iterations, statement_timestamp() AS at
 FROM unnest($1::name[], $2::text[], $3::text[]) WITH ORDINALITY AS a (role_name, namespace, object, place)
@@ -102,4 +83,72 @@ LEFT JOIN LATERAL (
     SELECT o.* FROM pg_catalog.pg_roles AS o WHERE o.oid = c.role_oid AND (c.system_identifier = $5) IS NOT FALSE
 ) AS r ON true
 LEFT JOIN LATERAL pgrole.read_verifiers(ARRAY[r.oid]) AS v ON true
+LEFT JOIN LATERAL (
+    SELECT
+        size.put_off,
+        CASE WHEN NOT size.put_off THEN (
+            -- to_jsonb: INHERIT and SET are not known before PostgreSQL 16, where both always hold
+            SELECT textsend(json_agg(json_build_object(
+                'role', g.rolname,
+                'grantor', coalesce(b.rolname::text, ''),
+                'admin', m.admin_option,
+                'inherit', coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true),
+                'set', coalesce((to_jsonb(m) ->> 'set_option')::boolean, true),
+                -- since PostgreSQL 16, whoever may create roles has ADMIN, and no more, on those that it created
+                'by_creation', (
+                    r.rolcreaterole AND m.grantor = 10 AND m.admin_option AND g.oid >= 16384 AND NOT g.rolsuper
+                    AND to_jsonb(m) ->> 'inherit_option' = 'false' AND to_jsonb(m) ->> 'set_option' = 'false'
+                    AND NOT EXISTS (
+                        SELECT FROM pgrole.claim AS k
+                        WHERE k.role_oid = g.oid AND (k.system_identifier = $5) IS NOT FALSE AND k.released_at IS NULL
+                    )
+                ) IS TRUE,
+                'passed_on', CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ARRAY(
+                    SELECT p.rolname::text
+                    FROM pg_catalog.pg_auth_members AS x JOIN pg_catalog.pg_roles AS p ON p.oid = x.member
+                    WHERE x.roleid = m.roleid AND x.grantor = r.oid
+                    LIMIT 10
+                ) END
+            ) ORDER BY g.rolname, b.rolname)::text)
+            FROM (
+                SELECT i.* FROM pg_catalog.pg_auth_members AS i WHERE i.member = r.oid ORDER BY i.roleid LIMIT 2000
+            ) AS m
+            JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
+            LEFT JOIN pg_catalog.pg_roles AS b ON b.oid = m.grantor
+        ) END AS member_of,
+        CASE WHEN NOT size.put_off THEN (
+            -- an object declares 64 settings of 1024 characters in each of 32 databases at most
+            SELECT textsend(json_object_agg(
+                coalesce(d.datname::text, ''),
+                CASE WHEN s.bytes <= 600000 AND s.total <= 2000000 AND s.number <= 1000 THEN s.setconfig END
+            )::text)
+            FROM (
+                SELECT i.setdatabase, i.setconfig, c.bytes, c.number, sum(c.bytes) OVER (ORDER BY i.setdatabase) AS total
+                FROM pg_catalog.pg_db_role_setting AS i
+                CROSS JOIN LATERAL (
+                    SELECT sum(octet_length(n.item)) AS bytes, count(*) AS number
+                    FROM unnest(CASE WHEN pg_column_size(i.setconfig) <= 300000 THEN i.setconfig END) AS n (item)
+                ) AS c
+                WHERE i.setrole = r.oid
+                ORDER BY i.setdatabase
+                LIMIT 1000
+            ) AS s
+            LEFT JOIN pg_catalog.pg_database AS d ON d.oid = s.setdatabase
+            WHERE s.setdatabase = 0 OR d.oid IS NOT NULL
+        ) END AS settings
+    FROM (
+        SELECT cardinality($1::name[]) > 1 AND (
+            (
+                SELECT sum(pg_column_size(i.setconfig)) > 16384 OR bool_or(pg_column_compression(i.setconfig) IS NOT NULL)
+                FROM pg_catalog.pg_db_role_setting AS i
+                WHERE i.setrole = r.oid
+            ) IS TRUE
+            OR (
+                SELECT count(*) > 100
+                FROM (SELECT FROM pg_catalog.pg_auth_members AS i WHERE i.member = r.oid LIMIT 101) AS i
+            )
+        ) AS put_off
+        OFFSET 0
+    ) AS size
+) AS held ON true
 ORDER BY a.place, is_named

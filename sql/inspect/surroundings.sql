@@ -1,25 +1,37 @@
 -- What is there of what roles refer to? One row for each that is.
+-- Of what a role reaches, only what a policy asks for is told: powers, the roles of the hard rules, and names like one of
+-- these patterns; no more than 1000 of them. Whoever may create roles can make it reach any number.
 -- $1 name[] roles to be a member of   $2 text[] parameters, in lower case   $3 name[] databases
+-- $4 bytea[] patterns of names, as for LIKE
 SELECT 'role' AS kind, g.rolname::text AS name, NULL AS context, (
     WITH RECURSIVE reached AS (
         SELECT g.oid AS roleid
         UNION
         SELECT m.roleid FROM reached AS h JOIN pg_catalog.pg_auth_members AS m ON m.member = h.roleid
     )
-    SELECT textsend(json_agg(json_build_object(
-        'name', x.rolname,
-        'powers', array_remove(ARRAY[
-            CASE WHEN x.rolsuper THEN 'superuser' END, CASE WHEN x.rolcreaterole THEN 'createrole' END,
-            CASE WHEN x.rolcreatedb THEN 'createdb' END, CASE WHEN x.rolreplication THEN 'replication' END,
-            CASE WHEN x.rolbypassrls THEN 'bypassrls' END
-        ], NULL),
-        'hard', x.rolsuper
-            OR x.rolname IN (
-                'pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files', 'pg_write_all_data'
-            )
-            OR x.rolname IN (current_user, session_user)
-    ) ORDER BY x.rolname)::text)
-    FROM reached AS h JOIN pg_catalog.pg_roles AS x ON x.oid = h.roleid
+    SELECT textsend(json_agg(json_build_object('name', y.rolname, 'powers', y.powers, 'hard', y.hard) ORDER BY y.rolname)::text)
+    FROM (
+        SELECT x.rolname, p.powers, k.hard
+        FROM reached AS h
+        JOIN pg_catalog.pg_roles AS x ON x.oid = h.roleid
+        CROSS JOIN LATERAL (
+            SELECT array_remove(ARRAY[
+                CASE WHEN x.rolsuper THEN 'superuser' END, CASE WHEN x.rolcreaterole THEN 'createrole' END,
+                CASE WHEN x.rolcreatedb THEN 'createdb' END, CASE WHEN x.rolreplication THEN 'replication' END,
+                CASE WHEN x.rolbypassrls THEN 'bypassrls' END
+            ], NULL) AS powers
+        ) AS p
+        CROSS JOIN LATERAL (
+            SELECT x.rolsuper
+                OR x.rolname IN (
+                    'pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files', 'pg_write_all_data'
+                )
+                OR x.rolname IN (current_user, session_user) AS hard
+        ) AS k
+        WHERE k.hard OR cardinality(p.powers) > 0 OR textsend(x.rolname::text) LIKE ANY ($4::bytea[])
+        ORDER BY k.hard DESC, x.rolname
+        LIMIT 1000
+    ) AS y
 ) AS reached
 FROM pg_catalog.pg_roles AS g
 WHERE g.rolname = ANY ($1::name[])

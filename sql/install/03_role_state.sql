@@ -78,7 +78,7 @@ $$;
 
 -- A text of any length, as it is: what another database wrote need not be valid in this one's encoding. A role may give
 -- itself a setting of hundreds of megabytes, whose copies would exceed what PostgreSQL allows: so the long ones are hashed
--- in place. Its names are bound when it is made, and it is inlined, as one with a SET clause is not.
+-- in place, and settings that are still long as they are stored, packed, are known by the version of their row. Its names are bound when it is made, and it is inlined, as one with a SET clause is not.
 CREATE OR REPLACE FUNCTION pgrole.hash_text(content text) RETURNS text
 LANGUAGE sql IMMUTABLE
 RETURN CASE
@@ -120,7 +120,12 @@ BEGIN
         SELECT i.setrole, array_agg(i.hash ORDER BY i.hash COLLATE "C") AS settings
         FROM (
             SELECT g.setrole, format('%s %s', g.setdatabase, pgrole.hash_text(c.item)) AS hash
-            FROM pg_db_role_setting AS g, unnest(g.setconfig) AS c (item)
+            FROM pg_db_role_setting AS g
+            CROSS JOIN LATERAL unnest(
+                CASE WHEN pg_column_size(g.setconfig) <= 300000 THEN g.setconfig
+                     ELSE ARRAY[format('%s %s', pg_column_size(g.setconfig), g.xmin)]
+                END
+            ) AS c (item)
             WHERE g.setrole = ANY (roles)
         ) AS i
         GROUP BY i.setrole

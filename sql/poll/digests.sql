@@ -1,7 +1,8 @@
 -- What is there of every role? One row: digests of everything that a PgRole can declare, in two columns of one order:
 -- `digests` holds 12 bytes for each role (oid, digest), `names` their names with NUL between. Both are NULL as long as no
 -- transaction with an id has ended since the last round: then nothing can have changed.
--- Nothing but PostgreSQL's own catalogs is read; whole rows are hashed, so that it is the same in every version.
+-- Nothing but PostgreSQL's own catalogs is read; whole rows are hashed, so that it is the same in every version. Of what
+-- is too long to be unpacked in every round, the version of the row is: whoever may log in can store as much as they like.
 -- $1 text the snapshot of the last round   $2 bigint the key of the digests
 WITH now AS MATERIALIZED (
     SELECT pg_catalog.pg_current_snapshot()::text AS snapshot
@@ -26,15 +27,19 @@ LEFT JOIN LATERAL (
             UNION ALL
             SELECT m.member, hash_record_extended(m.*, $2::bigint) FROM pg_catalog.pg_auth_members AS m
             UNION ALL
-            SELECT s.setrole, hash_record_extended(s.*, $2::bigint)
+            SELECT s.setrole, CASE WHEN pg_column_size(s.setconfig) <= 16384 THEN hash_record_extended(s.*, $2::bigint)
+                ELSE hash_record_extended(ROW(s.setrole, s.setdatabase, s.xmin, pg_column_size(s.setconfig)), $2::bigint) END
             FROM pg_catalog.pg_db_role_setting AS s
             WHERE s.setrole <> 0
             UNION ALL
-            SELECT c.objoid, hash_record_extended(c.*, $2::bigint)
+            SELECT c.objoid, CASE WHEN octet_length(c.description) <= 8192 THEN hash_record_extended(c.*, $2::bigint)
+                ELSE hash_record_extended(ROW(c.objoid, c.xmin, octet_length(c.description)), $2::bigint) END
             FROM pg_catalog.pg_shdescription AS c
             WHERE c.classoid = 'pg_catalog.pg_authid'::regclass
             UNION ALL
-            SELECT v.role, hash_record_extended(ROW(v.role, v.verifier), $2::bigint)
+            SELECT v.role, hash_record_extended(
+                ROW(v.role, octet_length(v.verifier), substring(v.verifier FOR 4096)), $2::bigint
+            )
             FROM pgrole.read_verifiers(NULL) AS v
         ) AS p
         GROUP BY p.role

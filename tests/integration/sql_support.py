@@ -1,13 +1,15 @@
 """What the tests of sql/install share: an ear for notifications, and what role_state ought to hold."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import asyncpg
 
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.sight import Sight
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import install
 
@@ -71,6 +73,13 @@ async def listening(dsn: str) -> AsyncIterator[Ear]:
         await connection.remove_listener(CHANNEL, ear.receive)
     finally:
         await connection.close()
+
+
+def seen(sights: Sequence[Sight | PgRoleError]) -> list[Sight]:
+    """What was seen, where all could be looked at."""
+    found = [sight for sight in sights if isinstance(sight, Sight)]
+    assert len(found) == len(sights), sights
+    return found
 
 
 async def role_oid(connection: Connection, name: str) -> int:

@@ -26,6 +26,7 @@ from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.poll import MANY, Poller
 from pgrole_controller.postgres.session import Session, attend
 from pgrole_controller.postgres.transaction import Dialect, carry_out
+from tests.integration.sql_support import seen
 from tests.servers import Servers
 
 CLUSTER = "cluster-a"
@@ -262,17 +263,19 @@ class TestWithoutSchema:
         await install(hand)
         async with connect(Endpoint(server.dsn()), "test") as connection:
             identity = await identify(connection)
-            (seen,) = await look(connection, CLUSTER, identity.system_identifier, [(KEY, "subject")])
-            (same,) = await look_without_schema(connection, identity, CLUSTER, Ledger(), [(KEY, "subject")])
-        assert seen.named is not None
-        assert seen.named.reaches == ("big",)
-        assert same.named == seen.named
+            (there,) = seen(await look(connection, CLUSTER, identity.system_identifier, [(KEY, "subject")]))
+            (same,) = seen(await look_without_schema(connection, identity, CLUSTER, Ledger(), [(KEY, "subject")]))
+        assert there.named is not None
+        assert there.named.reaches == ("big",)
+        assert same.named == there.named
         assert (same.claim, same.former, same.claimed) == (None, (), None)
 
     async def test_what_was_created_is_claimed_by_its_oid_and_seen_so(self, connection: Connection) -> None:
         ledger, identity = Ledger(), await identify(connection)
         assert await self.bring_in(connection, ledger, self.create("app"), self.create("two", OTHER)) == ["", ""]
-        sights = await look_without_schema(connection, identity, CLUSTER, ledger, [(KEY, "app"), (KEY, "nothing")])
+        sights = seen(
+            await look_without_schema(connection, identity, CLUSTER, ledger, [(KEY, "app"), (KEY, "nothing")])
+        )
         claim = sights[0].claim
         assert claim is not None
         assert sights[0].named is not None
@@ -286,8 +289,10 @@ class TestWithoutSchema:
         ledger, identity = Ledger(), await identify(connection)
         await self.bring_in(connection, ledger, self.create("app"))
         await hand.execute("ALTER ROLE app RENAME TO away")
-        ours, theirs = await look_without_schema(
-            connection, identity, CLUSTER, ledger, [(KEY, "app"), (Key("shop", "other"), "away")]
+        ours, theirs = seen(
+            await look_without_schema(
+                connection, identity, CLUSTER, ledger, [(KEY, "app"), (Key("shop", "other"), "away")]
+            )
         )
         assert ours.named is None
         assert ours.claimed is not None

@@ -53,15 +53,17 @@ async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 async def see(connection: Connection, name: str, key: Key = KEY, wanted: Role | None = None) -> Sight:
-    sight = (
-        await inspect.look(connection, CLUSTER, (await inspect.identify(connection)).system_identifier, [(key, name)])
-    )[0]
+    (sight,) = await inspect.look(
+        connection, CLUSTER, (await inspect.identify(connection)).system_identifier, [(key, name)]
+    )
+    assert isinstance(sight, Sight)
     if wanted is None:
         return sight
-    groups = [membership.role for membership in wanted.member_of]
-    databases = [database for database, _ in wanted.database_parameters]
+    groups = frozenset(membership.role for membership in wanted.member_of)
+    databases = frozenset(database for database, _ in wanted.database_parameters)
     version = (await inspect.identify(connection)).version_number
-    around = await inspect.look_around(connection, groups, wanted.parameter_names, databases, version)
+    mentioned = inspect.Mentioned(groups, wanted.parameter_names, databases)
+    around = await inspect.look_around(connection, mentioned, version)
     return replace(sight, around=around)
 
 
@@ -291,7 +293,7 @@ async def test_any_number_of_roles_is_read_in_one_query_and_in_order(connection:
             (await inspect.identify(connection)).system_identifier,
             [(Key("shop", name), name) for name in wanted],
         )
-        found = [sight.named.role.name if sight.named else None for sight in sights]
+        found = [sight.named.role.name if isinstance(sight, Sight) and sight.named else None for sight in sights]
         assert found == [name if place % 2 == 0 else None for place, name in enumerate(wanted)]
     finally:
         await clean(connection, *wanted[::2])

@@ -214,3 +214,24 @@ def test_a_time_of_rotation_that_cannot_be_is_refused(text: str) -> None:
 def test_an_object_cannot_be_changed_in_place() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         build().spec.login = True  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"parameters": {"DateStyle": "ISO", "datestyle": "German"}}, "DateStyle and datestyle are one parameter"),
+        ({"parameters": {"app.x": "1", "app.X": "1"}}, "app.x and app.X are one parameter"),
+        (
+            {"database_parameters": [{"database": "d", "parameters": {"Work_mem": "1MB", "work_mem": "2MB"}}]},
+            "Work_mem and work_mem are one parameter",
+        ),
+        ({"member_of": [{"role": "a"}, {"role": "a", "admin": True}]}, 'spec.memberOf names role "a" twice'),
+        (
+            {"database_parameters": [{"database": "d", "parameters": {}}, {"database": "d", "parameters": {}}]},
+            'spec.databaseParameters names database "d" twice',
+        ),
+    ],
+)
+def test_what_is_declared_twice_is_refused_by_name(spec: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        build(**spec)

@@ -1,12 +1,20 @@
 """core/parameters: what is declared and what PostgreSQL stores, in one form."""
 
+import contextlib
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgrole_controller.core.diff import SetParameter, diff
 from pgrole_controller.core.errors import Refused
-from pgrole_controller.core.parameters import canonical, elements, join, read_settings
-from tests.roles import names
+from pgrole_controller.core.parameters import ALL, UNREADABLE, canonical, elements, join, read_settings
+from pgrole_controller.core.role import Role
+from tests.roles import names, parameters
+
+#: What a role with LOGIN may store may be longer; in CPU time, of a loop that serves every server.
+LONGEST_CALLBACK = 0.25
 
 
 @given(st.lists(names(), min_size=1))
@@ -23,14 +31,26 @@ def test_what_is_joined_is_read_as_it_was(some: list[str]) -> None:
         ('"App"', '"App"'),
         ("", '""'),
         ('"a ""quoted"" name"', '"a ""quoted"" name"'),
+        ('"a""b"', 'a"b'),
+        ("Ä", "Ä"),
     ],
 )
 def test_a_declared_search_path_equals_what_postgresql_stores_of_it(declared: str, stored: str) -> None:
     assert canonical({"search_path": declared}) == read_settings([f"search_path={stored}"])
 
 
+def test_only_the_letters_of_ascii_have_a_lower_case() -> None:
+    """PostgreSQL folds no others in UTF-8: the sign of kelvin is no k, and a space is one of six."""
+    assert canonical({"search_path": "Ärger"}) == (("search_path", '"Ärger"'),)
+    assert canonical({"search_path": "a\N{NO-BREAK SPACE}"}) == (("search_path", '"a\N{NO-BREAK SPACE}"'),)
+    assert read_settings(["app.\N{KELVIN SIGN}=evil", "app.k=good"]) == (
+        ("app.k", "good"),
+        ("app.\N{KELVIN SIGN}", "evil"),
+    )
+
+
 def test_names_are_compared_without_case_and_values_as_they_are() -> None:
-    assert canonical({"DateStyle": "ISO"}) == read_settings(["datestyle=ISO"])
+    assert canonical({"DateStyle": "ISO"}) == read_settings(["DateStyle=ISO"])
     assert canonical({"work_mem": "64MB"}) != canonical({"work_mem": "65536kB"})
 
 
@@ -38,7 +58,75 @@ def test_a_value_may_contain_equals_signs() -> None:
     assert read_settings(["app.x=a=b=c"]) == (("app.x", "a=b=c"),)
 
 
-@pytest.mark.parametrize("value", ['"open', "a b", "a,,b", "a,", 'a"b', '"a" "b"', ","])
+@pytest.mark.parametrize("value", ['"open', "a b", "a,,b", "a,", 'a"b', '"a" "b"', ",", "a\vb", '"a"b'])
 def test_a_list_that_cannot_be_read_is_refused_by_name(value: str) -> None:
     with pytest.raises(Refused, match="search_path"):
         canonical({"search_path": value})
+
+
+@pytest.mark.parametrize("value", ['"open', "a b", "a,,b", "a,", '"a" "b"', ",", "a\vb", "\udce9, x y"])
+def test_a_stored_list_that_cannot_be_read_is_unlike_any_that_is_declared(value: str) -> None:
+    assert read_settings([f"local_preload_libraries={value}"]) == (("local_preload_libraries", UNREADABLE),)
+
+
+@given(parameters(), st.lists(st.text() | st.binary().map(lambda raw: raw.decode(errors="surrogateescape"))))
+def test_reading_never_raises_and_what_is_unreadable_is_set_back(
+    declared: tuple[tuple[str, str], ...], some: list[str]
+) -> None:
+    held = read_settings(some)
+    changes = diff(Role("r", parameters=declared), Role("r", parameters=held))
+    assert {change.name for change in changes if isinstance(change, SetParameter)} >= {
+        name for name, value in held if value == UNREADABLE
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        ["app.X=evil", "app.x=good"],
+        ["app.x=good", "APP.x=evil"],
+        ["app.X=evil"],
+        ["app.\udce9=1"],
+        [f"app.{'x' * 64}=1"],
+        [f"app.{'y.' * 20_000}z=1"],
+        ["=1"],
+        ["no equals sign, no parameter"],
+        ["app..x=1"],
+        ['"app".x=1'],
+    ],
+)
+def test_what_cannot_be_reset_by_name_is_reset_as_a_whole(settings: list[str] | None) -> None:
+    assert read_settings(settings and ["work_mem=64MB", *settings]) == ((ALL, UNREADABLE),)
+    wanted = Role("r", parameters=(("work_mem", "64MB"),))
+    changes = diff(wanted, Role("r", parameters=read_settings(settings)))
+    assert changes == (SetParameter("r", None, ALL, None), SetParameter("r", None, "work_mem", "64MB"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a," * 5_000_000 + "a",
+        '"' * 10_000_001,
+        '"a"' * 3_000_000,
+        '""' * 8_191 + '"',
+        '"' + '""' * 8_190,
+        " " * 16_000 + '"',
+        "a" + " " * 16_000 + '"',
+        '"a",' * 4_000,
+    ],
+)
+def test_the_time_to_read_a_value_grows_no_faster_than_its_length(value: str) -> None:
+    began = time.process_time()
+    assert read_settings([f"search_path={value}"])[0][0] == "search_path"
+    assert time.process_time() - began < LONGEST_CALLBACK
+
+
+@pytest.mark.parametrize(
+    "value", ["a," * 100_000 + "a", '"' * 200_001, '"a"' * 100_000, " " * 200_000, '"' + '""' * 100_000]
+)
+def test_the_list_itself_is_read_in_time_that_grows_with_its_length(value: str) -> None:
+    began = time.process_time()
+    with contextlib.suppress(ValueError):  # it may be none
+        elements(value, folding=True)
+    assert time.process_time() - began < 4 * LONGEST_CALLBACK

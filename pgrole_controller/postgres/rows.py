@@ -1,0 +1,140 @@
+"""Rows as a server sends them, read with suspicion: a column is what its query promises, or a typed error names it.
+
+A server may be hostile, or not the one that it was: a column can be missing, NULL or of another type, and a text need
+be none. Whoever reads a row through this gets a PgRoleError for all of that and nothing else; it names the column and
+never shows the value.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import asyncpg
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.postgres.connection import Connection, speaking
+
+T = TypeVar("T")
+
+#: What asyncpg raises for a value that it cannot decode: a text that is not UTF-8, a date that Python does not know.
+UNDECODABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error, RecursionError)
+
+
+class Unreadable(Transient):
+    """What a server sent is not what was asked for."""
+
+    def __init__(self, what: str, reason: Reason) -> None:
+        super().__init__(reason, f"PostgreSQL sent an answer that cannot be read: {what}")
+
+
+class Row:
+    """One row, or an object in one of its columns; `reason` for the errors."""
+
+    __slots__ = ("_reason", "_record")
+
+    def __init__(self, record: Mapping[str, Any] | asyncpg.Record, reason: Reason = Reason.DATABASE_ERROR) -> None:
+        self._record = record
+        self._reason = reason
+
+    def __getitem__(self, column: str) -> Any:  # noqa: ANN401 -- whatever it is
+        try:
+            return self._record[column]
+        except (LookupError, TypeError):
+            raise self.wrong(column) from None
+
+    def get(self, column: str, kind: type[T]) -> T:
+        """The value of a column; it is never NULL. `kind` is its very type: True is no int."""
+        value = self.find(column, kind)
+        if value is None:
+            raise self.wrong(column)
+        return value
+
+    def find(self, column: str, kind: type[T]) -> T | None:
+        """The value of a column, None where it is NULL."""
+        value = self[column]
+        if value is not None and type(value) is not kind:
+            raise self.wrong(column)
+        found: T | None = value
+        return found
+
+    def some(self, column: str, kind: type[T]) -> tuple[T, ...]:
+        """The elements of an array, none of them NULL; none where all of it is."""
+        values = self.find(column, list) or []
+        if any(type(value) is not kind for value in values):
+            raise self.wrong(column)
+        return tuple(values)
+
+    def text(self, column: str) -> str:
+        return _decode(self.get(column, bytes))
+
+    def find_text(self, column: str) -> str | None:
+        """A text that comes as bytes. What is not UTF-8 stays distinct and equals nothing that can be declared."""
+        value = self.find(column, bytes)
+        return None if value is None else _decode(value)
+
+    def texts(self, column: str) -> tuple[str, ...]:
+        return tuple(_decode(value) for value in self.some(column, bytes))
+
+    def objects(self, column: str) -> list["Row"]:
+        """The objects of a JSON array that comes as bytes; none where it is NULL."""
+        values = self._json(column)
+        if values is not None and type(values) is not list:
+            raise self.wrong(column)
+        if any(type(value) is not dict for value in values or ()):
+            raise self.wrong(column)
+        return [Row(value, self._reason) for value in values or ()]
+
+    def object(self, column: str) -> dict[str, Any]:
+        """A JSON object that comes as bytes; an empty one where it is NULL."""
+        value = self._json(column)
+        if value is not None and type(value) is not dict:
+            raise self.wrong(column)
+        return value or {}
+
+    def wrong(self, column: str) -> PgRoleError:
+        """The error for a column with anything but what it should be."""
+        return Unreadable(f"column {column}", self._reason)
+
+    def _json(self, column: str) -> Any:  # noqa: ANN401 -- whatever it is
+        text = self.find_text(column)
+        if text is None:
+            return None
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise self.wrong(column) from None
+
+
+def _decode(value: bytes) -> str:
+    return value.decode(errors="surrogateescape")
+
+
+async def fetch(
+    connection: Connection, statement: str, query: str, *arguments: object, seconds: float | None = None
+) -> list[Row]:
+    """The rows of a question. Raises PgRoleError; what cannot even be decoded is of no object, but the server's."""
+    with speaking(statement):
+        try:
+            records: Sequence[asyncpg.Record] = await connection.fetch(query, *arguments, timeout=seconds)
+        except asyncpg.InterfaceError:
+            raise
+        except UNDECODABLE as error:
+            raise Unreadable(type(error).__name__, Reason.SERVER_NOT_READY) from None
+    return [Row(record) for record in records]
+
+
+async def fetch_row(
+    connection: Connection, statement: str, query: str, *arguments: object, seconds: float | None = None
+) -> Row:
+    """The one row that a question about the server has: what is wrong with it is wrong with the server."""
+    with speaking(statement):
+        try:
+            record = await connection.fetchrow(query, *arguments, timeout=seconds)
+        except asyncpg.InterfaceError:
+            raise
+        except UNDECODABLE as error:
+            raise Unreadable(type(error).__name__, Reason.SERVER_NOT_READY) from None
+    if record is None:
+        raise Unreadable("there is no row", Reason.SERVER_NOT_READY)
+    return Row(record, Reason.SERVER_NOT_READY)

@@ -1,0 +1,263 @@
+"""Settings as roles store them: read as PostgreSQL reads them, whatever they are, and set back."""
+
+import os
+import time
+import tracemalloc
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from pgrole_controller.controller.reconcile import ROUNDS
+from pgrole_controller.core.ddl import NAME_BYTES, quote_identifier, statements
+from pgrole_controller.core.diff import SetParameter, diff
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.parameters import elements, read_settings
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.role import Found
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.inspect import identify
+from pgrole_controller.postgres.install import Installation, install
+from pgrole_controller.postgres.session import Session
+from tests.integration.sql_support import seen
+from tests.servers import Servers
+
+#: In CPU time, of a loop that serves every server; and what one look may take of the pod's memory, in bytes.
+LONGEST_CALLBACK = 0.25
+MOST_MEMORY = 40_000_000
+
+GIANT = "'ALTER ROLE tenant SET search_path = ''' || repeat(chr(92), 40000000) || '''';"
+
+# One connection serves all examples: each leaves nothing behind. A longer hunt: EXAMPLES=20000.
+EXAMPLES = settings(
+    max_examples=int(os.environ.get("EXAMPLES", "300")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+LISTS = st.lists(
+    st.sampled_from(
+        [
+            *"aBäÄ,;_1 \t\n\r\f\x1f\x85",
+            *('"', "'", "\\", '""', ", ", '"$user"', "$user", '"A b"'),
+            *("\N{NO-BREAK SPACE}", "\N{KELVIN SIGN}", "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}"),
+        ]
+    ),
+    max_size=12,
+).map("".join)
+
+#: What current_schemas leaves out, or adds to.
+SPECIAL = {"", "$user"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def hand(server: PostgresServer) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(server.dsn())
+    await connection.execute("CREATE ROLE subject")
+    yield connection
+    await connection.close()
+
+
+async def stored(hand: Connection) -> list[str]:
+    setting = "SELECT setconfig FROM pg_db_role_setting WHERE setrole = 'subject'::regrole AND setdatabase = 0"
+    return list(await hand.fetchval(setting))
+
+
+async def effective(hand: Connection, value: str) -> list[str]:
+    """The schemas that are searched with it, in order."""
+    await hand.execute("SELECT set_config('search_path', $1, true)", value)
+    return list(await hand.fetchval("SELECT current_schemas(false)"))
+
+
+class Undone(Exception):
+    pass
+
+
+@EXAMPLES
+@given(value=LISTS)
+async def test_a_list_is_read_as_postgresql_reads_it(hand: Connection, value: str) -> None:
+    try:
+        ours: tuple[str, ...] | None = elements(value, folding=True)
+    except ValueError:
+        ours = None
+    assume(ours is None or all(len(name.encode()) <= NAME_BYTES for name in ours))
+    try:
+        async with hand.transaction():
+            try:
+                async with hand.transaction():
+                    await hand.execute("SELECT set_config('search_path', $1, true)", value)
+            except asyncpg.InvalidParameterValueError:
+                assert ours is None
+                return
+            assert ours is not None
+            await hand.execute("RESET search_path")
+            for name in set(ours) - SPECIAL:
+                await hand.execute(f"CREATE SCHEMA {quote_identifier(name)}")
+            searched = [name for name in dict.fromkeys(ours) if name not in SPECIAL]
+            assert [name for name in await effective(hand, value) if name not in SPECIAL] == searched
+            await check_set_back(hand, value, searched)
+            raise Undone
+    except Undone:
+        pass
+
+
+async def check_set_back(hand: Connection, value: str, searched: list[str]) -> None:
+    """What is stored of it reads as a value that, written by us, is stored to read the same and to do the same."""
+    await hand.execute("ALTER ROLE subject SET search_path FROM CURRENT")
+    ((name, read),) = read_settings(await stored(hand))
+    assert name == "search_path"
+    await hand.execute("ALTER ROLE subject RESET ALL")
+    for statement in statements([SetParameter("subject", None, name, read)]):
+        await hand.execute(statement)
+    (written,) = await stored(hand)
+    assert read_settings([written]) == ((name, read),)
+    assert [one for one in await effective(hand, written.partition("=")[2]) if one not in SPECIAL] == searched
+
+
+@EXAMPLES
+@given(value=LISTS)
+async def test_names_of_files_are_read_as_postgresql_prints_them(hand: Connection, value: str) -> None:
+    """In the definition of a function PostgreSQL takes the stored list apart itself (SplitGUCList)."""
+    try:
+        ours: tuple[str, ...] | None = elements(value)
+    except ValueError:
+        ours = None
+    try:
+        async with hand.transaction():
+            await hand.execute("SELECT set_config('local_preload_libraries', $1, true)", value)
+            await hand.execute(
+                "CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql "
+                "SET local_preload_libraries FROM CURRENT AS 'SELECT 1'"
+            )
+            try:
+                async with hand.transaction():
+                    definition = await hand.fetchval("SELECT pg_get_functiondef('pg_temp.f'::regproc)")
+            except asyncpg.InternalServerError:
+                assert ours is None
+            else:
+                assert ours is not None
+                names = ours if value.strip(" \t\n\r\f") else ()
+                printed = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
+                assert f" SET local_preload_libraries TO {printed}\n" in definition
+            raise Undone
+    except Undone:
+        pass
+
+
+#: What is stored of a role, as SQL of one session after the other.
+ATTACKS = {
+    "a giant value": [f"DO $$ BEGIN EXECUTE {GIANT} END $$"],
+    "a list of 1.5 million names": [
+        "SELECT set_config('search_path', repeat('a,', 1500000) || 'a', false);"
+        "ALTER ROLE tenant SET search_path FROM CURRENT"
+    ],
+    "a name with a quote": [
+        """SELECT set_config('search_path', 'a"b', false); ALTER ROLE tenant SET search_path FROM CURRENT"""
+    ],
+    "a list that is none": [
+        """SELECT set_config('local_preload_libraries', '"open', false);"""
+        "ALTER ROLE tenant SET local_preload_libraries FROM CURRENT"
+    ],
+    "a name in two spellings": [
+        """ALTER ROLE tenant SET "app.X" = 'evil'""",
+        """ALTER ROLE tenant SET "app.x" = 'good'""",
+    ],
+    "1100 names": [
+        "DO $$ BEGIN FOR n IN 1..1100 LOOP EXECUTE format('ALTER ROLE tenant SET app.n%s = 1', n); END LOOP; END $$"
+    ],
+    "a long name": [f"ALTER ROLE tenant SET {'.'.join(['app', *['x' * 60] * 300])} = 'x'"],
+}
+
+#: Those that take a superuser, or whom one has granted them.
+BY_SUPERUSERS = {"a name in two spellings", "1100 names", "a long name"}
+
+
+class Estate(NamedTuple):
+    session: Session
+    dsn: str  # of the tenant
+    asked: list[tuple[Key, str]]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def estate(server: PostgresServer, hand: Connection) -> AsyncIterator[Estate]:
+    names = ("tenant", "first", "second")
+    for name in names:
+        await hand.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'p'; COMMENT ON ROLE {name} IS 'of {name}'")
+        await hand.execute(f"ALTER ROLE {name} SET work_mem = '64MB'")
+    async with connect(Endpoint(server.dsn()), "test") as made:
+        await install(made)
+        session = Session(await identify(made), Installation.PRESENT, "cluster", False, made)
+        yield Estate(session, server.dsn("tenant", password="p"), [(Key("shop", name), name) for name in names])
+    await hand.execute(f"DROP ROLE {', '.join(names)}")
+
+
+async def see(estate: Estate) -> dict[str, Found]:
+    return {
+        sight.named.role.name: sight.named for sight in seen(await estate.session.look(estate.asked)) if sight.named
+    }
+
+
+async def check_drift_of_one(estate: Estate, before: dict[str, Found]) -> None:
+    """What was stored is drift of the tenant alone, read in little memory and time, and is set back."""
+    tracemalloc.start()
+    try:
+        began = time.process_time()
+        drifted = await see(estate)
+        assert time.process_time() - began < LONGEST_CALLBACK
+        assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
+    finally:
+        tracemalloc.stop()
+    assert drifted["tenant"].role != before["tenant"].role
+    assert {name: found for name, found in drifted.items() if name != "tenant"} == {
+        name: found for name, found in before.items() if name != "tenant"
+    }
+    for _ in range(ROUNDS):
+        there = (await see(estate))["tenant"]
+        changes = diff(before["tenant"].role, there.role)
+        assert await estate.session.carry_out([Plan("tenant", changes, oid=there.oid, seen_as="tenant")]) == [None]
+    assert await see(estate) == before
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_what_a_role_stores_is_its_own_drift_and_is_set_back(
+    server: PostgresServer, estate: Estate, attack: str
+) -> None:
+    before = await see(estate)
+    for sql in ATTACKS[attack]:
+        connection = await asyncpg.connect(server.dsn() if attack in BY_SUPERUSERS else estate.dsn)
+        try:
+            await connection.execute(sql, timeout=300)
+        finally:
+            await connection.close()
+    await check_drift_of_one(estate, before)
+
+
+async def test_a_giant_comment_is_drift_of_its_role_alone_and_is_set_back(estate: Estate, hand: Connection) -> None:
+    before = await see(estate)
+    await hand.execute("DO $$ BEGIN EXECUTE 'COMMENT ON ROLE tenant IS ''' || repeat('x', 20000000) || ''''; END $$")
+    await check_drift_of_one(estate, before)
+
+
+async def test_thousands_of_memberships_are_drift_of_their_role_alone_and_are_revoked(
+    estate: Estate, hand: Connection
+) -> None:
+    before = await see(estate)
+    await hand.execute(
+        "DO $$ BEGIN FOR n IN 1..2500 LOOP EXECUTE format('CREATE ROLE g%s ROLE tenant', n); END LOOP; END $$",
+        timeout=300,
+    )
+    try:
+        await check_drift_of_one(estate, before)
+    finally:
+        await hand.execute("DO $$ BEGIN FOR n IN 1..2500 LOOP EXECUTE format('DROP ROLE g%s', n); END LOOP; END $$")
