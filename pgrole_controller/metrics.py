@@ -122,6 +122,14 @@ SESSION_FAILURES: Final = Counter(
     ["server"],
     registry=REGISTRY,
 )
+INTERNAL_ERRORS: Final = Counter(
+    "pgrole_internal_errors",
+    "Total unexpected errors by where they were met: in a session with a server, or while one object was processed.",
+    ["where"],
+    registry=REGISTRY,
+)
+for _where in ("session", "object"):
+    INTERNAL_ERRORS.labels(_where)
 SQL_SECONDS: Final = Histogram(
     "pgrole_sql_seconds",
     "What one kind of statement takes, with the way there and back.",

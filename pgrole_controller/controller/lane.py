@@ -33,7 +33,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.schedule import After, Visit
-from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.connection import Endpoint, Unexpected
 from pgrole_controller.postgres.disown import disown
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.install import Installation
@@ -139,7 +139,7 @@ class Lane:
         self._queue.put(self.server.name, Hint(key, reason, rank))
 
     async def _take_turn(self) -> None:
-        """One session, or the attempt at one and the wait for the next."""
+        """One session, or the attempt at one and the wait for the next. Nothing that goes wrong in it leaves it."""
         server = self.server
         try:
             if server.endpoint is None:
@@ -156,8 +156,16 @@ class Lane:
                 candidacy=self._lead.stand(self._stand_by),
             )
         except PgRoleError as error:
+            if isinstance(error, Unexpected):
+                metrics.INTERNAL_ERRORS.labels("session").inc()
+                log.error("unexpected error in a session", extra={"server": server.name}, exc_info=error.__cause__)
             self._fail(error)
-            await self._pause(error)
+            try:
+                await self._pause(error)
+            except Exception:
+                metrics.INTERNAL_ERRORS.labels("session").inc()
+                log.exception("unexpected error without a session", extra={"server": server.name})
+                await anyio.sleep(LONGEST_DELAY)
 
     async def _stand_by(self) -> None:
         log.info("ready to lead", extra={"server": self.server.name})

@@ -37,6 +37,9 @@ class Whereabouts(StrEnum):
     UNPROVEN = "unproven"
 
 
+#: As many claims as there can be: a person asks, and no other server waits.
+_VOLUME = 1 << 30
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which claims; None: any."""
@@ -78,7 +81,7 @@ async def claims_of(endpoint: Endpoint) -> AsyncIterator[Connection]:
 
     Raises PgRoleError.
     """
-    async with connect(endpoint, "claims") as connection:
+    async with connect(endpoint, "claims", volume=_VOLUME) as connection:
         try:
             await identify(connection)
             yield connection
