@@ -26,6 +26,9 @@ from pgrole_controller.postgres.privilege import explain_access, is_lacking
 #: For one change with all that it waits for.
 CHANGE_SECONDS = 30.0
 
+#: However many claims there are: a person asks, and no other server waits.
+_VOLUME = 1 << 30
+
 
 class Whereabouts(StrEnum):
     """What became of the role of a claim; sql/claims/list.sql has the definitions."""
@@ -36,9 +39,6 @@ class Whereabouts(StrEnum):
     GONE = "gone"
     UNPROVEN = "unproven"
 
-
-#: As many claims as there can be: a person asks, and no other server waits.
-_VOLUME = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Selection:
