@@ -249,7 +249,10 @@ async def _open(seconds: float, settings: dict[str, str], **arguments: Any) -> C
             connection: Connection = await asyncpg.connect(
                 **arguments, timeout=seconds, command_timeout=COMMAND_SECONDS, server_settings=settings
             )
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except BaseException as error:
+            terms.abandon()
+            if not isinstance(error, (AttributeError, LookupError, TypeError, ValueError)):
+                raise
             # asyncpg's, where the server says nothing that it knows; or of what we were given.
             if isinstance(error, asyncpg.InterfaceError) or not (terms.answered or isinstance(error, AttributeError)):
                 raise

@@ -34,12 +34,18 @@ class Terms:
     """What a connection that is being made may be asked for, and what it has come to.
 
     `methods` None: anything where the certificate of the server is verified or it is on this machine's own socket, else
-    what gives no password away. `answered`: it has sent a message.
+    what gives no password away. `answered`: it has sent a message. `transport`: the last one that was made.
     """
 
     methods: frozenset[str] | None = None
     volume: int = VOLUME
     answered: bool = False
+    transport: asyncio.Transport | None = None
+
+    def abandon(self) -> None:
+        """asyncpg leaves open what it cannot make a connection of."""
+        if self.transport is not None:
+            self.transport.abort()
 
 
 _terms: ContextVar[Terms | None] = ContextVar("terms", default=None)
@@ -58,7 +64,7 @@ def on_terms(terms: Terms) -> Iterator[None]:
 @contextmanager
 def own_terms() -> Iterator[Terms]:
     """The same for one connection alone: what it came to is known by them."""
-    terms = replace(_terms.get() or Terms(), answered=False)
+    terms = replace(_terms.get() or Terms(), answered=False, transport=None)
     with on_terms(terms):
         yield terms
 
@@ -74,7 +80,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
         self._reason: Exception | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._to_server = transport
+        self._to_server = self._terms.transport = transport
         methods = self._terms.methods
         if methods is None:
             methods = ANYTHING if is_verified(transport) else UNVERIFIED
