@@ -104,7 +104,9 @@ class Server:
 
 
 @contextmanager
-def serving(first: bytes, *answers: bytes | Callable[[bytes], bytes], flood: bytes = b"", ends: bool = False) -> Iterator[Server]:
+def serving(
+    first: bytes, *answers: bytes | Callable[[bytes], bytes], flood: bytes = b"", ends: bool = False
+) -> Iterator[Server]:
     listener = socket.create_server(("127.0.0.1", 0))
     server = Server(first, answers, flood, ends, listener.getsockname()[1])
     threading.Thread(target=server.serve, args=(listener,), daemon=True).start()
@@ -155,11 +157,14 @@ class Proxy:
     mutate: Callable[[], Mutation]
     port: int = 0
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._carry(reader, writer))
         self.tasks.add(task)
+        self.writers.append(writer)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(self.host, self.server_port)
         except OSError:
@@ -176,7 +181,6 @@ class Proxy:
             back.cancel()
             far_writer.transport.abort()
             writer.transport.abort()
-            self.tasks.discard(task)
 
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         mutate = self.mutate()
@@ -203,7 +207,7 @@ END, PAUSE = b"END", b"PAUSE"
 @asynccontextmanager
 async def proxying(host: str, port: int, mutate: Callable[[], Mutation]) -> AsyncIterator[Proxy]:
     proxy = Proxy(host, port, mutate)
-    server = await asyncio.start_server(proxy.carry, "127.0.0.1", 0)
+    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
     proxy.port = server.sockets[0].getsockname()[1]
     try:
         yield proxy
@@ -212,4 +216,6 @@ async def proxying(host: str, port: int, mutate: Callable[[], Mutation]) -> Asyn
         for task in list(proxy.tasks):
             task.cancel()
         await asyncio.gather(*proxy.tasks, return_exceptions=True)
+        for writer in proxy.writers:
+            writer.transport.abort()
         await server.wait_closed()

@@ -107,4 +107,3 @@ def _check_challenge(text: bytes) -> None:
             f"the server asks for {int(challenge[1])} iterations of SCRAM; up to {MOST_ITERATIONS} are accepted: "
             "set the password of the controller's role again with a lower scram_iterations"
         )
-

@@ -6,7 +6,7 @@ and changes all of them or none. The triggers on the claims tell the controllers
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
@@ -81,7 +81,7 @@ async def claims_of(endpoint: Endpoint) -> AsyncIterator[Connection]:
 
     Raises PgRoleError.
     """
-    async with connect(endpoint, "claims", volume=_VOLUME) as connection:
+    async with connect(replace(endpoint, volume=_VOLUME), "claims") as connection:
         try:
             await identify(connection)
             yield connection

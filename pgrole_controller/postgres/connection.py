@@ -96,6 +96,7 @@ class Endpoint:
     password: str | Minting = field(default="", repr=False)
     ca: str | None = field(default=None, repr=False)
     methods: frozenset[str] | None = None  # as in protocol.Terms
+    volume: int = VOLUME  # so much may one statement answer
 
     @classmethod
     def of(
@@ -138,18 +139,15 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def connect(
-    endpoint: Endpoint, purpose: str, *, volume: int = VOLUME, **settings: str
-) -> AsyncIterator[Connection]:
+async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIterator[Connection]:
     """A connection for one purpose (it shows in application_name). Raises Transient or Refused when there is none.
 
     It has answered a question, and is no standby's. That takes CONNECT_SECONDS at most, and the time that a password
     which has to be made takes. `command_timeout` holds for every statement; give `timeout` with one that shall run
-    longer. `volume`: so much may one statement answer, in bytes and a little more.
+    longer.
     """
-    terms = Terms(endpoint.methods, volume)
     pinned = {**_SETTINGS, **settings, "application_name": f"pgrole-controller {purpose}"}
-    with on_terms(terms):
+    with on_terms(Terms(endpoint.methods, endpoint.volume)):
         connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _follow(endpoint, pinned))
     try:
         yield connection
@@ -287,7 +285,7 @@ async def _close(connection: Connection) -> None:
     with anyio.move_on_after(CLOSE_SECONDS):
         try:
             await connection.close(timeout=CLOSE_SECONDS)
-        except Exception as error:  # noqa: BLE001 -- whatever is said to a goodbye, it is one
+        except Exception as error:
             if not isinstance(error, (*_LOST, TimeoutError, asyncpg.PostgresError)):
                 log.debug("unexpected error at the end of a connection", exc_info=error)
             connection.terminate()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg.protocol
 
 from pgrole_controller.postgres.authentication import ANYTHING, UNVERIFIED, Login, Unacceptable
-from pgrole_controller.postgres.framing import VOLUME, Framing, NotPostgres, Notes
+from pgrole_controller.postgres.framing import VOLUME, Framing, Notes, NotPostgres
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -92,7 +92,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
         if self._later is None:
             self._read()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # type: ignore[override]
+    def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
         super().connection_lost(self._reason or exc)
 
@@ -167,7 +167,7 @@ def is_verified(transport: asyncio.BaseTransport) -> bool:
 
 
 def protocol_of(connection: "Connection[Record]") -> CheckedProtocol:
-    protocol = connection._protocol  # type: ignore[attr-defined]  # there is no other way to it
+    protocol = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no other way to it
     if not isinstance(protocol, CheckedProtocol):
         raise TypeError("the connection was not made on any terms")
     return protocol

@@ -55,7 +55,7 @@ class Hearing:
     def notes(self) -> Notes:
         return Notes(CHANNEL, self._eye_pid, self.receive)
 
-    def receive(self, noted: list[tuple[int, bytes]], left_out: bool) -> None:  # noqa: FBT001 -- a callback
+    def receive(self, noted: list[tuple[int, bytes]], left_out: bool) -> None:
         if not self.greeted.is_set() and any(payload == self._greeting for _, payload in noted):
             self.greeted.set()
         ours = [payload for pid, payload in noted if pid == self._eye_pid]

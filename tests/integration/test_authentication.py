@@ -47,7 +47,9 @@ async def test_a_method_that_is_not_allowed_is_named_and_nothing_is_sent(asked: 
     if asked in (allowed or ("scram-sha-256", "none")):
         assert "requireAuth" not in error.message
         return
-    assert f"({asked}), and requireAuth allows only: {', '.join(allowed or ('scram-sha-256', 'none'))}." in error.message
+    assert (
+        f"({asked}), and requireAuth allows only: {', '.join(allowed or ('scram-sha-256', 'none'))}." in error.message
+    )
     assert "pg_hba.conf" in error.message
     assert PASSWORD not in error.message
     assert len(server.heard) == 1, "more than the startup packet was sent"
@@ -168,7 +170,9 @@ async def test_a_real_server_that_asks_otherwise(servers: Servers, own_postgres:
     for methods in ((name,), ("scram-sha-256", name)):
         async with connect(endpoint(*methods), "test") as connection:
             assert await connection.fetchval("SELECT 1") == 1
-    assert f"({name}), and requireAuth allows only: scram-sha-256." in (await refusal(endpoint("scram-sha-256"))).message
+    assert (
+        f"({name}), and requireAuth allows only: scram-sha-256." in (await refusal(endpoint("scram-sha-256"))).message
+    )
 
 
 async def test_a_dsn_says_it_too(postgres_server: PostgresServer) -> None:

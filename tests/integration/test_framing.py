@@ -1,6 +1,7 @@
 """postgres/framing: what is no PostgreSQL is told so, and stops neither the event loop nor the controller."""
 
 import struct
+from pathlib import Path
 
 import anyio
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from pgrole_controller.core.errors import PgRoleError, Transient
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.authentication import ANYTHING, Login, Unacceptable
-from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.framing import Framing, NotPostgres, Notes, check_row
+from pgrole_controller.postgres.connection import Endpoint, connect, speaking
+from pgrole_controller.postgres.framing import Framing, Notes, NotPostgres, check_row
 from tests.hostile import (
     AT_REST,
     GREETING,
@@ -250,11 +251,8 @@ async def test_what_real_statements_answer_is_passed_on_as_it_is(postgres_server
         assert (found["b"], found["c"], found["d"]) == (["a", None, "ü"], [[1, 2], [3, 4]], [])
         assert (len(found["g"]), found["j"], found["n"]) == (1_000_000, b"\0\0\0\1", '{"a": [1]}')
         assert len(await connection.fetch("SELECT n FROM generate_series(1, 20000) AS s (n)")) == 20_000
-        with pytest.raises(PgRoleError):
-            from pgrole_controller.postgres.connection import speaking
-
-            with speaking():
-                await connection.fetch("SELECT repeat('x', 9000000)")
+        with pytest.raises(PgRoleError), speaking():
+            await connection.fetch("SELECT repeat('x', 9000000)")
 
 
 FLOODS = {
@@ -291,5 +289,4 @@ async def test_a_flood_takes_a_small_part_of_the_loop_and_little_memory(
 
 
 def resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
