@@ -16,7 +16,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.hint import Key
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from pgrole_controller.postgres import connection as connection_module
-from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.session import Session, attend
 from tests.hostile import (
     END,
@@ -234,3 +234,35 @@ async def test_nothing_leaves_a_session_but_its_own_error(
 
 def check_loop(account: Account) -> None:
     assert account.longest < 0.25, f"{account.longest:.3f} s of CPU in one callback: {account.by}"
+
+
+async def test_a_flood_of_others_notifications_neither_ends_the_session_nor_hides_a_change(
+    own_postgres: PostgresServer,
+) -> None:
+    names: list[tuple[str, ...] | None] = []
+    begun = anyio.Event()
+
+    async def stay(_session: Session) -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    async def watch() -> None:
+        endpoint = Endpoint(own_postgres.dsn())
+        await attend(endpoint, "test", detection=Mode.WATCH, may_install=True, heard=names.append, work=stay)
+
+    async with connect(Endpoint(own_postgres.dsn()), "test") as admin, anyio.create_task_group() as tasks:
+        await admin.execute("CREATE ROLE tenant LOGIN PASSWORD 'p'")
+        tasks.start_soon(watch)
+        await begun.wait()
+        async with connect(Endpoint(own_postgres.dsn("tenant", password="p")), "test") as tenant:
+            with anyio.fail_after(DEADLINE):
+                for _ in range(25):
+                    await tenant.execute(
+                        "SELECT count(pg_notify('pgrole', '{\"op\":\"many\",\"n\":' || g || '}'))"
+                        " FROM generate_series(1, 20000) AS s (g)"
+                    )
+                await admin.execute("CREATE ROLE drifted")
+                while not any(some is not None and "drifted" in some for some in names):
+                    await anyio.sleep(0.05)  # noqa: ASYNC110 -- what is heard is a list
+        assert names.count(None) < DEADLINE / 10 + 1
+        tasks.cancel_scope.cancel()
