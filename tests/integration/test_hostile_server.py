@@ -262,7 +262,7 @@ async def test_a_flood_of_others_notifications_neither_ends_the_session_nor_hide
                         " FROM generate_series(1, 20000) AS s (g)"
                     )
                 await admin.execute("CREATE ROLE drifted")
-                while not any(some is not None and "drifted" in some for some in names):
-                    await anyio.sleep(0.05)  # noqa: ASYNC110 -- what is heard is a list
+                while not any(some is not None and "drifted" in some for some in names):  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
         assert names.count(None) < DEADLINE / 10 + 1
         tasks.cancel_scope.cancel()
