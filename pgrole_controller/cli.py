@@ -25,6 +25,7 @@ with sparing():
         address_of,
         allowance_of,
         read_settings,
+        split_methods,
         verifies_by_default,
     )
 
@@ -137,9 +138,10 @@ def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is importe
     in_cluster, elects = in_cluster_namespace(), values["leader-election"]
     dsn, server = values["dsn"], None
     if dsn is not None:
+        plain, methods = split_methods(dsn)
         server = DeclaredServer(
             DEFAULT_SERVER,
-            Endpoint(dsn, ssl="verify-full" if verifies_by_default(dsn) else None),
+            Endpoint(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods),
             allowance_of(values),
             address_of(dsn),
             may_install=values["install"],

@@ -1,6 +1,9 @@
 """Log lines: constant messages with values as keys, for a terminal as text, elsewhere as JSON.
 
 Each visit has a short id, which stands as `visit` in every line that is written for it, in whatever room (`tracing`).
+
+Much of what is logged was written by somebody else, or happens as often as somebody else likes: values, tracebacks and
+the repetition of a warning have a bound.
 """
 
 import json
@@ -25,6 +28,15 @@ _COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERRO
 _RESET = "\033[0m"
 
 
+#: Of one value, and of one traceback, in characters.
+LONGEST_VALUE = 2000
+LONGEST_TRACEBACK = 12_000
+
+#: How often the same warning of the same server or object is written in so many seconds.
+REPEATS = 20
+REPEAT_SECONDS = 60.0
+MOST_REPEATED = 10_000
+
 _visit: ContextVar[str] = ContextVar("visit", default="")
 
 
@@ -35,6 +47,7 @@ def set_up(level: str, form: LogFormat) -> None:
     text = form == "text" or (form == "auto" and terminal)
     handler.setFormatter(_Text(colours=terminal and not os.environ.get("NO_COLOR")) if text else _Json())
     handler.addFilter(_add_visit)
+    handler.addFilter(Repetition().admit)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pgrole_controller").setLevel(level.upper())
     # At DEBUG it prints bodies, Secrets among them.
@@ -127,8 +140,54 @@ def _add_visit(record: logging.LogRecord) -> bool:
     return True
 
 
+class Repetition:
+    """Leaves out warnings and errors that were just written often enough; the next one says how many were."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._written: dict[tuple[object, ...], int] = {}
+        self._left_out: dict[tuple[object, ...], int] = {}
+
+    def admit(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        now = self._clock()
+        if now - self._since >= REPEAT_SECONDS:
+            self._since, self._written = now, {}
+            if len(self._left_out) > MOST_REPEATED:
+                self._left_out = {}
+        about = (getattr(record, "server", ""), getattr(record, "object", ""))
+        which = (record.name, record.levelno, record.msg, *map(str, about))
+        self._written[which] = self._written.get(which, 0) + 1
+        if self._written[which] > REPEATS:
+            self._left_out[which] = self._left_out.get(which, 0) + 1
+            return False
+        if left_out := self._left_out.pop(which, 0):
+            record.left_out = left_out
+        return True
+
+
 def _values(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    return {key: _cut(value) for key, value in vars(record).items() if key not in _STANDARD}
+
+
+def _cut(value: object) -> object:
+    if isinstance(value, int | float | bool) or value is None:
+        return value
+    text = str(value)
+    return value if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}… ({len(text) - LONGEST_VALUE} more)"
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The beginning, and the end: what was raised last. Its words may be somebody else's."""
+    raw = formatter.formatException(record.exc_info) if record.exc_info else ""
+    text = "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in raw)
+    if len(text) <= LONGEST_TRACEBACK:
+        return text
+    first = LONGEST_TRACEBACK // 3
+    last = LONGEST_TRACEBACK - first
+    return f"{text[:first]}\n… ({len(text) - LONGEST_TRACEBACK} more)\n{text[-last:]}"
 
 
 class _Text(logging.Formatter):
@@ -141,8 +200,8 @@ class _Text(logging.Formatter):
         level = record.levelname
         shown = f"{_COLOURS.get(level, '')}{level:<7}{_RESET}" if self._colours else f"{level:<7}"
         values = " ".join(f"{key}={_plain(value)}" for key, value in _values(record).items())
-        line = f"{moment} {shown} {record.getMessage()}{'  ' + values if values else ''}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = f"{moment} {shown} {_cut(record.getMessage())}{'  ' + values if values else ''}"
+        return f"{line}\n{_traceback(self, record)}" if record.exc_info else line
 
 
 class _Json(logging.Formatter):
@@ -151,11 +210,11 @@ class _Json(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _cut(record.getMessage()),
             **_values(record),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _traceback(self, record)
         return _quote(line)
 
 

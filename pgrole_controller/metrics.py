@@ -122,6 +122,14 @@ SESSION_FAILURES: Final = Counter(
     ["server"],
     registry=REGISTRY,
 )
+INTERNAL_ERRORS: Final = Counter(
+    "pgrole_internal_errors",
+    "Total unexpected errors by where they were met: in a session with a server, or while one object was processed.",
+    ["where"],
+    registry=REGISTRY,
+)
+for _where in ("session", "object"):
+    INTERNAL_ERRORS.labels(_where)
 SQL_SECONDS: Final = Histogram(
     "pgrole_sql_seconds",
     "What one kind of statement takes, with the way there and back.",
@@ -141,12 +149,6 @@ WATCH_ENDS: Final = Counter(
     "pgrole_watch_ends",
     "Watches and lists of the API server that ended, by cause: in time, expired, refused, failed.",
     ["resource", "cause"],
-    registry=REGISTRY,
-)
-INTERNAL_ERRORS: Final = Counter(
-    "pgrole_internal_errors",
-    "Unexpected errors that ended one object's reconcile or one server's session, and nothing else.",
-    ["where"],
     registry=REGISTRY,
 )
 EVENTS_DROPPED: Final = Counter("pgrole_events_dropped", "Events that could not be written.", registry=REGISTRY)
@@ -171,7 +173,6 @@ LOOP_BLOCKS: Final = Counter(
 BUILD: Final = Gauge("pgrole_build_info", "1, with the version of the controller.", ["version"], registry=REGISTRY)
 
 BUILD.labels(__version__).set(1)
-INTERNAL_ERRORS.labels("object")
 
 _expected: set[str] = set()  # the servers that have series
 _BY_SERVER = (

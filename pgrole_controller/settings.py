@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, unquote_plus, urlsplit
 
 from pgrole_controller.api.duration import read_duration
 from pgrole_controller.api.password import OBJECT_NAME
@@ -22,6 +22,9 @@ from pgrole_controller.logs import LogFormat
 _LONGEST_NAME = 253
 _LONGEST_LABEL = 63
 _LAST_PORT = 65535
+_METHODS = ("password", "md5", "scram-sha-256", "none")
+#: What libpq can do besides, and what a DSN may exclude.
+_OTHER_METHODS = ("gss", "sspi", "oauth")
 _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
@@ -147,6 +150,7 @@ def _dsn(value: str) -> str:
         )
     if address_of(value).sslmode not in _SSL_MODES:
         raise ValueError(f"its sslmode takes one of {', '.join(_SSL_MODES)}")
+    split_methods(value)
     return value
 
 
@@ -268,3 +272,35 @@ def verifies_by_default(dsn: str) -> bool:
         return False
     hosts = [host for value in query.get("host", []) for host in value.split(",")] or [parts.hostname or ""]
     return any(not host.startswith("/") and host not in ("", "localhost", "127.0.0.1", "::1") for host in hosts)
+
+
+def split_methods(dsn: str) -> tuple[str, frozenset[str] | None]:
+    """The DSN without its require_auth, which asyncpg does not know, and the methods that it allows; None: the default.
+
+    As libpq reads it: names with commas between, or each with a ! before it for all but these. Raises ValueError with
+    what it takes.
+    """
+    parts = urlsplit(dsn)
+    pieces = parts.query.split("&")
+    kept = [piece for piece in pieces if unquote_plus(piece.partition("=")[0]) != "require_auth"]
+    if len(kept) == len(pieces):
+        return dsn, None
+    given = dict(parse_qsl(parts.query, keep_blank_values=True)).get("require_auth", "")
+    return parts._replace(query="&".join(kept)).geturl(), _read_methods(given)
+
+
+def _read_methods(text: str) -> frozenset[str] | None:
+    names = [name.strip() for name in text.split(",")] if text.strip() else []
+    excluded = [name.removeprefix("!") for name in names if name.startswith("!")]
+    known = (*_METHODS, *_OTHER_METHODS) if excluded else _METHODS
+    if (excluded and len(excluded) != len(names)) or not {*(excluded or names)} <= {*known}:
+        raise ValueError(
+            f"its require_auth takes methods of {', '.join(_METHODS)} with commas between, or all but some, each with "
+            "a ! before it"
+        )
+    if not names:
+        return None
+    allowed = frozenset(_METHODS).difference(excluded) if excluded else frozenset(names)
+    if not allowed:
+        raise ValueError("its require_auth leaves no method")
+    return allowed

@@ -27,6 +27,7 @@ def _list(most: int, kind: str = "set") -> dict[str, Any]:
 
 Pattern = Annotated[str, Field(min_length=1, max_length=_PATTERN_SIZE)]
 Attribute = Literal["superuser", "createrole", "createdb", "replication", "bypassrls"]
+Method = Literal["password", "md5", "scram-sha-256", "none"]
 Host = Annotated[str, Field(min_length=1, max_length=253, pattern=_HOST.pattern)]
 
 
@@ -80,6 +81,17 @@ class ServerConnection(Model):
         description="The certificates that the server's own is verified with; those of the system when absent.",
     )
     credentials_secret_ref: CredentialsRef = Field(description="What the controller logs in with.")
+    require_auth: list[Method] | None = Field(
+        default=None,
+        description=(
+            "Methods by which the server may ask the controller to log in, as in libpq's require_auth; none: without "
+            "a password. When absent, scram-sha-256 and none, or any where sslMode verifies the server's certificate. "
+            "password sends it in clear."
+        ),
+        min_length=1,
+        max_length=4,
+        json_schema_extra={"minItems": 1, **_list(4)},
+    )
 
     @model_validator(mode="after")
     def _check_ca(self) -> Self:

@@ -20,7 +20,7 @@ from pgrole_controller.postgres.claims import (
     transfer,
 )
 from pgrole_controller.postgres.connection import Endpoint
-from pgrole_controller.settings import WrongSetting, verifies_by_default
+from pgrole_controller.settings import WrongSetting, split_methods, verifies_by_default
 
 DONE = 0
 FAILED = 1
@@ -28,7 +28,8 @@ FAILED = 1
 
 def run(options: argparse.Namespace, dsn: str) -> int:
     """The exit code. Raises WrongSetting where it would have to ask and nobody can answer."""
-    endpoint = Endpoint(dsn, ssl="verify-full" if verifies_by_default(dsn) else None)
+    plain, methods = split_methods(dsn)
+    endpoint = Endpoint(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods)
     try:
         if options.deed == "list":
             return _show(options, endpoint)

@@ -146,6 +146,7 @@ async def _read_endpoint(client: Client, connection: ServerConnection, site: Sit
         password=password,
         sslmode=connection.ssl_mode,
         ca=await _read_ca(client, connection.ca_ref, site.namespace) if connection.ca_ref else None,
+        methods=frozenset(connection.require_auth) if connection.require_auth else None,
     )
 
 

@@ -37,7 +37,8 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.schedule import After, Retry, Visit
-from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.connection import Endpoint, Unexpected
 from pgrole_controller.postgres.disown import disown
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.install import Installation
@@ -162,7 +163,7 @@ class Lane:
         self._queue.put(self.server.name, Hint(key, reason, rank))
 
     async def _take_turn(self) -> None:
-        """One session, or the attempt at one and the wait for the next."""
+        """One session, or the attempt at one and the wait for the next. Nothing that goes wrong in it leaves it."""
         server = self.server
         try:
             if server.endpoint is None or server.lapsed:
@@ -180,8 +181,18 @@ class Lane:
                 candidacy=self._lead.stand(self._stand_by),
             )
         except PgRoleError as error:
+            if isinstance(error, Unexpected):
+                metrics.INTERNAL_ERRORS.labels("session").inc()
+                extra = {"server": server.name, **describe_error(error.__cause__ or error)}
+                log.error("unexpected error in a session", extra=extra)
             self._fail(error)
-            await self._pause(error)
+            try:
+                await self._pause(error)
+            except Exception as unexpected:  # noqa: BLE001 -- this server's error
+                metrics.INTERNAL_ERRORS.labels("session").inc()
+                extra = {"server": server.name, **describe_error(unexpected)}
+                log.error("unexpected error without a session", extra=extra)
+                await anyio.sleep(LONGEST_DELAY)
 
     async def _stand_by(self) -> None:
         log.info("ready to lead", extra={"server": self.server.name})

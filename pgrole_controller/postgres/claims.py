@@ -6,7 +6,7 @@ and changes all of them or none. The triggers on the claims tell the controllers
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
@@ -25,6 +25,9 @@ from pgrole_controller.postgres.rows import Row, fetch
 
 #: For one change with all that it waits for.
 CHANGE_SECONDS = 30.0
+
+#: However many claims there are: a person asks, and no other server waits.
+_VOLUME = 1 << 30
 
 
 class Whereabouts(StrEnum):
@@ -78,7 +81,7 @@ async def claims_of(endpoint: Endpoint) -> AsyncIterator[Connection]:
 
     Raises PgRoleError.
     """
-    async with connect(endpoint, "claims") as connection:
+    async with connect(replace(endpoint, volume=_VOLUME), "claims") as connection:
         try:
             await identify(connection)
             yield connection

@@ -1,5 +1,6 @@
 """Connections to one server, with every session setting pinned that a role's or a database's defaults could bend."""
 
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,10 +17,14 @@ import asyncpg
 from pgrole_controller import metrics
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.sqlstate import classify
-from pgrole_controller.postgres.framing import NotPostgres, check_messages
+from pgrole_controller.postgres.authentication import Unacceptable
+from pgrole_controller.postgres.framing import VOLUME, NotPostgres
+from pgrole_controller.postgres.protocol import Terms, check_messages, on_terms, own_terms
 from pgrole_controller.postgres.tls import Mode, make_context
 
 check_messages()
+
+log = logging.getLogger(__name__)
 
 # asyncpg's class is generic in its stubs alone.
 if TYPE_CHECKING:
@@ -52,6 +57,23 @@ _SETTINGS = {
 # InternalClientError: a statement that meets the server's goodbye before the end of the connection is noticed.
 _LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
 
+#: Of a text that a server wrote, in characters.
+_LONGEST_TEXT = 500
+_LONGEST_LIST = 4000
+
+
+class Unexpected(Transient):
+    """An exception that nothing foresees, of what a server sent or of our own making: its cause is to be logged."""
+
+    def __init__(self, error: BaseException) -> None:
+        kinds = type(error).__name__
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+            kinds = f"{kinds}: {type(error).__name__}"
+        super().__init__(
+            Reason.SERVER_NOT_READY, f"the session met an unexpected error ({kinds}); its traceback is in the log"
+        )
+
 
 #: Makes the password for a host, port and user, anew for each connection; raises PgRoleError, and limits its own time.
 #: Two that are equal need no new connection.
@@ -73,6 +95,8 @@ class Endpoint:
     user: str = ""
     password: str | Minting = field(default="", repr=False)
     ca: str | None = field(default=None, repr=False)
+    methods: frozenset[str] | None = None  # as in protocol.Terms
+    volume: int = VOLUME  # so much may one statement answer
 
     @classmethod
     def of(
@@ -84,9 +108,19 @@ class Endpoint:
         password: str | Minting,
         sslmode: Mode,
         ca: str | None = None,
+        methods: frozenset[str] | None = None,
     ) -> "Endpoint":
         """Of several hosts, the first that is not in recovery. `ca`: certificates in PEM; None: those of the system."""
-        return cls(ssl=sslmode, database=database, hosts=tuple(hosts), port=port, user=user, password=password, ca=ca)
+        return cls(
+            ssl=sslmode,
+            database=database,
+            hosts=tuple(hosts),
+            port=port,
+            user=user,
+            password=password,
+            ca=ca,
+            methods=methods,
+        )
 
     @property
     def address(self) -> tuple[str, int]:
@@ -113,7 +147,8 @@ async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIte
     longer.
     """
     pinned = {**_SETTINGS, **settings, "application_name": f"pgrole-controller {purpose}"}
-    connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _follow(endpoint, pinned))
+    with on_terms(Terms(endpoint.methods, endpoint.volume)):
+        connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _follow(endpoint, pinned))
     try:
         yield connection
     finally:
@@ -202,20 +237,24 @@ class _Search:
         if len(texts) == 1:
             (error,) = self.failures.values()
             return type(error)(error.reason, texts[0])
-        return Transient(Reason.SERVER_NOT_READY, f"no host can be used: {'; '.join(texts)}")
+        return Transient(Reason.SERVER_NOT_READY, shorten(f"no host can be used: {'; '.join(texts)}", _LONGEST_LIST))
 
 
 async def _open(seconds: float, settings: dict[str, str], **arguments: Any) -> Connection:  # noqa: ANN401 -- asyncpg's
     """A connection that has answered a question within `seconds`: poolers let in before they know of a server."""
-    with speaking("connect"), anyio.fail_after(seconds):
+    with speaking("connect"), anyio.fail_after(seconds), own_terms() as terms:
         try:
             connection: Connection = await asyncpg.connect(
                 **arguments, timeout=seconds, command_timeout=COMMAND_SECONDS, server_settings=settings
             )
-        except (AttributeError, LookupError) as error:  # asyncpg's, where the server says nothing that it knows
+        except BaseException as error:
+            terms.abandon()
+            if not isinstance(error, (AttributeError, LookupError, TypeError, ValueError)):
+                raise
+            # asyncpg's, where the server says nothing that it knows; or of what we were given.
+            if isinstance(error, asyncpg.InterfaceError) or not (terms.answered or isinstance(error, AttributeError)):
+                raise
             raise NotPostgres from error
-        except asyncpg.ConnectionDoesNotExistError as error:
-            raise (error.__cause__ if isinstance(error.__cause__, NotPostgres) else error) from None
         try:
             is_standby = await connection.fetchval("SELECT pg_catalog.pg_is_in_recovery()")
         except BaseException:
@@ -246,7 +285,9 @@ async def _close(connection: Connection) -> None:
     with anyio.move_on_after(CLOSE_SECONDS):
         try:
             await connection.close(timeout=CLOSE_SECONDS)
-        except (*_LOST, TimeoutError, asyncpg.PostgresError):
+        except Exception as error:
+            if not isinstance(error, (*_LOST, TimeoutError, asyncpg.PostgresError)):
+                log.debug("unexpected error at the end of a connection", exc_info=error)
             connection.terminate()
             return
     if not connection.is_closed():
@@ -266,10 +307,18 @@ def speaking(statement: str = "") -> Iterator[None]:
     began = time.perf_counter()
     try:
         yield
-    except asyncpg.PostgresError as error:
-        raise translate(error) from error
-    except (*_LOST, TimeoutError) as error:
-        raise Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {_words(error)}") from error
+    except (asyncpg.PostgresError, *_LOST, TimeoutError) as error:
+        ended = error.__cause__  # where it was us who ended it
+        if isinstance(error, asyncpg.PostgresError) and not isinstance(ended, Unacceptable):
+            raise translate(error) from error
+        cause = ended if isinstance(ended, Unacceptable) else error
+        raise Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {_words(cause)}") from cause
+    except (PgRoleError, UnicodeEncodeError):  # the latter of what was to be sent
+        raise
+    except Exception as error:
+        if statement == "connect" and isinstance(error, ValueError):  # of what we were given: `_naming`
+            raise
+        raise Unexpected(error) from error
     finally:
         if statement:
             metrics.SQL_SECONDS.labels(statement).observe(time.perf_counter() - began)
@@ -278,10 +327,32 @@ def speaking(statement: str = "") -> Iterator[None]:
 def translate(error: asyncpg.PostgresError) -> PgRoleError:
     """The error to say on an object. Only the primary message: detail and context may quote a statement."""
     message = getattr(error, "message", None) or (str(error) or type(error).__name__)  # asyncpg's own have no parts
-    return classify(getattr(error, "sqlstate", None), str(message))
+    return classify(getattr(error, "sqlstate", None), shorten(str(message)))
 
 
-def _words(error: Exception) -> str:
+@contextmanager
+def expecting() -> Iterator[None]:
+    """Nothing leaves this but PgRoleError, and what ends tasks: an Unexpected where it was something else."""
+    try:
+        yield
+    except PgRoleError:
+        raise
+    except Exception as error:
+        raise Unexpected(error) from error
+
+
+def shorten(text: str, most: int = _LONGEST_TEXT) -> str:
+    """Of a text that somebody else wrote: on one line, without what a terminal would obey, and not too long."""
+    cut = text[:most]
+    shown = cut if cut.isprintable() else "".join(sign if sign.isprintable() else " " for sign in cut)
+    return shown if len(text) <= most else f"{shown}… ({len(text) - most} more characters)"
+
+
+def _words(error: BaseException) -> str:
+    return shorten(_say(error))
+
+
+def _say(error: BaseException) -> str:
     match error:
         case TimeoutError():
             return "no answer in time"

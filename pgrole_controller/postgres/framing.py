@@ -1,59 +1,324 @@
-"""What a server sends is checked to consist of messages before asyncpg reads it.
+"""Takes what a server sends apart into messages, and lets only those through that asyncpg can be trusted with.
 
-asyncpg 0.32 reads for ever, and with it the event loop stands still for all servers, where the type of a message is NUL
-or its length less than its own: from another kind of server behind the port, or a hostile one.
+asyncpg believes a server. Of a hostile or a compromised one, or of another program behind the port, asyncpg 0.32 reads
+for ever where a length or a type makes no sense, reads on into the next message where a text has no end, reads what
+lies before its buffer where a value has a negative length, makes lists of any length that an array claims, and keeps
+whatever comes. All of that on the event loop and in the memory of all servers.
+
+So every message is whole, of a kind that PostgreSQL sends for our statements, and of a size that they need, and its
+parts fill it exactly, before asyncpg sees it. Notices are left out: nothing reads them. Notifications are not asyncpg's
+either, which makes a callback of each (`Notes`).
 """
 
+import re
 import struct
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
-import asyncpg.protocol
+from pgrole_controller.postgres.authentication import Login, Unacceptable
 
 #: The type of a message and its length, which counts itself but not the type.
 _HEADER = struct.Struct("!Bi")
 _LEAST = 4
+_INT16, _INT32 = struct.Struct("!H"), struct.Struct("!i")
+_COLUMN = struct.Struct("!iHIHiH")
+
+#: What one statement may answer, with what its rows and values take in memory beside their bytes.
+VOLUME: Final = 16 << 20
+_ROW, _VALUE = 64, 32
+
+_KIB = 1 << 10
+_ERROR, _NOTE = 64 * _KIB, 8 * _KIB + 256
+_LONGEST: Final[dict[int, int]] = {
+    **dict.fromkeys(b"123Ins", _LEAST),
+    ord("Z"): _LEAST + 1,
+    ord("R"): 4 * _KIB,
+    ord("K"): _LEAST + 8,
+    ord("S"): 8 * _KIB,
+    ord("C"): _KIB,
+    ord("A"): _NOTE,  # PostgreSQL's own limit is just below 8 KiB
+    ord("E"): _ERROR,
+    ord("N"): _ERROR,
+    ord("t"): 64 * _KIB,
+    ord("T"): 64 * _KIB,
+    ord("D"): 8 << 20,  # the digests and names of 100,000 roles
+}
+_NAMES = {"E": "an error", "N": "a notice", "A": "a notification", "S": "a parameter", "D": "a row"}
+
+#: How many parameters a server may report; PostgreSQL 18 has 15.
+_PARAMETERS = 100
+_COLUMNS = 1664
+_ELEMENTS = 100_000
+
+#: Types whose values asyncpg reads without believing a length or a count in them: scalars, and arrays of those.
+_SCALARS = {16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 28, 29, 30, 114, 650, 700, 701, 705, 869, 1042, 1043, 1082}
+_SCALARS |= {1083, 1114, 1184, 1186, 1700, 2202, 2205, 2206, 2275, 2278, 2950, 3220, 3802, 4089, 4096, 5069}
+_ARRAYS = {199, 1000, 1001, 1002, 1003, 1005, 1006, 1007, 1009, 1011, 1012, 1013, 1014, 1015, 1016, 1021, 1022, 1028}
+_ARRAYS |= {1041, 1115, 1182, 1185, 1231, 2210, 2951, 3807, 4097}
+_TYPES = frozenset(_SCALARS | _ARRAYS)
+_DIMENSIONS = range(1, 7)
 
 
-class NotPostgres(ConnectionError):
+class NotPostgres(Unacceptable):
     def __init__(self) -> None:
         super().__init__("what answers there does not speak PostgreSQL's protocol")
 
 
+@dataclass(slots=True)
+class Notes:
+    """Where the notifications of one channel go: as (pid of the sender, payload), in their order.
+
+    Of `trusted`, the process that watches, each is heard. Of all others together `allowance` at once, and `rate` a
+    second: what is more is left out, and `left_out` says that there was some.
+    """
+
+    channel: str
+    trusted: int
+    heard: Callable[[list[tuple[int, bytes]], bool], None]
+    allowance: float = 1000.0
+    rate: float = 500.0
+    left_out: bool = False
+    _left: float = 1000.0
+    _at: float | None = None
+
+    def skipping(self) -> re.Pattern[bytes]:
+        """Any number of notifications of others on this channel, each whole. A payload holds no NUL."""
+        pid = re.escape(_INT32.pack(self.trusted))
+        channel = re.escape(self.channel.encode())
+        return re.compile(rb"(?:A\0\0[\0-\x20][\0-\xff](?!" + pid + rb")[\0-\xff]{4}" + channel + rb"\0[^\0]*\0)+")
+
+    def refill(self, now: float) -> None:
+        if self._at is not None:
+            self._left = min(self.allowance, self._left + (now - self._at) * self.rate)
+        self._at = now
+
+    def admit(self, pid: int) -> bool:
+        if pid == self.trusted:
+            return True
+        self._left -= 1
+        return self._left >= 0
+
+    @property
+    def exhausted(self) -> bool:
+        return self._left < 1
+
+
 class Framing:
-    """Follows the messages in what arrives piece by piece."""
+    """Of one connection. `feed` it what arrives, and `take` what asyncpg may read."""
 
-    def __init__(self) -> None:
-        self._left = 0  # bytes of the last message that are still to come
-        self._begun = b""  # of a header that is not complete
+    def __init__(self, login: Login, volume: int = VOLUME) -> None:
+        self.answered = False  # the server has sent a message
+        self.notes: Notes | None = None
+        self.noted: list[tuple[int, bytes]] = []  # since `take` was called
+        self._data = bytearray()
+        self._needed = _HEADER.size  # so much must be there for a message to be whole
+        self._login = login
+        self._let_in = False
+        self._most = volume
+        self._volume = 0  # since the last statement ended
+        self._parameters: set[bytes] = set()
+        self._skipping: re.Pattern[bytes] | None = None
+        self._passed: list[bytes] = []
 
-    def check(self, data: bytes) -> None:
-        """Raises NotPostgres."""
-        if self._begun:
-            data = self._begun + data
-        place = self._left
-        while place + _HEADER.size <= len(data):
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be another whole message."""
+        return len(self._data) >= self._needed
+
+    def listen(self, notes: Notes) -> None:
+        self.notes, self._skipping = notes, notes.skipping()
+
+    def take(self, most: int) -> bytes:
+        """At most so many messages, as far as they are whole, without those that are not for asyncpg.
+
+        Raises Unacceptable.
+        """
+        self._passed, self.noted = [], []
+        data, place, taken = bytes(self._data), 0, 0
+        self._needed = _HEADER.size
+        while taken < most and place + _HEADER.size <= len(data):
             kind, length = _HEADER.unpack_from(data, place)
-            if not kind or length < _LEAST:
+            if not _LEAST <= length <= _LONGEST.get(kind, 0):
+                raise _too_long(kind, length)
+            end = place + 1 + length
+            if end > len(data):
+                self._needed = end - place
+                break
+            if kind == 65 and self._skipping is not None and self.notes is not None and self.notes.exhausted:
+                place, skipped = self._skip(data, place, end)
+                taken += skipped
+                continue
+            self._read(kind, data, place, end)
+            place = end
+            taken += 1
+        else:
+            if place < len(data) and data[place] not in _LONGEST:
                 raise NotPostgres
-            place += 1 + length
-        self._left = max(place - len(data), 0)
-        self._begun = data[place:]
-        if self._begun.startswith(b"\0"):
+        del self._data[:place]
+        return b"".join(self._passed)
+
+    def _skip(self, data: bytes, place: int, end: int) -> tuple[int, int]:
+        """Past a run of notifications that are too many: where it ends, and what that costs in messages."""
+        run = self._skipping.match(data, place) if self._skipping else None
+        if run is None or self.notes is None:
+            self._read(65, data, place, end)
+            return end, 1
+        self.notes.left_out = True
+        return run.end(), 1 + (run.end() - place) // 1000
+
+    def _read(self, kind: int, data: bytes, place: int, end: int) -> None:
+        body = data[place + _HEADER.size : end]
+        self.answered = True
+        try:
+            message = self._check(kind, body)
+        except (ValueError, LookupError, struct.error):
+            raise NotPostgres from None
+        if message is not None:
+            self._passed.append(data[place:end] if message is body else data[place : end - len(body)] + message)
+
+    def _check(self, kind: int, body: bytes) -> bytes | None:
+        """The body as asyncpg may have it; None: not at all. Raises ValueError where it is not as it should be."""
+        match kind:
+            case 65:  # A: NotificationResponse
+                self._note(body)
+                return None
+            case 78:  # N: NoticeResponse
+                return None
+            case 83:  # S: ParameterStatus
+                self._check_parameter(body)
+                return body
+        self._charge(kind, body)
+        match kind:
+            case 68:  # D: DataRow
+                check_row(body)
+            case 84:  # T: RowDescription
+                check_description(body)
+            case 90:  # Z: ReadyForQuery
+                _expect(body in (b"I", b"T", b"E"))
+                self._let_in, self._volume = True, 0
+            case 69:  # E: ErrorResponse
+                return legible(body)
+            case 82:  # R: AuthenticationRequest
+                _expect(not self._let_in)
+                self._login.check(body)
+            case 67:  # C: CommandComplete
+                _expect(body.find(b"\0") == len(body) - 1 and body.isascii())
+            case 116:  # t: ParameterDescription
+                _expect(len(body) == 2 + 4 * _INT16.unpack_from(body)[0])
+            case 75:  # K: BackendKeyData
+                _expect(len(body) == 8 and not self._let_in)
+        return body
+
+    def _charge(self, kind: int, body: bytes) -> None:
+        self._volume += len(body) + _ROW
+        if kind == 68:
+            self._volume += _VALUE * _INT16.unpack_from(body)[0]
+        if self._volume > self._most:
+            raise Unacceptable(f"the answer to one statement is larger than {self._most >> 20} MiB")
+
+    def _note(self, body: bytes) -> None:
+        channel, payload, rest = body[4:].split(b"\0", 2)
+        _expect(not rest)
+        if self.notes is None or channel != self.notes.channel.encode():
+            return
+        (pid,) = _INT32.unpack_from(body)
+        if self.notes.admit(pid):
+            self.noted.append((pid, payload))
+        else:
+            self.notes.left_out = True
+
+    def _check_parameter(self, body: bytes) -> None:
+        name, value, rest = body.split(b"\0", 2)
+        _expect(not rest)
+        body.decode()
+        self._parameters.add(name)
+        _expect(len(self._parameters) <= _PARAMETERS)
+        if name == b"client_encoding" and value not in (b"UTF8", b"UNICODE", b"UTF-8", b"utf-8"):
             raise NotPostgres
 
 
-class CheckedProtocol(asyncpg.protocol.Protocol):
-    """asyncpg's own, of what is well-formed: what is not ends the connection."""
-
-    def __init__(self, *arguments: Any) -> None:  # noqa: ANN401 -- asyncpg's
-        super().__init__(*arguments)
-        self._framing = Framing()
-
-    def data_received(self, data: bytes) -> None:  # type: ignore[override]  # the stubs name it otherwise
-        self._framing.check(data)
-        super().data_received(data)
+def _expect(condition: bool) -> None:
+    if not condition:
+        raise ValueError
 
 
-def check_messages() -> None:
-    """From now on asyncpg makes its connections so; it has no other place to say it."""
-    asyncpg.protocol.Protocol = CheckedProtocol  # type: ignore[misc, assignment]
+def _too_long(kind: int, length: int) -> Unacceptable:
+    if length < _LEAST or kind not in _LONGEST:
+        return NotPostgres()
+    what = _NAMES.get(chr(kind))
+    if what is None:
+        return NotPostgres()
+    return Unacceptable(f"the server sends {what} of {length} bytes; at most {_LONGEST[kind]} are accepted")
+
+
+def check_row(body: bytes) -> None:
+    """Its values fill it, and what looks like an array is one. Raises ValueError."""
+    count = _INT16.unpack_from(body)[0]
+    _expect(count <= _COLUMNS)
+    place, read, left = 2, _INT32.unpack_from, _ELEMENTS
+    for _ in range(count):
+        size = read(body, place)[0]
+        place += 4
+        if size > 0:
+            # No text has a NUL, and no other value is so long and begins so: where asyncpg expects an array, it is one.
+            if size >= 20 and not body[place] and read(body, place)[0] in _DIMENSIONS:
+                left -= _check_array(body, place, size)
+                _expect(left >= 0)
+            place += size
+        elif size < -1:
+            raise ValueError
+    _expect(place == len(body))
+
+
+def _check_array(body: bytes, place: int, size: int) -> int:
+    """The number of its elements, which fill it."""
+    end, read = place + size, _INT32.unpack_from
+    dimensions = read(body, place)[0]
+    place += 12
+    _expect(place + 8 * dimensions <= end <= len(body))
+    count = 1
+    for _ in range(dimensions):
+        many = read(body, place)[0]
+        _expect(0 <= many <= _ELEMENTS)
+        count *= many
+        place += 8
+    _expect(count <= _ELEMENTS)
+    for _ in range(count):
+        length = read(body, place)[0]
+        _expect(length >= -1)
+        place += 4 + max(length, 0)
+        _expect(place <= end)
+    _expect(place == end)
+    return count
+
+
+def check_description(body: bytes) -> None:
+    """Its columns fill it, and are of types that asyncpg reads safely. Raises ValueError."""
+    count = _INT16.unpack_from(body)[0]
+    _expect(count <= _COLUMNS)
+    place = 2
+    for _ in range(count):
+        place = body.index(b"\0", place) + 1
+        _, _, kind, _, _, _ = _COLUMN.unpack_from(body, place)
+        if kind not in _TYPES:
+            raise Unacceptable(f"the server answers with values of type {kind}, which none of our statements asks for")
+        place += _COLUMN.size
+    _expect(place == len(body))
+
+
+def legible(body: bytes) -> bytes:
+    """An error, of the same length: a byte that is not of UTF-8 is a question mark. Raises ValueError.
+
+    The name of a role is in any encoding that a database of the server has.
+    """
+    fields = body.split(b"\0")
+    _expect(fields[-2:] == [b"", b""] and all(fields[:-2]))
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return re.sub("[\ud800-\udfff]", "?", body.decode(errors="surrogateescape")).encode()
+    return body

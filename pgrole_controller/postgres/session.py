@@ -28,7 +28,7 @@ from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change, read_access
 from pgrole_controller.postgres.batch import ask_each
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect, expecting, speaking
 from pgrole_controller.postgres.culprits import look_for_culprits
 from pgrole_controller.postgres.fence import Candidacy, Fence, lead_while_away, take_lead
 from pgrole_controller.postgres.inspect import Identity, Mentioned
@@ -229,6 +229,7 @@ async def attend(
     the server. Raises PgRoleError when there is no session to be had or it has failed.
     """
     async with AsyncExitStack() as stack:
+        stack.enter_context(expecting())
         writer = await stack.enter_async_context(connect(endpoint, "work", **_PLANNING))
         sensing = partial(open_sense, stack, endpoint, writer, detection=detection, interval=interval, heard=heard)
         found = sense = fence = None

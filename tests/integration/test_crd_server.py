@@ -55,6 +55,10 @@ async def test_defaults_of_the_api_server_are_those_of_the_models(api_server: Ap
             "caRef is only for sslMode verify-ca and verify-full",
         ),
         ({"connection": {**_CONNECTION, "sslMode": "verify-ca"}}, "verify-ca needs spec.connection.caRef"),
+        ({"connection": {**_CONNECTION, "requireAuth": []}}, "should have at least 1 items"),
+        ({"connection": {**_CONNECTION, "requireAuth": ["gss"]}}, "spec.connection.requireAuth[0]: Unsupported value"),
+        ({"connection": {**_CONNECTION, "requireAuth": ["!md5"]}}, "spec.connection.requireAuth[0]: Unsupported value"),
+        ({"connection": {**_CONNECTION, "requireAuth": ["md5", "md5"]}}, "Duplicate value"),
         ({"connection": {"hosts": ["db"]}}, "spec.connection.credentialsSecretRef: Required value"),
         (
             {"connection": _CONNECTION, "allow": {"namespaces": {"matchNames": ["a"], "matchLabels": {"b": "c"}}}},
@@ -89,6 +93,7 @@ async def test_all_of_it_is_taken(api_server: ApiServer) -> None:
             **_CONNECTION,
             "hosts": ["pg-1.example", "10.0.0.1", "2001:db8::1"],
             "caRef": {"kind": "Secret", "name": "ca", "key": "tls.crt"},
+            "requireAuth": ["password", "md5", "scram-sha-256", "none"],
         },
         "allow": {
             "namespaces": {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a", "b"]}]},

@@ -1,65 +1,292 @@
 """postgres/framing: what is no PostgreSQL is told so, and stops neither the event loop nor the controller."""
 
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
-import anyio.abc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pgrole_controller.core.errors import Transient
-from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.framing import Framing, NotPostgres
-
-
-def message(kind: bytes, body: bytes) -> bytes:
-    return kind + struct.pack("!i", len(body) + 4) + body
-
-
-LET_IN, AT_REST = message(b"R", struct.pack("!i", 0)), message(b"Z", b"I")
-PARAMETERS = message(b"S", b"server_version\x0016.1\0") + message(b"S", b"client_encoding\0KLINGON\0")
-KEY = message(b"K", struct.pack("!ii", 1, 2))
+from pgrole_controller.core.errors import PgRoleError, Transient
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.authentication import ANYTHING, Login, Unacceptable
+from pgrole_controller.postgres.connection import Endpoint, connect, speaking
+from pgrole_controller.postgres.framing import Framing, Notes, NotPostgres, check_row
+from tests.hostile import (
+    AT_REST,
+    GREETING,
+    KEY,
+    LET_IN,
+    PARAMETERS,
+    accounting,
+    array,
+    description,
+    error,
+    message,
+    notification,
+    parameter,
+    row,
+    serving,
+)
 
 STRANGERS = {
     "NULs": b"\0" * 100,
     "a length that is none": b"R\0\0\0\0" * 20,
     "a negative length": b"R\xff\xff\xff\xff" * 20,
     "another server's greeting": b"J\0\0\0\n8.0.36\0\0\0\0\0\0\0\0\0",
-    "an encoding that nobody knows": LET_IN + PARAMETERS + KEY + AT_REST,
+    "an encoding that nobody knows": LET_IN + PARAMETERS + parameter("client_encoding", "KLINGON") + KEY + AT_REST,
+    "another encoding": LET_IN + PARAMETERS + parameter("client_encoding", "LATIN1") + KEY + AT_REST,
     "no version": LET_IN + AT_REST,
+    "a version that is none": LET_IN + parameter("server_version", "of course") + KEY + AT_REST,
+    "a parameter without an end": LET_IN + message(b"S", b"server_version\x0018.1") + KEY + AT_REST,
+    "parameters without number": LET_IN + b"".join(parameter(f"p{number}", "x") for number in range(1000)),
+    "a status that is none": LET_IN + PARAMETERS + KEY + message(b"Z", b"X"),
+    "COPY": GREETING + message(b"G", b"\0\0\0"),
 }
-
-
-@asynccontextmanager
-async def answering(data: bytes) -> AsyncIterator[int]:
-    """The port of a server that says the same to all."""
-
-    async def answer(stream: anyio.abc.SocketStream) -> None:
-        async with stream:
-            await stream.receive()
-            await stream.send(data)
-            await anyio.sleep_forever()
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, answer)
-        yield listener.extra(anyio.abc.SocketAttribute.local_port)
-        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
 async def test_what_is_no_postgresql_is_said(data: bytes) -> None:
-    async with answering(data) as port:
-        with pytest.raises(Transient, match="does not speak PostgreSQL's protocol"):
-            async with connect(Endpoint.of(["127.0.0.1"], port, "postgres", "u", "p", "disable"), "test"):
-                pass
+    with serving(data) as server, pytest.raises(Transient, match="does not speak PostgreSQL's protocol"):
+        async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
+            pass
+
+
+def framing() -> Framing:
+    return Framing(Login(ANYTHING))
+
+
+def take_all(framed: Framing, data: bytes, size: int) -> bytes:
+    passed = b""
+    for start in range(0, len(data), size):
+        framed.feed(data[start : start + size])
+        while framed.has_more:
+            before = len(passed)
+            passed += framed.take(3)
+            if len(passed) == before:
+                break
+    return passed
+
+
+ANSWER = (
+    message(b"1")
+    + message(b"t", b"\0\1\0\0\0\x19")
+    + description(("a", 25), ("b", 1009), ("c", 23))
+    + message(b"2")
+    + row(b"text", array(25, b"x", None, b""), None)
+    + row(b"", array(25, dimensions=()), b"\0\0\0\1")
+    + row(None, array(25, b"a", b"b", b"c", b"d", dimensions=(2, 2)), None)
+    + message(b"C", b"SELECT 3\0")
+    + AT_REST
+)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000])
 def test_messages_are_followed_in_pieces_of_any_size(size: int) -> None:
-    framing, data = Framing(), (LET_IN + PARAMETERS + message(b"1", b"") + AT_REST) * 3
-    for start in range(0, len(data), size):
-        framing.check(data[start : start + size])
+    framed, data = framing(), GREETING + (ANSWER + error()) * 3
+    assert take_all(framed, data, size) == data
+    framed.feed(b"\0")
     with pytest.raises(NotPostgres):
-        framing.check(b"\0")
+        framed.take(1)
+
+
+def test_what_nothing_reads_is_left_out() -> None:
+    between = error(b"psst", kind=b"N") + notification(b"hello")
+    assert take_all(framing(), GREETING + between + ANSWER + between, 50) == GREETING + ANSWER
+
+
+@given(st.lists(st.binary(max_size=60) | st.sampled_from([GREETING, ANSWER, error()]), max_size=8), st.integers(1, 99))
+def test_whatever_arrives_is_passed_on_whole_or_refused(pieces: list[bytes], size: int) -> None:
+    framed, data = framing(), b"".join(pieces)
+    try:
+        passed = take_all(framed, data, size)
+    except Unacceptable:
+        return
+    assert len(data) - len(passed) < 8 << 20
+
+
+BAD_ROWS = {
+    "no count": b"",
+    "more columns than there are": b"\0\2" + struct.pack("!i", -1),
+    "fewer": b"\0\1" + struct.pack("!ii", -1, -1),
+    "a value beyond the end": b"\0\1" + struct.pack("!i", 5) + b"four",
+    "a negative length": b"\0\1" + struct.pack("!i", -2) + b"xx",
+    "a very negative length": b"\0\1" + struct.pack("!i", -(2**31)) + b"xx",
+    "columns without number": b"\xff\xff" + struct.pack("!i", -1) * 0xFFFF,
+    "an array of two thousand million": row(array(25, b"x", b"yyyy", dimensions=(2**31 - 1,)))[5:],
+    "the same in two dimensions": row(array(25, b"x", b"y", dimensions=(2**31 - 1, 0)))[5:],
+    "a hundred million in six dimensions": row(array(25, dimensions=(20,) * 6))[5:],
+    "a negative dimension": row(array(25, b"x", b"yyyy", dimensions=(-1,)))[5:],
+    "an element of negative length": row(array(25, b"x", dimensions=(2,)) + struct.pack("!ii", -4, -4))[5:],
+    "an element beyond the end": row(array(25, b"x", dimensions=(2,)) + struct.pack("!ii", 400, -4))[5:],
+    "less than there is": row(array(25, b"x", b"y", dimensions=(1,)))[5:],
+    "flags of no array": row(array(25, b"x", b"yyyy", dimensions=(9999,), flags=25))[5:],
+    "too many elements in all": row(*[array(25, *[None] * 60_000)] * 2)[5:],
+}
+
+
+@pytest.mark.parametrize("body", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_row_that_asyncpg_would_take_for_more_than_it_is_is_refused(body: bytes) -> None:
+    with pytest.raises((ValueError, struct.error)):
+        check_row(body)
+    framed = framing()
+    framed.feed(GREETING + message(b"D", body))
+    with pytest.raises(NotPostgres):
+        framed.take(100)
+
+
+@pytest.mark.parametrize("kind", [2249, 2287, 3904, 16, 0, 16384, 71, 2970, 4294967295])
+def test_only_values_that_asyncpg_reads_safely_are_described(kind: int) -> None:
+    framed = framing()
+    framed.feed(GREETING + description(("a", kind)))
+    if kind == 16:
+        assert framed.take(100).endswith(description(("a", 16)))
+        return
+    with pytest.raises(Unacceptable, match=f"values of type {kind},"):
+        framed.take(100)
+
+
+LARGE = {
+    "an error": error(b"x" * 70_000),
+    "a notice": error(b"x" * 20_000_000, kind=b"N"),
+    "a notification": notification(b"x" * 9000),
+    "a parameter": parameter("p", "x" * 9000),
+    "a row": row(b"x" * (8 << 20)),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_a_message_that_is_too_large_is_refused_by_its_first_bytes(what: str) -> None:
+    framed = framing()
+    framed.feed(GREETING + LARGE[what][:5])
+    with pytest.raises(Unacceptable, match=rf"the server sends {what} of \d+ bytes; at most \d+ are accepted"):
+        framed.take(100)
+
+
+def test_what_one_statement_answers_has_a_bound_and_the_next_begins_anew() -> None:
+    rows = row(b"x" * 1000) * 15_000
+    framed = framing()
+    for _ in range(3):
+        framed.feed(GREETING[:-6] if framed.answered is False else b"")
+        framed.feed(rows + AT_REST)
+        while framed.has_more:
+            framed.take(1000)
+    with pytest.raises(Unacceptable, match="the answer to one statement is larger than 16 MiB"):  # noqa: PT012
+        for small in (rows, row(*[b"x"] * 100) * 10_000):
+            framed.feed(small)
+            while framed.has_more:
+                framed.take(1000)
+
+
+@pytest.mark.parametrize("text", [b"gr\xfcn", b"\xff\xfe" * 50, "grün 漢字".encode(), b"\xed\xa0\x80"])
+def test_an_error_in_another_encoding_stays_an_error(text: bytes) -> None:
+    framed, data = framing(), error(text)
+    framed.feed(data)
+    passed = framed.take(1)
+    assert len(passed) == len(data)
+    passed[5:].decode()
+    if text.decode(errors="replace").encode() == text:
+        assert passed == data
+
+
+async def test_an_error_that_names_a_role_in_another_encoding_is_said_with_its_meaning() -> None:
+    refused = error(b'role "gr\xfcn" does not log in', b"28000")
+    with serving(refused) as server, pytest.raises(Transient) as caught:
+        async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
+            pass
+    assert 'refuses the controller\'s credentials: role "gr?n" does not log in' in caught.value.message
+
+
+async def test_what_a_server_says_is_cut_and_cannot_break_a_line() -> None:
+    with serving(error(b"\x1b[2J\r\n" + b"x" * 60_000)) as server, pytest.raises(PgRoleError) as caught:
+        async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
+            pass
+    assert len(caught.value.message) < 700
+    assert caught.value.message.isprintable()
+
+
+def collected(framed: Framing, data: bytes, most: int = 250) -> list[tuple[int, bytes]]:
+    framed.feed(data)
+    found: list[tuple[int, bytes]] = []
+    while framed.has_more:
+        framed.take(most)
+        found += framed.noted
+    return found
+
+
+def test_of_others_notifications_so_many_are_heard_and_of_our_own_each() -> None:
+    framed, notes = framing(), Notes("pgrole", 7, lambda _noted, _left_out: None)
+    framed.listen(notes)
+    notes.refill(0.0)
+    flood = [notification(b"%d" % number, 4711) for number in range(5000)]
+    flood[::1000] = [notification(b"own %d" % number, 7) for number in range(5)]
+    found = collected(framed, b"".join(flood) + notification(b"elsewhere", 7, b"other"))
+    assert [payload for pid, payload in found if pid == 7] == [b"own %d" % number for number in range(5)]
+    assert len(found) == 5 + 1000
+    assert notes.left_out
+    notes.refill(1.0)
+    assert len(collected(framed, b"".join(flood[1:900]))) == 500
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+def test_a_run_of_notifications_that_is_skipped_ends_where_the_next_message_begins(size: int) -> None:
+    framed, notes = framing(), Notes("pgrole", 7, lambda _noted, _left_out: None, _left=0.0)
+    framed.listen(notes)
+    run = b"".join(notification(b"A\1\2" * (number % 9), 4711) for number in range(100))
+    data = GREETING + run + ANSWER + run + notification(b"mine", 7) + AT_REST
+    assert take_all(framed, data, size) == GREETING + ANSWER + AT_REST
+
+
+async def test_what_real_statements_answer_is_passed_on_as_it_is(postgres_server: PostgresServer) -> None:
+    query = """
+        SELECT 1 AS a, ARRAY['a', NULL, 'ü'] AS b, ARRAY[[1, 2], [3, 4]] AS c, '{}'::text[] AS d, now() AS e,
+               ARRAY['pg_read_all_data']::name[] AS f, repeat('x', 1000000) AS g, 1.5::numeric AS h,
+               '3 hours'::interval AS i, decode('00000001', 'hex') AS j, gen_random_uuid() AS k, 'r'::"char" AS l,
+               (SELECT array_agg(oid) FROM pg_roles) AS m, '{"a": [1]}'::jsonb AS n
+    """
+    async with connect(Endpoint(postgres_server.dsn()), "test") as connection:
+        found = await connection.fetchrow(query)
+        assert found is not None
+        assert (found["b"], found["c"], found["d"]) == (["a", None, "ü"], [[1, 2], [3, 4]], [])
+        assert (len(found["g"]), found["j"], found["n"]) == (1_000_000, b"\0\0\0\1", '{"a": [1]}')
+        assert len(await connection.fetch("SELECT n FROM generate_series(1, 20000) AS s (n)")) == 20_000
+        with pytest.raises(PgRoleError), speaking():
+            await connection.fetch("SELECT repeat('x', 9000000)")
+
+
+FLOODS = {
+    "notices": error(b"psst", kind=b"N") * 2000,
+    "short notices": message(b"N", b"\0") * 5000,
+    "notifications": notification(b'{"op":"many"}') * 2000,
+    "parameters": parameter("server_version", "18.1") * 2000,
+    "a status": AT_REST * 5000,
+    "rows": row(b"x") * 5000,
+    "ends of nothing": message(b"1") * 5000,
+    "errors": error() * 2000,
+}
+
+
+@pytest.mark.parametrize("what", FLOODS)
+async def test_a_flood_takes_a_small_part_of_the_loop_and_little_memory(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, ticks = 3.0, 0
+    with serving(GREETING, flood=FLOODS[what]) as server, accounting(monkeypatch) as account:
+        endpoint = Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable")
+        before = resident()
+        with anyio.move_on_after(seconds):
+            while True:
+                with pytest.raises(PgRoleError):
+                    async with connect(endpoint, "test"):
+                        pass
+                ticks += 1
+                await anyio.sleep(1.0)
+        grown = resident() - before
+    assert account.longest < 0.25, account.by
+    assert account.share < 0.4, account.share
+    assert grown < 64 << 20, grown
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096

@@ -1,0 +1,185 @@
+"""How connections are read: by asyncpg, after `Framing`, a piece at a time.
+
+A server that sends without end is read from slowly: its share of the event loop is bounded, and so is what one callback
+does. What is not read waits in the network, not in memory.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from socket import AF_UNIX
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg.protocol
+
+from pgrole_controller.postgres.authentication import ANYTHING, UNVERIFIED, Login, Unacceptable
+from pgrole_controller.postgres.framing import VOLUME, Framing, Notes, NotPostgres
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+#: So many messages are read in one callback of the loop.
+SLICE: Final = 250
+#: Of the time of the loop: what a connection may take at once, in seconds, and as a share.
+BURST: Final = 0.1
+SHARE: Final = 0.1
+
+
+@dataclass(slots=True)
+class Terms:
+    """What a connection that is being made may be asked for, and what it has come to.
+
+    `methods` None: anything where the certificate of the server is verified or it is on this machine's own socket, else
+    what gives no password away. `answered`: it has sent a message. `transport`: the last one that was made.
+    """
+
+    methods: frozenset[str] | None = None
+    volume: int = VOLUME
+    answered: bool = False
+    transport: asyncio.Transport | None = None
+
+    def abandon(self) -> None:
+        """asyncpg leaves open what it cannot make a connection of."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+_terms: ContextVar[Terms | None] = ContextVar("terms", default=None)
+
+
+@contextmanager
+def on_terms(terms: Terms) -> Iterator[None]:
+    """Connections that are made in here are on these terms; those of others are asyncpg's own."""
+    token = _terms.set(terms)
+    try:
+        yield
+    finally:
+        _terms.reset(token)
+
+
+@contextmanager
+def own_terms() -> Iterator[Terms]:
+    """The same for one connection alone: what it came to is known by them."""
+    terms = replace(_terms.get() or Terms(), answered=False, transport=None)
+    with on_terms(terms):
+        yield terms
+
+
+class CheckedProtocol(asyncpg.protocol.Protocol):
+    def __init__(self, *arguments: Any) -> None:  # noqa: ANN401 -- asyncpg's
+        super().__init__(*arguments)
+        self._terms = _terms.get() or Terms()
+        self._framing = Framing(Login(ANYTHING), self._terms.volume)
+        self._to_server: asyncio.Transport | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._credit, self._credited = BURST, 0.0
+        self._reason: Exception | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._to_server = self._terms.transport = transport
+        methods = self._terms.methods
+        if methods is None:
+            methods = ANYTHING if is_verified(transport) else UNVERIFIED
+        self._framing = Framing(Login(methods), self._terms.volume)
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:  # type: ignore[override]  # the stubs name it otherwise
+        self._framing.feed(data)
+        if self._later is None:
+            self._read()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(self._reason or exc)
+
+    def listen(self, notes: Notes) -> None:
+        """From now on these are heard, of what is LISTENed for."""
+        self._framing.listen(notes)
+
+    def _read(self) -> None:
+        self._later = None
+        if self._reason is not None or self._to_server is None or not self._framing.has_more:
+            self._resume()
+            return
+        began = time.thread_time()
+        try:
+            self._take()
+        except Exception as error:  # noqa: BLE001 -- asyncpg's, of what it cannot make sense of: ends this connection
+            self._give_up(error)
+            return
+        self._go_on(time.thread_time() - began)
+
+    def _take(self) -> None:
+        framing, notes = self._framing, self._framing.notes
+        if notes is not None:
+            notes.refill(time.monotonic())
+        passed = framing.take(SLICE)
+        self._terms.answered |= framing.answered
+        if passed:
+            super().data_received(passed)
+        if notes is not None and (framing.noted or notes.left_out):
+            left_out, notes.left_out = notes.left_out, False
+            notes.heard(framing.noted, left_out)
+
+    def _go_on(self, took: float) -> None:
+        """With what there is more of, when it is this connection's turn."""
+        now = time.monotonic()
+        self._credit = min(BURST, self._credit + (now - self._credited) * SHARE) - took
+        self._credited = now
+        if self._to_server is None or (self._credit >= 0 and not self._framing.has_more):
+            self._resume()
+            return
+        self._to_server.pause_reading()
+        loop = asyncio.get_running_loop()
+        self._later = loop.call_later(max(0.0, -self._credit / SHARE), self._read)
+
+    def _resume(self) -> None:
+        if self._to_server is not None and not self._to_server.is_closing():
+            self._to_server.resume_reading()
+
+    def _stop(self) -> None:
+        self._to_server = None
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+
+    def _give_up(self, error: Exception) -> None:
+        if not isinstance(error, Unacceptable):
+            refused = NotPostgres()
+            refused.__cause__ = error
+            error = refused
+        self._reason = error
+        if self._to_server is not None:
+            self._to_server.abort()
+
+
+def is_verified(transport: asyncio.BaseTransport) -> bool:
+    """Whether nobody else can be at the other end: its certificate is verified, or it is a socket of this machine."""
+    tls = transport.get_extra_info("ssl_object")
+    if tls is not None:
+        return bool(tls.context.verify_mode == ssl.CERT_REQUIRED)
+    socket = transport.get_extra_info("socket")
+    return socket is not None and socket.family == AF_UNIX
+
+
+def protocol_of(connection: "Connection[Record]") -> CheckedProtocol:
+    protocol = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no other way to it
+    if not isinstance(protocol, CheckedProtocol):
+        raise TypeError("the connection was not made on any terms")
+    return protocol
+
+
+_PLAIN = asyncpg.protocol.Protocol
+
+
+def _make_protocol(*arguments: Any) -> asyncpg.protocol.Protocol:  # noqa: ANN401 -- asyncpg's
+    return (_PLAIN if _terms.get() is None else CheckedProtocol)(*arguments)
+
+
+def check_messages() -> None:
+    """From now on asyncpg makes its connections so; it has no other place to say it."""
+    asyncpg.protocol.Protocol = _make_protocol  # type: ignore[misc, assignment]
