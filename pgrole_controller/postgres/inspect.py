@@ -69,7 +69,7 @@ async def identify(connection: Connection) -> Identity:
         version_number=row["version_number"],
         system_identifier=row["system_identifier"],
         started_at=row["started_at"],
-        own_roles=frozenset({row["acting_role"], row["session_role"]}),
+        own_roles=frozenset({_text(row["acting_role"]) or "", _text(row["session_role"]) or ""}),
         superuser=row["superuser"],
         sees_passwords=row["sees_passwords"],
     )

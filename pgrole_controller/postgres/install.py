@@ -77,11 +77,13 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
     row = await _survey(connection)
     version = await _read_version(connection, row)
     if version is not None and version >= VERSION:
+        _check_announcing(row)
         await record_home(connection)
         return Installation.PRESENT
     check_only(await look_for_home(connection))  # also where it may not be installed: the claims are there
     if not allowed or not (row["present"] or row["may_create"]):
         if version is not None:
+            _check_announcing(row)
             return Installation.OLDER
         raise (Refused if row["present"] else Missing)(
             Reason.SERVER_NOT_READY,
@@ -93,6 +95,7 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
     except asyncpg.InsufficientPrivilegeError:
         if version is None:
             raise
+        _check_announcing(row)
         return Installation.OLDER
     await record_home(connection)
     return Installation.CHANGED if row["present"] else Installation.MADE
@@ -111,7 +114,7 @@ async def _bring_in(connection: Connection, row: asyncpg.Record) -> None:
 
 
 def _what_allows(allowed: bool, row: asyncpg.Record) -> str:
-    return f". A superuser can allow it: {row['grant_to_create']}" if allowed else ""
+    return f". A superuser can allow it: {_text(row['grant_to_create'])}" if allowed else ""
 
 
 async def _read_version(connection: Connection, row: asyncpg.Record) -> int | None:
@@ -129,7 +132,19 @@ async def _read_version(connection: Connection, row: asyncpg.Record) -> int | No
             Reason.SERVER_NOT_READY,
             f"schema pgrole has version {version}, this controller knows {VERSION}: upgrade it",
         )
-    return version if version >= VERSION - 1 and installed["parts"] == row["parts"] else None
+    whole = installed["parts"] == row["parts"] and (row["armed"] or version != VERSION)
+    return version if version >= VERSION - 1 and whole else None
+
+
+def _check_announcing(row: asyncpg.Record) -> None:
+    """Raises Refused when the triggers do not fire in our sessions; those of this version always do."""
+    if not row["announcing"]:
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            "session_replication_role is replica for the controller's role or in its database, so that schema pgrole "
+            "announces nothing: an administrator can RESET it there (ALTER ROLE, ALTER DATABASE), or bring the schema "
+            "up to date with the output of `pgrole-controller sql`",
+        )
 
 
 async def _survey(connection: Connection) -> asyncpg.Record:
@@ -139,7 +154,7 @@ async def _survey(connection: Connection) -> asyncpg.Record:
         raise Refused(
             Reason.SERVER_NOT_READY,
             "schema pgrole is not trusted, nothing in it is called: it must belong to the controller's role or to a "
-            f"superuser with all that is in it, but does not: {', '.join(row['foreign_parts'])}. "
+            f"superuser with all that is in it, but does not: {', '.join(map(_text, row['foreign_parts']))}. "
             "An administrator must look at it and drop it (DROP SCHEMA pgrole CASCADE)",
         )
     return row
@@ -150,3 +165,7 @@ async def _ask(connection: Connection) -> asyncpg.Record:
     if row is None:
         raise Transient(Reason.SERVER_NOT_READY, "the server says nothing of its schemas")
     return row
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
