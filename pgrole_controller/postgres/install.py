@@ -154,7 +154,7 @@ async def _survey(connection: Connection) -> asyncpg.Record:
         raise Refused(
             Reason.SERVER_NOT_READY,
             "schema pgrole is not trusted, nothing in it is called: it must belong to the controller's role or to a "
-            f"superuser with all that is in it, but does not: {', '.join(map(_text, row['foreign_parts']))}. "
+            f"superuser with all that is in it, but does not: {_text(row['foreign_parts'])}. "
             "An administrator must look at it and drop it (DROP SCHEMA pgrole CASCADE)",
         )
     return row

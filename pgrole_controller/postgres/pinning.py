@@ -29,6 +29,9 @@ PINNED = {
     "row_security": "off",
     "jit": "off",
     "idle_session_timeout": "0",
+    # a parallel worker begins with the settings of the role and the database, and ends with them what it works for
+    "max_parallel_workers_per_gather": "0",
+    "max_parallel_maintenance_workers": "0",
     # a library that is not there would keep us out
     "local_preload_libraries": "",
     # plpgsql comes with its first function, and takes these then
@@ -54,6 +57,8 @@ _LOGIN_TRIGGERS_VERSION = 170_000
 
 #: What a server says of a setting that it does not know, will not let us set, or cannot do.
 _REFUSALS = ("42704", "42501", "22023")
+#: asyncpg's, for a connection that a server ends, as transaction_timeout does.
+_CLOSED = "08003"
 #: What PostgreSQL itself says to who is not let in, and login event triggers hardly do.
 _OWN = ("08", "0A", "28", "3D", "53", "55000", "57P", "58P01")
 
@@ -90,7 +95,7 @@ class Manner:
         if refused:
             self.asked -= refused
             return True
-        return not code.startswith(_OWN) and self.guess()
+        return (code == _CLOSED or not code.startswith(_OWN)) and self.guess()
 
     def explain(self, error: asyncpg.PostgresError) -> PgRoleError:
         """Why it does not let us in, with what an administrator can do."""
@@ -109,7 +114,7 @@ def check_identity(row: asyncpg.Record) -> None:
     """Raises Transient unless we act as the role that logged in; `row` is of sql/inspect/connection.sql."""
     if row["acting"] is not None and row["acting"] == row["session"] == row["authenticated"]:
         return
-    remedies = "; ".join(_text(one) for one in row["remedies"] or ())
+    remedies = _text(row["remedies"] or b"")
     remedy = f"A setting of the database or the role does it: {remedies}" if remedies else "Is there a pooler between?"
     raise Transient(
         Reason.SERVER_NOT_READY,

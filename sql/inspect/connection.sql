@@ -30,18 +30,17 @@ SELECT
     (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = session_user) AS session,
     (SELECT a.usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) AS a) AS authenticated,
     textsend(current_user::text) AS acting_name,
-    CASE WHEN current_user <> session_user THEN ARRAY(
-        SELECT textsend(CASE
+    CASE WHEN current_user <> session_user THEN (
+        SELECT string_agg(textsend(CASE
             WHEN s.setrole = 0 AND s.setdatabase = 0 THEN 'ALTER ROLE ALL RESET role'
             WHEN s.setrole = 0 THEN format('ALTER DATABASE %I RESET role', d.datname)
             WHEN s.setdatabase = 0 THEN format('ALTER ROLE %I RESET role', session_user)
             ELSE format('ALTER ROLE %I IN DATABASE %I RESET role', session_user, d.datname)
-        END)
+        END), '; '::bytea ORDER BY s.setdatabase, s.setrole)
         FROM pg_catalog.pg_db_role_setting AS s
         CROSS JOIN pg_catalog.pg_database AS d
         WHERE d.datname = current_database() AND s.setdatabase IN (0, d.oid)
           AND s.setrole IN (0, (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = session_user))
           AND 'role=' || current_user = ANY (s.setconfig)
-        ORDER BY s.setdatabase, s.setrole
     ) END AS remedies,
     (SELECT count(pg_catalog.set_config(b.name, b.value, false)) FROM bent AS b) AS reset

@@ -62,10 +62,13 @@ SELECT
         WHERE d.datname = pg_catalog.current_database()
           AND may.create_it NOT IN (SELECT t.oid FROM trusted AS t)
     ) AS others_may_create,
-    ARRAY(
-        SELECT textsend(format('%s (%s)', p.what, coalesce(r.rolname, 'PUBLIC')))
-        FROM part AS p LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = p.owner
-        WHERE p.owner NOT IN (SELECT t.oid FROM trusted AS t)
-        ORDER BY 1
-        LIMIT 5
+    (
+        SELECT string_agg(f.part, ', '::bytea ORDER BY f.part)
+        FROM (
+            SELECT textsend(format('%s (%s)', p.what, coalesce(r.rolname, 'PUBLIC'))) AS part
+            FROM part AS p LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = p.owner
+            WHERE p.owner NOT IN (SELECT t.oid FROM trusted AS t)
+            ORDER BY 1
+            LIMIT 5
+        ) AS f
     ) AS foreign_parts
