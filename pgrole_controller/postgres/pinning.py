@@ -59,6 +59,7 @@ _LOGIN_TRIGGERS_VERSION = 170_000
 _REFUSALS = ("42704", "42501", "22023")
 #: asyncpg's, for a connection that a server ends, as transaction_timeout does.
 _CLOSED = "08003"
+_LOGIN_TIMED_OUT = "25P04"
 #: What PostgreSQL itself says to who is not let in, and login event triggers hardly do.
 _OWN = ("08", "0A", "28", "3D", "53", "55000", "57P", "58P01")
 
@@ -94,7 +95,10 @@ class Manner:
         refused = {name for name in self.asked if code in _REFUSALS and name in text}
         if refused:
             self.asked -= refused
+            self.guessed = True
             return True
+        if code == _LOGIN_TIMED_OUT and _LOGIN_TIMEOUT in self.asked:
+            return False  # there is no time for more
         return (code == _CLOSED or not code.startswith(_OWN)) and self.guess()
 
     def explain(self, error: asyncpg.PostgresError) -> PgRoleError:

@@ -75,7 +75,7 @@ async def test_no_setting_of_a_role_or_a_database_makes_us_act_as_another(
 ) -> None:
     await admin.execute(setting.format(role))
     async with connect(endpoint(server, role), "test") as home:
-        assert await home.fetchrow("SELECT current_user, session_user") == (role, role)
+        assert await home.fetchval("SELECT current_user || session_user") == 2 * role
         assert await install(home) is Installation.MADE
         owners = await home.fetch(
             "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'pgrole' UNION"
@@ -200,8 +200,9 @@ async def test_a_name_in_another_encoding_that_owns_something_of_ours_is_shown(
             with pytest.raises(Refused, match="DROP SCHEMA pgrole CASCADE") as caught:
                 await install(home)
             assert "r\ufffdle" in caught.value.message
-            with pytest.raises(asyncpg.PostgresError):
-                await home.execute(queries.install())
+            if "AUTHORIZATION" in whose:
+                with pytest.raises(asyncpg.InsufficientPrivilegeError, match=r"r\\364le"):
+                    await home.execute(queries.install())
         finally:
             await home.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
             await latin.execute(f'DROP ROLE "{NOT_UTF8}"')
