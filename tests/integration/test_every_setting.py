@@ -141,8 +141,10 @@ class World:
         await self.admin.execute(f"CREATE ROLE {name}; CREATE ROLE {heir}")
         await self.admin.execute(f"GRANT {name}, {heir} TO {controller}")
         async with connect(Endpoint(self.server.dsn(database=TENANT)), "test") as there:
-            await there.execute(f"GRANT ALL ON SCHEMA public TO {name}, {heir}; CREATE TABLE public.{name} (a int)")
-            await there.execute(f"ALTER TABLE public.{name} OWNER TO {name}")
+            await there.execute(
+                f"CREATE SCHEMA {name} CREATE TABLE {name} (a int); ALTER SCHEMA {name} OWNER TO {name}"
+            )
+            await there.execute(f"ALTER TABLE {name}.{name} OWNER TO {name}")
             oid = await there.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
             await disown(self.endpoint(controller), Disown(name, oid, heir, terminate=False), DEADLINE)
             assert (
@@ -176,7 +178,9 @@ async def world(servers: Servers) -> AsyncIterator[World]:
         await admin.execute("CREATE ROLE settings_plain LOGIN CREATEROLE CREATEDB PASSWORD 'p'")
         for name in (HOME, TENANT):
             await admin.execute(f"CREATE DATABASE {name} OWNER {OWNER}")
-        await admin.execute(f"GRANT CREATE ON DATABASE {HOME} TO settings_plain; GRANT {OWNER} TO settings_plain")
+        await admin.execute(
+            f"GRANT CREATE ON DATABASE {HOME}, {TENANT} TO settings_plain; GRANT {OWNER} TO settings_plain"
+        )
         async with connect(Endpoint(server.dsn(database=HOME)), "test") as home:
             await home.execute("GRANT SELECT (oid, xmin) ON pg_authid TO settings_plain")
         made = World(server, admin)
