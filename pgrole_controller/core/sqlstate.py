@@ -38,11 +38,20 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "42704": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
     "42939": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL refuses the name: {text}"),
     "53": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is short of resources: {text}"),
+    "54001": lambda text: Transient(
+        Reason.SERVER_NOT_READY,
+        f"PostgreSQL: {text}: max_stack_depth of the controller's role or its database is too low",
+    ),
     "55P02": lambda text: Refused(Reason.INVALID_SPEC, f"spec.parameters: {text}"),
     "55P03": lambda text: Transient(Reason.DATABASE_ERROR, f"a lock was not free in time: {text}"),
     "55006": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is in use: {text}"),
     "57014": lambda text: Transient(Reason.DATABASE_ERROR, f"a statement did not end in time: {text}"),
     "57": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is stopping or starting: {text}"),
+    "58P01": lambda text: Transient(
+        Reason.SERVER_NOT_READY,
+        f"PostgreSQL: {text}. Where it is a library, ALTER DATABASE or ALTER ROLE … RESET session_preload_libraries or "
+        f"dynamic_library_path",
+    ),
     SEEN_IS_STALE: lambda text: Transient(Reason.PROGRESSING, f"the role changed while it was looked at: {text}"),
     SCHEMA_NOT_TRUSTED: lambda text: Transient(Reason.SERVER_NOT_READY, text),
     NOT_LEADING: lambda text: Transient(Reason.PROGRESSING, text),

@@ -17,8 +17,10 @@ import asyncpg
 from pgrole_controller import metrics
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.sqlstate import classify
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.authentication import Unacceptable
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
+from pgrole_controller.postgres.pinning import PINNED, Manner, check_identity
 from pgrole_controller.postgres.protocol import Terms, check_messages, on_terms, own_terms
 from pgrole_controller.postgres.tls import Mode, make_context
 
@@ -38,21 +40,8 @@ CLOSE_SECONDS = 0.4
 _PATIENCE_SECONDS = 1.0
 _PORT = 5432
 
-_SETTINGS = {
-    "search_path": "pg_catalog, pg_temp",
-    "client_encoding": "UTF8",
-    "DateStyle": "ISO",
-    "TimeZone": "UTC",
-    "statement_timeout": "20s",
-    "lock_timeout": "5s",
-    "idle_in_transaction_session_timeout": "30s",
-    "default_transaction_isolation": "read committed",
-    "default_transaction_read_only": "off",
-    "default_transaction_deferrable": "off",
-    "row_security": "off",
-    "jit": "off",
-    "idle_session_timeout": "0",
-}
+#: Which optional settings the servers were found to take, by where they are and as whom we go there.
+_TAKEN: dict[object, frozenset[str]] = {}
 
 # InternalClientError: a statement that meets the server's goodbye before the end of the connection is noticed.
 _LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
@@ -146,7 +135,7 @@ async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIte
     which has to be made takes. `command_timeout` holds for every statement; give `timeout` with one that shall run
     longer.
     """
-    pinned = {**_SETTINGS, **settings, "application_name": f"pgrole-controller {purpose}"}
+    pinned = {**PINNED, **settings, "application_name": f"pgrole-controller {purpose}"}
     with on_terms(Terms(endpoint.methods, endpoint.volume)):
         connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _follow(endpoint, pinned))
     try:
@@ -159,7 +148,9 @@ async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIte
 async def _follow(endpoint: Endpoint, settings: dict[str, str]) -> Connection:
     """As the DSN says."""
     with _naming("the DSN"):
-        return await _open(CONNECT_SECONDS, settings, dsn=endpoint.dsn, database=endpoint.database, ssl=endpoint.ssl)
+        return await _open(
+            endpoint, CONNECT_SECONDS, settings, dsn=endpoint.dsn, database=endpoint.database, ssl=endpoint.ssl
+        )
 
 
 async def _find_primary(endpoint: Endpoint, settings: dict[str, str]) -> Connection:
@@ -218,6 +209,7 @@ class _Search:
             password = await password(host, endpoint.port, endpoint.user)
         with _naming("the address, the user name, the password or the name of the database"):
             return await _open(
+                endpoint,
                 max(self.began + CONNECT_SECONDS - anyio.current_time(), CONNECT_SECONDS / 2),
                 self.settings,
                 host=host,
@@ -240,9 +232,58 @@ class _Search:
         return Transient(Reason.SERVER_NOT_READY, shorten(f"no host can be used: {'; '.join(texts)}", _LONGEST_LIST))
 
 
-async def _open(seconds: float, settings: dict[str, str], **arguments: Any) -> Connection:  # noqa: ANN401 -- asyncpg's
+async def _open(
+    endpoint: Endpoint,
+    seconds: float,
+    settings: dict[str, str],
+    **arguments: Any,  # noqa: ANN401 -- asyncpg's
+) -> Connection:
     """A connection that has answered a question within `seconds`: poolers let in before they know of a server."""
-    with speaking("connect"), anyio.fail_after(seconds), own_terms() as terms:
+    place = (endpoint.dsn, arguments.get("host"), endpoint.port, endpoint.user)
+    manner = Manner(_TAKEN[place]) if place in _TAKEN else Manner()
+    try:
+        with speaking("connect"), anyio.fail_after(seconds):
+            return await _persist(manner, settings, seconds, **arguments)
+    except Transient as error:
+        if isinstance(error.__cause__, TimeoutError):
+            manner.guess()
+        raise
+    finally:
+        _TAKEN[place] = manner.asked
+
+
+async def _persist(
+    manner: Manner,
+    settings: dict[str, str],
+    seconds: float,
+    **arguments: Any,  # noqa: ANN401 -- asyncpg's
+) -> Connection:
+    """Asks again with other settings, where those may be what keeps us out."""
+    while True:
+        try:
+            connection, row = await _enter({**settings, **manner.settings}, seconds, **arguments)
+        except asyncpg.PostgresError as error:
+            if isinstance(error.__cause__, Unacceptable):  # it was us who ended it
+                raise
+            if not manner.may_retry(error):
+                raise manner.explain(error) from error
+            continue
+        try:
+            manner.met(row["version_number"], superuser=row["superuser"])
+            _check_usable(row)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+
+async def _enter(
+    settings: dict[str, str],
+    seconds: float,
+    **arguments: Any,  # noqa: ANN401 -- asyncpg's
+) -> tuple[Connection, asyncpg.Record]:
+    """With the row of sql/inspect/connection.sql."""
+    with own_terms() as terms:
         try:
             connection: Connection = await asyncpg.connect(
                 **arguments, timeout=seconds, command_timeout=COMMAND_SECONDS, server_settings=settings
@@ -256,14 +297,20 @@ async def _open(seconds: float, settings: dict[str, str], **arguments: Any) -> C
                 raise
             raise NotPostgres from error
         try:
-            is_standby = await connection.fetchval("SELECT pg_catalog.pg_is_in_recovery()")
+            row = await connection.fetchrow(queries.inspect("connection"))
+            if row is None:
+                raise NotPostgres
         except BaseException:
             connection.terminate()
             raise
-    if is_standby:
-        connection.terminate()
+    return connection, row
+
+
+def _check_usable(row: asyncpg.Record) -> None:
+    """Raises Transient for a standby, and unless we act as the role that logged in."""
+    if row["in_recovery"]:
         raise Transient(Reason.SERVER_NOT_READY, "the server is a standby (pg_is_in_recovery): it cannot be written to")
-    return connection
+    check_identity(row)
 
 
 @contextmanager

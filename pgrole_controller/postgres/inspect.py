@@ -79,7 +79,7 @@ async def identify(connection: Connection) -> Identity:
         version_number=number,
         system_identifier=row.get("system_identifier", int),
         started_at=row.get("started_at", datetime),
-        own_roles=frozenset({row.get("acting_role", str), row.get("session_role", str)}),
+        own_roles=frozenset({row.text("acting_role"), row.text("session_role")}),
         superuser=row.get("superuser", bool),
         sees_passwords=row.get("sees_passwords", bool),
     )

@@ -78,11 +78,13 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
     row = await _survey(connection)
     version = await _read_version(connection, row)
     if version is not None and version >= VERSION:
+        _check_announcing(row)
         await record_home(connection)
         return Installation.PRESENT
     check_only(await look_for_home(connection))  # also where it may not be installed: the claims are there
     if not allowed or not (row["present"] or row["may_create"]):
         if version is not None:
+            _check_announcing(row)
             return Installation.OLDER
         raise (Refused if row["present"] else Missing)(
             Reason.SERVER_NOT_READY,
@@ -94,6 +96,7 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
     except asyncpg.InsufficientPrivilegeError:
         if version is None:
             raise
+        _check_announcing(row)
         return Installation.OLDER
     await record_home(connection)
     return Installation.CHANGED if row["present"] else Installation.MADE
@@ -112,7 +115,7 @@ async def _bring_in(connection: Connection, row: Row) -> None:
 
 
 def _what_allows(allowed: bool, row: Row) -> str:
-    return f". A superuser can allow it: {row['grant_to_create']}" if allowed else ""
+    return f". A superuser can allow it: {_text(row.get('grant_to_create', bytes))}" if allowed else ""
 
 
 async def _read_version(connection: Connection, row: Row) -> int | None:
@@ -130,7 +133,19 @@ async def _read_version(connection: Connection, row: Row) -> int | None:
             Reason.SERVER_NOT_READY,
             f"schema pgrole has version {version}, this controller knows {VERSION}: upgrade it",
         )
-    return version if version >= VERSION - 1 and installed["parts"] == row["parts"] else None
+    whole = installed["parts"] == row["parts"] and (row["armed"] or version != VERSION)
+    return version if version >= VERSION - 1 and whole else None
+
+
+def _check_announcing(row: Row) -> None:
+    """Raises Refused when the triggers do not fire in our sessions; those of this version always do."""
+    if not row["announcing"]:
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            "session_replication_role is replica for the controller's role or in its database, so that schema pgrole "
+            "announces nothing: an administrator can RESET it there (ALTER ROLE, ALTER DATABASE), or bring the schema "
+            "up to date with the output of `pgrole-controller sql`",
+        )
 
 
 async def _survey(connection: Connection) -> Row:
@@ -140,7 +155,7 @@ async def _survey(connection: Connection) -> Row:
         raise Refused(
             Reason.SERVER_NOT_READY,
             "schema pgrole is not trusted, nothing in it is called: it must belong to the controller's role or to a "
-            f"superuser with all that is in it, but does not: {', '.join(row['foreign_parts'])}. "
+            f"superuser with all that is in it, but does not: {_text(row['foreign_parts'])}. "
             "An administrator must look at it and drop it (DROP SCHEMA pgrole CASCADE)",
         )
     return row
@@ -148,3 +163,7 @@ async def _survey(connection: Connection) -> Row:
 
 async def _ask(connection: Connection) -> Row:
     return await fetch_row(connection, "", queries.inspect("installation"))
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")

@@ -93,7 +93,7 @@ async def look_for_rights(connection: Connection, plan: Plan, *, scoped: bool, p
     if row is None:
         raise Transient(Reason.SERVER_NOT_READY, "the controller's role is not there any more")
     return Rights(
-        own_role=row["own_role"],
+        own_role=row["own_role"].decode(errors="replace"),
         attributes=frozenset(row["attributes"]),
         is_superuser=row["is_superuser"],
         is_replication=row["is_replication"],
@@ -158,7 +158,7 @@ def _obstacles(change: Change, rights: Rights) -> Iterator[Obstacle]:
 
 def _reach(change: Change, name: str, rights: Rights) -> Iterator[Obstacle]:
     """Altering the role at all."""
-    role, own = quote_identifier(name), quote_identifier(rights.own_role)
+    role, own = quote_identifier(name), _spell(rights.own_role)
     if "createrole" not in rights.attributes:
         yield Obstacle(change, f"ALTER ROLE {own} CREATEROLE")
     if rights.is_superuser:
@@ -177,11 +177,11 @@ def _give(change: Change, name: str, attribute: str, value: bool, rights: Rights
         sql = f"{verb} ROLE {quote_identifier(name)} {word if value else f'NO{word}'}"
         yield Obstacle(change, sql, allows=False)
     elif rights.scoped and attribute not in rights.attributes:
-        yield Obstacle(change, f"ALTER ROLE {quote_identifier(rights.own_role)} {word}")
+        yield Obstacle(change, f"ALTER ROLE {_spell(rights.own_role)} {word}")
 
 
 def _join(change: Change, name: str, group: str, rights: Rights) -> Iterator[Obstacle]:
-    joined, own = quote_identifier(group), quote_identifier(rights.own_role)
+    joined, own = quote_identifier(group), _spell(rights.own_role)
     if group in rights.superusers:
         yield Obstacle(change, f"GRANT {joined} TO {quote_identifier(name)}", allows=False)
     elif group not in rights.administers:
@@ -199,7 +199,7 @@ def _leave(
     if not rights.scoped:
         return
     for grantor in grantors:
-        by, own = quote_identifier(grantor), quote_identifier(rights.own_role)
+        by, own = quote_identifier(grantor), _spell(rights.own_role)
         if grantor in rights.superusers:
             sql = f"REVOKE {what}{quote_identifier(group)} FROM {quote_identifier(name)} GRANTED BY {by}"
             yield Obstacle(change, sql, allows=False)
@@ -210,7 +210,7 @@ def _leave(
 def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) -> Obstacle:
     quoted = ".".join(quote_identifier(part) for part in parameter.split("."))
     if rights.parameter_grants:
-        return Obstacle(change, f"GRANT SET ON PARAMETER {quoted} TO {quote_identifier(rights.own_role)}")
+        return Obstacle(change, f"GRANT SET ON PARAMETER {quoted} TO {_spell(rights.own_role)}")
     where = "" if change.database is None else f" IN DATABASE {quote_identifier(change.database)}"
     verb = "RESET" if change.value is None else "SET"
     end = "" if change.value is None else " = …"
@@ -226,13 +226,13 @@ async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleEr
         return error
     return Transient(
         Reason.SERVER_NOT_READY,
-        f"{error.message}. A superuser can allow it, in database {quote_identifier(row['database'])}: "
+        f"{error.message}. A superuser can allow it, in database {_spell(row['database'].decode(errors='replace'))}: "
         f"{'; '.join(missing)}",
     )
 
 
 def _missing(row: asyncpg.Record) -> Iterator[str]:
-    own, database = quote_identifier(row["own_role"]), quote_identifier(row["database"])
+    own, database = (_spell(row[name].decode(errors="replace")) for name in ("own_role", "database"))
     if not row["sees_system"]:
         yield f"GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO {own}"
     if not row["present"] and not row["creates"]:
@@ -245,3 +245,8 @@ def _missing(row: asyncpg.Record) -> Iterator[str]:
         yield f"GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {own}"
     elif row["present"] and not row["owns"]:
         yield "the output of `pgrole-controller sql`"
+
+
+def _spell(name: str) -> str:
+    """For an administrator to read: it may be of another encoding, so that not even its length is right."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,7 +1,8 @@
 -- What may our role do in this database, of what a session needs? One row.
+-- Names come as bytes: another database may have written them in its encoding.
 SELECT
-    current_user::text AS own_role,
-    pg_catalog.current_database()::text AS database,
+    textsend(own.rolname::text) AS own_role,
+    textsend(pg_catalog.current_database()::text) AS database,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS creates,
     n.oid IS NOT NULL AS present,
     coalesce(n.nspowner = own.oid OR own.rolsuper, false) AS owns,
@@ -27,4 +28,4 @@ SELECT
     pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE') AS sees_system
 FROM pg_catalog.pg_roles AS own
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = 'pgrole'
-WHERE own.rolname = current_user
+WHERE own.rolname = session_user

@@ -20,5 +20,5 @@ SELECT
         WHERE r.oid < o.oid OR (r.oid > o.oid AND NOT o.recorded)
         ORDER BY r.oid
     ) AS elsewhere,
-    (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user) AS may_record
+    (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname = session_user) AS may_record
 FROM own AS o

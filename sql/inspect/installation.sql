@@ -1,7 +1,8 @@
 -- What of schema pgrole is there, and does any of it belong to somebody we do not trust?
--- Trusted: the role that we act as, and superusers.
+-- Trusted: the role that we logged in as, which we act as (sql/inspect/connection.sql), and superusers.
+-- Names come as bytes: another database may have written them in its encoding.
 WITH trusted AS (
-    SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper OR r.rolname = current_user
+    SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper OR r.rolname = session_user
 ),
 schema AS (
     SELECT n.oid, n.nspowner, n.nspacl FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgrole'
@@ -31,7 +32,24 @@ SELECT
         WHERE c.relname IN ('installation', 'turn_to_look')
     ) AS versioned,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
-    format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), current_user) AS grant_to_create,
+    textsend(
+        format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), session_user)
+    ) AS grant_to_create,
+    -- what is announced is announced by triggers, in sessions with session_replication_role = replica too
+    NOT EXISTS (
+        SELECT
+        FROM schema AS s
+        JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
+        JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid
+        WHERE t.tgenabled <> 'A'
+    ) AS armed,
+    NOT EXISTS (
+        SELECT
+        FROM schema AS s
+        JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
+        JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid
+        WHERE t.tgenabled NOT IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)
+    ) AS announcing,
     -- anybody else: the database's owner too, who can grant it to himself
     EXISTS (
         SELECT
@@ -44,10 +62,13 @@ SELECT
         WHERE d.datname = pg_catalog.current_database()
           AND may.create_it NOT IN (SELECT t.oid FROM trusted AS t)
     ) AS others_may_create,
-    ARRAY(
-        SELECT format('%s (%s)', p.what, coalesce(r.rolname, 'PUBLIC'))
-        FROM part AS p LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = p.owner
-        WHERE p.owner NOT IN (SELECT t.oid FROM trusted AS t)
-        ORDER BY 1
-        LIMIT 5
+    (
+        SELECT string_agg(f.part, ', '::bytea ORDER BY f.part)
+        FROM (
+            SELECT textsend(format('%s (%s)', p.what, coalesce(r.rolname, 'PUBLIC'))) AS part
+            FROM part AS p LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = p.owner
+            WHERE p.owner NOT IN (SELECT t.oid FROM trusted AS t)
+            ORDER BY 1
+            LIMIT 5
+        ) AS f
     ) AS foreign_parts

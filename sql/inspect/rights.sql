@@ -1,8 +1,9 @@
--- What may our role do about one role and what is beside it? One row.
+-- What may our role do about one role and what is beside it? One row. Our name comes as bytes: another database may have
+-- written it in its encoding.
 -- $1 oid the role (0: it is not there)   $2 name[] roles to join or leave   $3 name[] grantors of memberships
 -- $4 text[] parameters, in lower case
 SELECT
-    own.rolname::text AS own_role,
+    textsend(own.rolname::text) AS own_role,
     ARRAY(
         SELECT p.attribute
         FROM (VALUES
@@ -32,4 +33,4 @@ SELECT
     ) AS settable
 FROM pg_catalog.pg_roles AS own
 LEFT JOIN pg_catalog.pg_roles AS t ON t.oid = $1
-WHERE own.rolname = current_user
+WHERE own.rolname = session_user

@@ -5,8 +5,19 @@ SET LOCAL search_path = pg_catalog, pg_temp;
 -- a superuser: so nothing is installed into a schema that belongs to somebody else.
 DO $$
 DECLARE
-    maker text;
+    maker name;
 BEGIN
+    IF current_user <> session_user AND EXISTS (
+        SELECT
+        FROM pg_db_role_setting AS s
+        LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
+        LEFT JOIN pg_roles AS r ON r.oid = s.setrole
+        WHERE (s.setdatabase = 0 OR d.datname = current_database()) AND (s.setrole = 0 OR r.rolname = session_user)
+          AND 'role=' || current_user = ANY (s.setconfig)
+    ) THEN
+        RAISE EXCEPTION 'a setting of the database or the role makes you act as another role, whose all of this would be'
+            USING ERRCODE = 'insufficient_privilege', HINT = 'RESET it, or connect with PGOPTIONS=''-c role=none''';
+    END IF;
     IF to_regnamespace('pgrole') IS NULL THEN
         CREATE SCHEMA pgrole;
     END IF;
@@ -18,7 +29,8 @@ BEGIN
         WHERE r.rolname = maker
           AND (r.rolsuper OR r.rolname = current_user)
     ) THEN
-        RAISE EXCEPTION 'schema pgrole belongs to "%"', maker USING ERRCODE = 'insufficient_privilege';
+        -- another database may have written the name in its encoding
+        RAISE EXCEPTION 'schema pgrole belongs to "%"', encode(textsend(maker::text), 'escape') USING ERRCODE = 'insufficient_privilege';
     END IF;
 END
 $$;

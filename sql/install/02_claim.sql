@@ -85,3 +85,8 @@ CREATE OR REPLACE TRIGGER announce_delete AFTER DELETE ON pgrole.claim
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION pgrole.announce_claim();
 CREATE OR REPLACE TRIGGER announce_truncate AFTER TRUNCATE ON pgrole.claim
     FOR EACH STATEMENT EXECUTE FUNCTION pgrole.announce_claim();
+-- also where session_replication_role is replica
+ALTER TABLE pgrole.claim
+    ENABLE ALWAYS TRIGGER announce_update,
+    ENABLE ALWAYS TRIGGER announce_delete,
+    ENABLE ALWAYS TRIGGER announce_truncate;

@@ -63,6 +63,11 @@ CREATE OR REPLACE TRIGGER announce_update AFTER UPDATE ON pgrole.role_state
     REFERENCING OLD TABLE AS gone NEW TABLE AS come FOR EACH STATEMENT EXECUTE FUNCTION pgrole.announce();
 CREATE OR REPLACE TRIGGER announce_delete AFTER DELETE ON pgrole.role_state
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION pgrole.announce();
+-- also where session_replication_role is replica
+ALTER TABLE pgrole.role_state
+    ENABLE ALWAYS TRIGGER announce_insert,
+    ENABLE ALWAYS TRIGGER announce_update,
+    ENABLE ALWAYS TRIGGER announce_delete;
 
 -- Where the verifiers of passwords may be read; elsewhere none.
 CREATE OR REPLACE FUNCTION pgrole.read_verifiers(roles oid[]) RETURNS TABLE (role oid, verifier text)

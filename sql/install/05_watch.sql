@@ -83,7 +83,7 @@ BEGIN
                     WHERE p.pronamespace = n.oid AND p.proname IN ('try_turn_to_look', 'observe')
                 ) AS had (owner)
                 LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = had.owner
-                WHERE n.nspname = 'pgrole' AND (r.rolsuper OR r.rolname = current_user) IS NOT TRUE
+                WHERE n.nspname = 'pgrole' AND (r.rolsuper OR r.rolname = session_user) IS NOT TRUE
             ) THEN
                 RAISE EXCEPTION 'schema pgrole is not trusted any more, nothing in it is called' USING ERRCODE = 'PGR02';
             END IF;

@@ -3,7 +3,8 @@
 DO $$
 DECLARE
     other text := (
-        SELECT d.datname
+        -- another database may have written the name in its encoding
+        SELECT encode(textsend(d.datname::text), 'escape')
         FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
         WHERE s.setrole = 0 AND 'pgrole.home=on' = ANY (s.setconfig) AND d.datname <> current_database()
         LIMIT 1

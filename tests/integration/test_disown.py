@@ -573,11 +573,13 @@ async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(tri
         assert await inspect.look_for_needs(own, [await trial.oid()]) == {}
 
 
-async def test_a_database_whose_settings_make_us_another_role_is_named(trial: Trial) -> None:
+async def test_settings_of_a_database_do_not_make_us_another_role(trial: Trial) -> None:
     name = await trial.create_database()
-    await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
-    await trial.home.execute(f"ALTER DATABASE {name} SET role = {quote_literal(trial.heir)}")
-    assert "act as another role" in await trial.refused()
+    superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
+    await trial.home.execute(f"ALTER DATABASE {name} SET role = {quote_literal(trial.role)}")
+    await trial.disown()
+    assert await trial.owner(superuser, "t") == trial.heir
+    await trial.drop()
 
 
 async def test_a_new_owner_that_is_none_is_refused_before_anything_is_done(trial: Trial) -> None:
