@@ -35,6 +35,13 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "42704": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
     "42939": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL refuses the name: {text}"),
     "53": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is short of resources: {text}"),
+    "53100": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server's disk is full, free space there: {text}"),
+    "53200": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is out of memory: {text}"),
+    "53300": lambda text: Transient(
+        Reason.SERVER_NOT_READY,
+        "the server has no connection left for the controller; close some, or raise max_connections or the CONNECTION "
+        f"LIMIT of the controller's role or its database: {text}",
+    ),
     "55P02": lambda text: Refused(Reason.INVALID_SPEC, f"spec.parameters: {text}"),
     "55P03": lambda text: Transient(Reason.DATABASE_ERROR, f"a lock was not free in time: {text}"),
     "55006": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is in use: {text}"),
