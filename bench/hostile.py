@@ -1,13 +1,13 @@
 """Servers that attack whoever connects, and tenants that do to a server what a role with LOGIN may.
 
-`python -m bench.hostile` serves one of each kind apart from the process that measures: it writes their ports as JSON, and
-ends with its standard input.
+`python -m bench.hostile` serves one of each kind apart from the process that measures: it writes their ports as JSON,
+and ends with its standard input.
 """
 
-import asyncio
 import json
 import struct
 import sys
+from asyncio import StreamReader, StreamWriter
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,8 +17,6 @@ import anyio
 import asyncpg
 
 from bench.neighbours import Serve, listening
-
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
 #: What one message of those that flood carries, in bytes.
 LARGE = 20_000_000
@@ -40,12 +38,12 @@ _AT_REST = message(b"Z", b"I")
 GREETING = _LET_IN + _PARAMETERS + message(b"K", struct.pack("!ii", 1, 2)) + _AT_REST
 
 
-async def read_startup(reader: Reader) -> bytes:
+async def read_startup(reader: StreamReader) -> bytes:
     (length,) = _INTEGER.unpack(await reader.readexactly(_INTEGER.size))
     return await reader.readexactly(length - _INTEGER.size)
 
 
-async def read_message(reader: Reader) -> bytes:
+async def read_message(reader: StreamReader) -> bytes:
     header = await reader.readexactly(1 + _INTEGER.size)
     return await reader.readexactly(_INTEGER.unpack(header[1:])[0] - _INTEGER.size)
 
@@ -68,7 +66,7 @@ def notification(payload: str) -> bytes:
     return message(b"A", _INTEGER.pack(1) + f"pgrole\0{payload}\0".encode())
 
 
-async def hang_after_greeting(reader: Reader, writer: Writer) -> None:
+async def hang_after_greeting(reader: StreamReader, writer: StreamWriter) -> None:
     """Lets in, and answers nothing."""
     await read_startup(reader)
     writer.write(GREETING)
@@ -76,7 +74,7 @@ async def hang_after_greeting(reader: Reader, writer: Writer) -> None:
         pass
 
 
-async def drip(reader: Reader, writer: Writer) -> None:
+async def drip(reader: StreamReader, writer: StreamWriter) -> None:
     """An answer, byte by byte."""
     await read_startup(reader)
     for byte in GREETING * 100:
@@ -85,27 +83,27 @@ async def drip(reader: Reader, writer: Writer) -> None:
         await anyio.sleep(_DRIP_SECONDS)
 
 
-async def fail_at_length(reader: Reader, writer: Writer) -> None:
+async def fail_at_length(reader: StreamReader, writer: StreamWriter) -> None:
     await read_startup(reader)
     writer.write(failure("no " * (LARGE // 3)))
     await writer.drain()
 
 
-async def claim_a_length(reader: Reader, writer: Writer) -> None:
+async def claim_a_length(reader: StreamReader, writer: StreamWriter) -> None:
     """A message of two gigabytes is announced, and sent as fast as it is taken."""
     await read_startup(reader)
     writer.write(b"R" + _INTEGER.pack(2**31 - 1))
     await _flood(writer, bytes(1 << 16))
 
 
-async def flood_notices(reader: Reader, writer: Writer) -> None:
+async def flood_notices(reader: StreamReader, writer: StreamWriter) -> None:
     await read_startup(reader)
     writer.write(GREETING)
     await read_message(reader)
     await _flood(writer, notice("no " * (LARGE // 3)))
 
 
-async def flood_notifications(reader: Reader, writer: Writer) -> None:
+async def flood_notifications(reader: StreamReader, writer: StreamWriter) -> None:
     """The answer to the first question never ends."""
     await read_startup(reader)
     writer.write(GREETING)
@@ -113,12 +111,12 @@ async def flood_notifications(reader: Reader, writer: Writer) -> None:
     await _flood(writer, notification('{"op":"many"}') * 1000)
 
 
-async def flood_parameters(reader: Reader, writer: Writer) -> None:
+async def flood_parameters(reader: StreamReader, writer: StreamWriter) -> None:
     await read_startup(reader)
     await _flood(writer, message(b"S", b"application_name\0" + b"x" * 1000 + b"\0") * 100)
 
 
-async def ask_to_hash(reader: Reader, writer: Writer) -> None:
+async def ask_to_hash(reader: StreamReader, writer: StreamWriter) -> None:
     """SCRAM with more iterations than anybody lives to see."""
     await read_startup(reader)
     writer.write(message(b"R", _INTEGER.pack(10) + b"SCRAM-SHA-256\0\0"))
@@ -130,7 +128,7 @@ async def ask_to_hash(reader: Reader, writer: Writer) -> None:
         pass
 
 
-async def talk_nonsense(reader: Reader, writer: Writer) -> None:
+async def talk_nonsense(reader: StreamReader, writer: StreamWriter) -> None:
     """Lets in, and answers questions with what is not asked for."""
     await read_startup(reader)
     writer.write(GREETING)
@@ -139,7 +137,7 @@ async def talk_nonsense(reader: Reader, writer: Writer) -> None:
         writer.write(message(b"D", row) + message(b"T", b"\0\1\xff\0") + message(b"C", b"\xc3\x28\0") + _AT_REST)
 
 
-async def _flood(writer: Writer, data: bytes) -> None:
+async def _flood(writer: StreamWriter, data: bytes) -> None:
     while True:
         writer.write(data)
         await writer.drain()

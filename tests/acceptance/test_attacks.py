@@ -5,10 +5,11 @@ How long a repair takes meanwhile is measured by `python -m bench.isolation`.
 
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, NoReturn
 
 import anyio
 import asyncpg
@@ -112,29 +113,33 @@ async def siege(houses: Houses, tmp_path_factory: pytest.TempPathFactory) -> Asy
         open_database(houses.shared.dsn()) as inside,
         open_database(houses.other.dsn()) as beside,
     ):
+        await _forgive(inside)
         await declared.apply(SHARED, houses.shared)
         await declared.apply(OTHER, houses.other)
         await kube.apply_secret(TENANT, password=PASSWORD)
-        await kube.apply(
-            TENANT,
-            name=TENANT,
-            login=True,
-            password={"secretRef": {"name": TENANT}},
-            serverRef={"name": SHARED},
-            adopt=True,
-        )
+        password = {"secretRef": {"name": TENANT}}
+        await kube.apply(TENANT, name=TENANT, login=True, password=password, serverRef={"name": SHARED}, adopt=True)
         for name in TEAMS:
             await kube.apply(name.replace("_", "-"), name=name, serverRef={"name": SHARED}, adopt=True)
         await kube.apply("elsewhere", name="elsewhere", serverRef={"name": OTHER}, adopt=True)
-        async with staying_calm(controller):
-            await kube.wait_all_ready()
-            yield Siege(houses, kube, declared, controller, inside, beside)
-        await remove(kube)
-        await inside.execute(f"ALTER ROLE {TENANT} RESET ALL")
+        try:
+            async with staying_calm(controller):
+                await kube.wait_all_ready()
+                yield Siege(houses, kube, declared, controller, inside, beside)
+        finally:
+            await remove(kube)
+
+
+async def _forgive(database: Database) -> None:
+    """What an attack before this one has left behind, if it had its way."""
+    await database.execute(
+        f"DO $$ BEGIN IF to_regrole('{TENANT}') IS NOT NULL THEN ALTER ROLE {TENANT} RESET ALL; END IF; END $$"
+    )
+    await database.execute("DROP TABLE IF EXISTS held; DROP ROLE IF EXISTS owner")
 
 
 @asynccontextmanager
-async def attacking(*attacks: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+async def attacking(*attacks: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     """All of them at once, for as long as the context lasts."""
     async with anyio.create_task_group() as tasks:
         for attack in attacks:
@@ -199,13 +204,13 @@ class TestTenant:
         await siege.inside.execute("DROP TABLE held")
 
 
-async def _store_always(dsn: str) -> None:
+async def _store_always(dsn: str) -> NoReturn:
     while True:
         for kind in ("elements", "half-quoted", "quoted-elements"):
             await store(dsn, kind)
 
 
-async def _terminate_always(dsn: str) -> None:
+async def _terminate_always(dsn: str) -> NoReturn:
     connection = await asyncpg.connect(dsn)
     try:
         while True:
@@ -259,6 +264,6 @@ class TestServer:
             assert siege.sessions(SHARED) == 1
 
 
-async def _drift_always(siege: Siege) -> None:
+async def _drift_always(siege: Siege) -> NoReturn:
     while True:
         await siege.drift_elsewhere()
