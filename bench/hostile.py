@@ -1,28 +1,38 @@
 """Servers that attack whoever connects, and tenants that do to a server what a role with LOGIN may.
 
-`python -m bench.hostile` serves one of each kind apart from the process that measures: it writes their ports as JSON,
-and ends with its standard input.
+`python -m bench.hostile` serves one of each kind, and writes their ports as JSON; `python -m bench.hostile DSN` attacks
+as the role of the DSN. Both last until they are ended: apart from the process that measures, and at a lower priority,
+since what is measured is what the controller makes of it, and not who gets the processor.
 """
 
 import json
+import os
 import struct
 import sys
 from asyncio import StreamReader, StreamWriter
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import anyio
 import asyncpg
 
 from bench.neighbours import Serve, listening
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import Process, bound_to_us
 
 #: What one message of those that flood carries, in bytes.
 LARGE = 20_000_000
 
 _INTEGER = struct.Struct("!i")
 _DRIP_SECONDS = 0.3
+#: Between two settings that a tenant stores: PostgreSQL itself has work with them.
+_STORE_SECONDS = 0.5
+_START_SECONDS = 60.0
+_LOWER_PRIORITY = 10
+_COMMAND = (sys.executable, "-m", "bench.hostile")
 
 
 def message(kind: bytes, body: bytes) -> bytes:
@@ -209,11 +219,67 @@ async def flood(dsn: str, payloads: Sequence[str]) -> NoReturn:
             await connection.close(timeout=5)
 
 
+@asynccontextmanager
+async def serving_hostile(folder: Path) -> AsyncIterator[dict[str, int]]:
+    """The ports of one server of each kind, in a process of their own."""
+    process = Process("hostile servers", bound_to_us([*_COMMAND]), folder / "hostile.log")
+    ports: dict[str, int] = {}
+
+    async def is_told() -> bool:
+        for line in process.log.read_text(encoding="utf-8").splitlines():
+            if line.startswith("{"):
+                ports.update(json.loads(line))
+        return bool(ports)
+
+    await process.start()
+    try:
+        if not await reached(is_told, _START_SECONDS):
+            raise process.failure("did not start in time")
+        yield ports
+    finally:
+        await process.kill()
+
+
+@asynccontextmanager
+async def attacking(dsn: str, folder: Path) -> AsyncIterator[None]:
+    """A tenant does all that it may, in a process of its own."""
+    process = Process("attack", bound_to_us([*_COMMAND, dsn]), folder / "attack.log")
+    await process.start()
+    try:
+        yield
+        if not process.running:
+            raise process.failure("ended")
+    finally:
+        await process.kill()
+
+
 async def _serve() -> None:
     async with hostile_servers() as ports:
         print(json.dumps(ports), flush=True)
-        await anyio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+        await anyio.sleep_forever()
+
+
+async def _attack(dsn: str) -> None:
+    async with anyio.create_task_group() as tasks:
+        for some in payloads([f"bench_{number}" for number in range(10)]).values():
+            tasks.start_soon(flood, dsn, some)
+        tasks.start_soon(_store_always, dsn)
+
+
+async def _store_always(dsn: str) -> NoReturn:
+    while True:
+        for kind in SETTINGS:
+            await store(dsn, kind)
+            await anyio.sleep(_STORE_SECONDS)
+
+
+def main() -> None:
+    os.nice(_LOWER_PRIORITY)
+    if sys.argv[1:]:
+        anyio.run(_attack, sys.argv[1])
+    else:
+        anyio.run(_serve)
 
 
 if __name__ == "__main__":
-    anyio.run(_serve)
+    main()

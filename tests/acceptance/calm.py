@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.isolation import read_status
 from pgrole_controller.local.apiserver import ApiServer
 from tests.acceptance.account import Account
 from tests.acceptance.world import Controller, running
@@ -38,13 +39,7 @@ class TimedController(Controller):
     @property
     def memory(self) -> int:
         """The most that it held so far, in bytes."""
-        return _status(self.process.pid, "VmHWM")
-
-
-def _status(pid: int, name: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{name}:"))
-    return int(line.split()[1]) << 10
+        return read_status(self.process.pid, "VmHWM")
 
 
 @asynccontextmanager
