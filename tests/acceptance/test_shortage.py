@@ -216,6 +216,19 @@ class TestConnections:
                 await both.kube.wait_ready("waiting")
                 assert both.attempts() < ATTEMPTS
 
+    async def test_a_home_database_that_is_closed_is_said_and_entered_when_it_is_open(
+        self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
+    ) -> None:
+        async with open_database(own_postgres.dsn(database="template1")) as database:
+            await database.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false")
+            async with two(api_server, tmp_path, own_postgres, other_postgres) as both:
+                await both.servers.wait_for(
+                    SHORT, lambda obj: says(obj, "ServerNotReady", "not currently accepting connections"), "said"
+                )
+                await both.drift_elsewhere()
+                await database.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true")
+                await both.servers.wait_ready(SHORT)
+
     async def test_a_session_that_there_is_goes_on_where_another_connection_cannot_be_had(
         self, api_server: ApiServer, servers: Servers, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
