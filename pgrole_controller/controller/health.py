@@ -13,10 +13,11 @@ import asyncio
 import errno
 import json
 import logging
+import math
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 from aiohttp import web
@@ -33,6 +34,10 @@ from pgrole_controller.metrics import Scrape
 
 log = logging.getLogger(__name__)
 
+# Of aiohttp: that a client sends what is no request is nothing to log, or whoever reaches the port fills the log.
+_quiet = logging.getLogger(f"{__name__}.requests")
+_quiet.setLevel(logging.CRITICAL)
+
 #: How long the controller's loop has for an answer, in seconds: the least that a probe waits is one.
 ANSWER_SECONDS = 0.8
 
@@ -45,6 +50,9 @@ REST_TIMES = 9.0
 READINESS_REST = 0.1
 METRICS_REST = 1.0
 
+#: Between two lines of the log that say the same of the port, in seconds.
+SAID_AGAIN_SECONDS = 60.0
+
 #: Every address of this machine, IPv4 and IPv6.
 EVERY_ADDRESS = "::"
 _PORT_REFUSED = (errno.EADDRINUSE, errno.EACCES)
@@ -53,31 +61,58 @@ _NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 Answer = TypeVar("Answer")
 
 
+class NoAnswer(Exception):
+    """Why there is none was logged."""
+
+
 class Shared(Generic[Answer]):
-    """One answer for all who ask while the one before is made. Nobody gets one that was begun before they asked."""
+    """One answer for all who ask while the one before is made. Nobody gets one that was begun before they asked.
+
+    One that fails is logged once, and NoAnswer is raised for all who share it.
+    """
 
     def __init__(self, find: Callable[[], Awaitable[Answer]], rest: float) -> None:
         self._find = find
         self._rest = rest
         self._turn = asyncio.Lock()
-        self._answers: list[Answer] = []  # the last one, or none
+        self._answers: list[Answer] = []  # the last one; none where it failed
         self._began = self._due = 0.0
 
     async def get(self) -> Answer:
         asked = time.monotonic()
         async with self._turn:
-            if not self._answers or self._began <= asked:
+            if self._began <= asked:
                 await self._renew()
+            if not self._answers:
+                raise NoAnswer
             return self._answers[0]
 
     async def _renew(self) -> None:
         await asyncio.sleep(max(0.0, self._due - time.monotonic()))
         self._began, worked = time.monotonic(), time.thread_time()
         try:
-            self._answers = []
             self._answers = [await self._find()]
-        finally:
-            self._due = time.monotonic() + min(REST_TIMES * (time.thread_time() - worked), self._rest)
+            rest = min(REST_TIMES * (time.thread_time() - worked), self._rest)
+        except Exception:
+            log.exception("answer failed")
+            self._answers, rest = [], self._rest
+        self._due = time.monotonic() + rest
+
+
+class _Seldom:
+    """What the loop of the health port has to say, each message once in a while.
+
+    Without a descriptor for a connection that waits, asyncio of Python before 3.13 says so a hundred times a second.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message, now = str(context.get("message")), time.monotonic()
+        if now - self._said.get(message, -math.inf) >= SAID_AGAIN_SECONDS:
+            self._said[message] = now
+            loop.default_exception_handler(context)
 
 
 class Health:
@@ -100,7 +135,7 @@ class Health:
         """Until cancelled. `host` is one address, or EVERY_ADDRESS. Raises CannotStart when the port is taken."""
         self._loop = asyncio.get_running_loop()
         with start_blocking_portal() as portal:
-            runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
+            runner = web.AppRunner(self._app(), access_log=None, logger=_quiet, shutdown_timeout=1.0)
             listening = portal.call(_start, runner, _bind(host, port))
             try:
                 log.info("health served", extra={"host": host, "port": port})
@@ -167,7 +202,9 @@ async def _start(runner: web.AppRunner, port: socket.socket) -> asyncio.Abstract
                 oldest.transport.abort()
         return server()
 
-    return await asyncio.get_running_loop().create_server(connect, sock=port, backlog=AT_ONCE)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_Seldom())
+    return await loop.create_server(connect, sock=port, backlog=AT_ONCE)
 
 
 async def _end(runner: web.AppRunner, listening: asyncio.AbstractServer) -> None:

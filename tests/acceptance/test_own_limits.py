@@ -29,7 +29,7 @@ ROUNDS = 3
 #: Descriptors: those of standard input, output and errors, which are open.
 FEWEST = 3
 
-KINDS = ("silent", "slow", "endless", "pipelined", "scraping", "deaf")
+KINDS = ("silent", "slow", "endless", "pipelined", "scraping", "deaf", "nonsense")
 
 
 async def drift(database: Database) -> None:
@@ -69,12 +69,15 @@ async def test_without_a_descriptor_for_another_connection_those_that_there_are_
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller %'"
         )
         await controller.wait_log("Too many open files")
-        for _ in range(ROUNDS):
-            await drift(beside)
+        async with await anyio.connect_tcp("127.0.0.1", controller.health_port):  # which it cannot accept
+            for _ in range(ROUNDS):
+                await drift(beside)
+            await controller.wait_log("socket.accept() out of system resource")
         resource.prlimit(controller.process.pid, resource.RLIMIT_NOFILE, before)
         await made.wait_ready(ONE)
         await kube.wait_all_ready()
         await drift(here)
+        assert controller.log.count("socket.accept() out of system resource") == 1
         assert len(re.findall(rf'"session with PostgreSQL begins".*"server": "{OTHER}"', controller.log)) == 1
 
 
@@ -158,6 +161,12 @@ async def _read_nothing(stream: SocketStream) -> None:
     await anyio.sleep_forever()
 
 
+async def _ask_nonsense(stream: SocketStream) -> None:
+    """Nothing that would be a request, with as much of it as is repeated in an error."""
+    await stream.send(b"GET / HTTP/9.9\r\n" + b"\x01" * 8000 + b": y\r\n\r\n")
+    await stream.receive()
+
+
 CLIENTS_BY_KIND: dict[str, Callable[[SocketStream], Awaitable[None]]] = {
     "silent": _keep_silent,
     "slow": _ask_slowly,
@@ -165,4 +174,5 @@ CLIENTS_BY_KIND: dict[str, Callable[[SocketStream], Awaitable[None]]] = {
     "pipelined": _ask_at_once,
     "scraping": _scrape_always,
     "deaf": _read_nothing,
+    "nonsense": _ask_nonsense,
 }
