@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from asyncio import Task, events
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -80,12 +81,14 @@ class Stopwatch:
                 if turn.began and time.monotonic() - turn.began > _LOOK_SECONDS and frame is not None:
                     turn.stack = "".join(traceback.format_stack(frame, limit=12))
             if self.changed:
-                self._write()
+                with suppress(OSError):  # a test may leave it no descriptor: the next time, then
+                    self._write()
 
     def _write(self) -> None:
-        self.changed = False
         new = self.file.with_suffix(".new")
-        new.write_text(json.dumps([asdict(one) for one in self.longest]), encoding="utf-8")
+        with new.open("w", encoding="utf-8") as file:
+            self.changed = False
+            json.dump([asdict(one) for one in self.longest], file)
         new.replace(self.file)
 
 

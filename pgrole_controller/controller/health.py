@@ -109,9 +109,14 @@ class _Seldom:
         self._said: dict[str, float] = {}
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        message, now = str(context.get("message")), time.monotonic()
-        if now - self._said.get(message, -math.inf) >= SAID_AGAIN_SECONDS:
-            self._said[message] = now
+        message, now = str(context.get("message")).partition("\n")[0], time.monotonic()
+        if now - self._said.get(message, -math.inf) < SAID_AGAIN_SECONDS:
+            return
+        self._said[message] = now
+        error = context.get("exception")
+        if isinstance(error, OSError):
+            log.warning("health port is impaired", extra={"problem": message, "error": str(error)})
+        else:
             loop.default_exception_handler(context)
 
 
