@@ -1,8 +1,9 @@
-"""`python -m bench.isolation`: how long a repair takes on healthy servers, alone and while others misbehave.
+"""`python -m bench.isolation`: how long a repair takes on healthy servers, alone and while others misbehave and attack.
 
-Twenty servers: the healthy ones alone and all of them, in turns, so that whatever else this machine does is in both. A
-drift begins when its COMMIT has returned to the client, and is repaired when PostgreSQL says that the transaction
-committed which wrote the role's row (track_commit_timestamp), by the same clock.
+The healthy servers alone and all of them, in turns, so that whatever else this machine does is in both. Those that
+attack are in `bench.hostile`, and so is what a tenant does meanwhile to the one server that lets it in. A drift begins
+when its COMMIT has returned to the client, and is repaired when PostgreSQL says that the transaction committed which
+wrote the role's row (track_commit_timestamp), by the same clock.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import asyncpg
 
+from bench.hostile import attacking, serving_hostile
 from bench.neighbours import SMALL, Neighbour, neighbours
 from bench.observe import Quantiles
 from pgrole_controller.local.apiserver import ApiServer, api_server
@@ -43,6 +45,9 @@ else:
 NAMESPACE = "bench"
 HEALTHY = 14
 ROLES = 10  # of each server
+ATTACKED = "attacked"
+#: Whatever is wrong with a server is said in more than a word.
+SOMETHING = " "
 
 _SECONDS = 120.0
 _FLOOR_ROUNDS = 100
@@ -113,7 +118,7 @@ class Declared:
 
     api: ApiServer
 
-    async def add(self, name: str, port: int, password: str) -> None:
+    async def add(self, name: str, port: int, password: str, **spec: Any) -> None:  # noqa: ANN401 -- fields of PgRoles
         credentials = {"username": SUPERUSER, "password": password}
         data = {key: b64encode(value.encode()).decode() for key, value in credentials.items()}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}
@@ -129,7 +134,7 @@ class Declared:
             f"{_GROUP}/pgservers/{name}", _object("PgServer", name, {"connection": connection, "allow": allow})
         )
         for number in range(ROLES):
-            role = _object("PgRole", f"{name}-{number}", {"name": _role(number), "serverRef": {"name": name}})
+            role = _object("PgRole", f"{name}-{number}", {"name": _role(number), "serverRef": {"name": name}, **spec})
             await self._apply(f"{_GROUP}/namespaces/{NAMESPACE}/pgroles/{name}-{number}", role)
 
     async def remove(self, names: Iterable[str]) -> None:
@@ -174,7 +179,7 @@ def _says(obj: dict[str, Any], words: str) -> bool:
     ready = next((one for one in conditions if one["type"] == "Ready"), None)
     if ready is None:
         return False
-    return words in ready["message"] if words else ready["status"] == "True"
+    return ready["status"] == "False" and words in ready["message"] if words else ready["status"] == "True"
 
 
 def _role(number: int) -> str:
@@ -215,43 +220,75 @@ class Street:
     declared: Declared
     hands: Sequence[Hand]
     others: Sequence[Neighbour]
+    attacked: PostgresServer
     controller: Process
     display: Display
 
     async def measure(self, rounds: int, drifts: int) -> str:
         alone: list[float] = []
         beside: list[float] = []
-        lines = 0.0
         healthy = dict.fromkeys((f"s{number}" for number in range(len(self.hands))), "")
+        lines, size, minutes = 0, 0, 0.0
         await self.controller.start()
         await self.declared.wait(healthy)
         for _ in range(rounds):
             alone += await _drift(self.hands, drifts, self.display)
             for other in self.others:
                 await self.declared.add(other.name, other.port, other.password)
-            await self.declared.wait({**healthy, **{other.name: other.words for other in self.others}})
-            before = self._lines()
-            began = time.monotonic()
-            beside += await _drift(self.hands, drifts, self.display)
-            lines = (self._lines() - before) / (time.monotonic() - began) * 60
-            await self.declared.remove([other.name for other in self.others])
+            await self.declared.add(ATTACKED, self.attacked.port, self.attacked.password, login=True)
+            said = {other.name: other.words for other in self.others}
+            await self.declared.wait({**healthy, **said, ATTACKED: ""})
+            before, began = self._log(), time.monotonic()
+            async with attacking(await self._let_in(), self.controller.log.parent):
+                beside += await _drift(self.hands, drifts, self.display)
+            after = self._log()
+            minutes += (time.monotonic() - began) / 60
+            lines, size = lines + after[0] - before[0], size + after[1] - before[1]
+            await self.declared.remove([*said, ATTACKED])
+        memory = read_status(self.controller.pid, "VmHWM")
         await self.controller.stop()
         floor = await self.hands[0].measure_floor()
-        return _report(Quantiles.of(alone), Quantiles.of(beside), floor, len(self.hands), len(self.others), lines)
+        report = _report(Quantiles.of(alone), Quantiles.of(beside), floor, len(self.hands), len(self.others) + 1)
+        return "\n".join(
+            (
+                report,
+                f"log: {lines / minutes:.0f} lines a minute about sessions of the {len(self.others) + 1}, "
+                f"{size / minutes / 1e6:.2f} MB a minute in all",
+                f"memory of the controller at its peak: {memory / (1 << 20):.0f} MiB",
+            )
+        )
 
-    def _lines(self) -> int:
-        return sum(b"PostgreSQL" in line for line in self.controller.log.read_bytes().splitlines())
+    async def _let_in(self) -> str:
+        """The DSN of the tenant, one of the declared roles."""
+        connection = await asyncpg.connect(self.attacked.dsn())
+        try:
+            await connection.execute(f"ALTER ROLE {_role(0)} RESET ALL; ALTER ROLE {_role(0)} PASSWORD 'tenant'")
+        finally:
+            await connection.close(timeout=5)
+        return self.attacked.dsn(_role(0), password="tenant")
+
+    def _log(self) -> tuple[int, int]:
+        """Lines about sessions, and bytes."""
+        text = self.controller.log.read_bytes()
+        return sum(b"PostgreSQL" in line for line in text.splitlines()), len(text)
 
 
-def _report(alone: Quantiles, beside: Quantiles, floor: float, healthy: int, others: int, lines: float) -> str:
+def read_status(pid: int, name: str) -> int:
+    """A size of a process, in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError(f"process {pid} has no {name}")
+
+
+def _report(alone: Quantiles, beside: Quantiles, floor: float, healthy: int, others: int) -> str:
     return "\n".join(
         (
             f"commit of a drift to commit of its repair, {healthy} healthy servers with {ROLES} roles each, ms",
             f"  alone                      {_spell(alone)}",
-            f"  beside {others} that misbehave    {_spell(beside)}",
-            f"  ratio of the medians       {beside.p50 / alone.p50:.2f}",
+            f"  beside {others} that misbehave   {_spell(beside)}",
+            f"  ratio                      p50 {beside.p50 / alone.p50:.2f}  p99 {beside.p99 / alone.p99:.2f}",
             f"  floor (NOTIFY, read, ALTER through bare connections, same run)  p50 {floor * 1000:.2f}",
-            f"log: {lines:.0f} lines a minute about sessions of the {others}",
         )
     )
 
@@ -265,7 +302,10 @@ async def measure(rounds: int, drifts: int) -> str:
     binaries = await find(display)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="pgrole-bench-")))
-        others = await stack.enter_async_context(neighbours(_start))
+        ports = await stack.enter_async_context(serving_hostile(folder))
+        hostile = (Neighbour(kind, port, "any", SOMETHING) for kind, port in ports.items())
+        others = (*await stack.enter_async_context(neighbours(_start)), *hostile)
+        attacked = await stack.enter_async_context(_start(SMALL))
         healthy = [await stack.enter_async_context(_start(SMALL)) for _ in range(HEALTHY)]
         hands = [await stack.enter_async_context(_hand(server)) for server in healthy]
         api = await stack.enter_async_context(api_server(binaries=binaries))
@@ -276,7 +316,7 @@ async def measure(rounds: int, drifts: int) -> str:
             await declared.add(f"s{number}", server.port, server.password)
         controller = _controller(api, folder)
         stack.push_async_callback(controller.stop)
-        return await Street(declared, hands, others, controller, display).measure(rounds, drifts)
+        return await Street(declared, hands, others, attacked, controller, display).measure(rounds, drifts)
 
 
 def _controller(api: ApiServer, folder: Path) -> Process:

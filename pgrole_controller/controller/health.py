@@ -6,16 +6,18 @@ itself instead of not answering, and a scrape holds up no repair for longer than
 Liveness is not the database's: a controller that is restarted because a server is down helps nobody.
 
 Whoever reaches the port may connect to it: those who hold many connections lose the oldest, and take nothing from the
-controller's own.
+controller's own. Who asks again and again shares answers with the others who do, and takes a tenth of the time at most.
 """
 
 import asyncio
 import errno
 import json
 import logging
+import math
 import socket
-from collections.abc import Callable
-from typing import TypeVar
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
 import anyio
 from aiohttp.web_request import BaseRequest  # not aiohttp.web: its routes and files are a tenth of a start
@@ -34,6 +36,10 @@ from pgrole_controller.metrics import Scrape
 
 log = logging.getLogger(__name__)
 
+# Of aiohttp: that a client sends what is no request is nothing to log, or whoever reaches the port fills the log.
+_quiet = logging.getLogger(f"{__name__}.requests")
+_quiet.setLevel(logging.CRITICAL)
+
 #: How long the controller's loop has for an answer, in seconds: the least that a probe waits is one.
 ANSWER_SECONDS = 0.8
 
@@ -41,12 +47,79 @@ ANSWER_SECONDS = 0.8
 CONNECTIONS = 64
 AT_ONCE = 100
 
+#: After an answer that many shared, so many times as long as it took pass before the next, up to these seconds.
+REST_TIMES = 9.0
+READINESS_REST = 0.1
+METRICS_REST = 1.0
+
+#: Between two lines of the log that say the same of the port, in seconds.
+SAID_AGAIN_SECONDS = 60.0
+
 #: Every address of this machine, IPv4 and IPv6.
 EVERY_ADDRESS = "::"
 _PORT_REFUSED = (errno.EADDRINUSE, errno.EACCES)
 _NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 Answer = TypeVar("Answer")
+
+
+class NoAnswer(Exception):
+    """Why there is none was logged."""
+
+
+class Shared(Generic[Answer]):
+    """One answer for all who ask while the one before is made. Nobody gets one that was begun before they asked.
+
+    One that fails is logged once, and NoAnswer is raised for all who share it.
+    """
+
+    def __init__(self, find: Callable[[], Awaitable[Answer]], rest: float) -> None:
+        self._find = find
+        self._rest = rest
+        self._turn = asyncio.Lock()
+        self._answers: list[Answer] = []  # the last one; none where it failed
+        self._began = self._due = 0.0
+
+    async def get(self) -> Answer:
+        asked = time.monotonic()
+        async with self._turn:
+            if self._began <= asked:
+                await self._renew()
+            if not self._answers:
+                raise NoAnswer
+            return self._answers[0]
+
+    async def _renew(self) -> None:
+        await asyncio.sleep(max(0.0, self._due - time.monotonic()))
+        self._began, worked = time.monotonic(), time.thread_time()
+        try:
+            self._answers = [await self._find()]
+            rest = min(REST_TIMES * (time.thread_time() - worked), self._rest)
+        except Exception:
+            log.exception("answer failed")
+            self._answers, rest = [], self._rest
+        self._due = time.monotonic() + rest
+
+
+class _Seldom:
+    """What the loop of the health port has to say, each message once in a while.
+
+    Without a descriptor for a connection that waits, asyncio of Python before 3.13 says so a hundred times a second.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message, now = str(context.get("message")).partition("\n")[0], time.monotonic()
+        if now - self._said.get(message, -math.inf) < SAID_AGAIN_SECONDS:
+            return
+        self._said[message] = now
+        error = context.get("exception")
+        if isinstance(error, OSError):
+            log.warning("health port is impaired", extra={"problem": message, "error": str(error)})
+        else:
+            loop.default_exception_handler(context)
 
 
 class Health:
@@ -58,6 +131,8 @@ class Health:
         self._lead: Lead | None = None
         self._scrape: Callable[[], Scrape] = Scrape
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = Shared(self._ask_readiness, READINESS_REST)
+        self._figures = Shared(self._render, METRICS_REST)
 
     def watch(self, store: Store, servers: Servers, lead: Lead, scrape: Callable[[], Scrape]) -> None:
         """Readiness is theirs from now on; before, nothing is ready."""
@@ -75,7 +150,7 @@ class Health:
                 portal.call(_end, server, listening)
 
     async def _start(self, port: socket.socket) -> tuple[Server, asyncio.AbstractServer]:
-        server = Server(self._handle, access_log=None)
+        server = Server(self._handle, access_log=None, logger=_quiet)
 
         def connect() -> asyncio.Protocol:
             for oldest in server.connections[: 1 - CONNECTIONS]:
@@ -83,7 +158,9 @@ class Health:
                     oldest.transport.abort()
             return server()
 
-        listening = await asyncio.get_running_loop().create_server(connect, sock=port, backlog=AT_ONCE)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_Seldom())
+        listening = await loop.create_server(connect, sock=port, backlog=AT_ONCE)
         return server, listening
 
     async def _handle(self, request: BaseRequest) -> Response:
@@ -101,15 +178,19 @@ class Health:
         return Response(text=f"the event loop stands still since {self._pulse.age:.1f} s\n", status=503)
 
     async def _readyz(self) -> Response:
-        answer = await self._ask(self._readiness)
-        ready, body = answer or (False, {"ready": False, "error": "the event loop does not answer"})
+        ready, body = await self._ready.get() or (False, {"ready": False, "error": "the event loop does not answer"})
         return Response(text=json.dumps(body) + "\n", status=200 if ready else 503, content_type="application/json")
 
     async def _metrics(self) -> Response:
+        return Response(body=await self._figures.get(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def _render(self) -> bytes:
         """What is asked of a loop that does not answer is left out: its heartbeat's age is not."""
         scrape = await self._ask(self._scrape)
-        body = metrics.render(scrape, self._pulse.age)
-        return Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
+        return metrics.render(scrape, self._pulse.age)
+
+    async def _ask_readiness(self) -> tuple[bool, dict[str, object]] | None:
+        return await self._ask(self._readiness)
 
     async def _ask(self, question: Callable[[], Answer]) -> Answer | None:
         """Asked in the controller's loop, whose state no other thread may read; None when that does not answer."""

@@ -5,6 +5,7 @@ answers for: then no name of any other server, nor that of the API server, could
 end before the resolver has given up.
 """
 
+import errno
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -17,7 +18,11 @@ class Threads(ThreadPoolExecutor):
 
     def submit(self, call: Callable[..., Any], /, *arguments: object, **named: object) -> Future[Any]:
         future: Future[Any] = Future()
-        Thread(target=_run, args=(future, partial(call, *arguments, **named)), name="lookup", daemon=True).start()
+        thread = Thread(target=_run, args=(future, partial(call, *arguments, **named)), name="lookup", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # as a lookup fails, which whoever asked for it can tell of
+            future.set_exception(OSError(errno.EAGAIN, f"no thread for a lookup: {error}"))
         return future
 
 

@@ -42,6 +42,14 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
         Reason.SERVER_NOT_READY,
         f"PostgreSQL: {text}: max_stack_depth of the controller's role or its database is too low",
     ),
+    "53100": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server's disk is full, free space there: {text}"),
+    "53200": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is out of memory: {text}"),
+    "53300": lambda text: Transient(
+        Reason.SERVER_NOT_READY,
+        "the server has no connection left for the controller; close some, or raise max_connections or the CONNECTION "
+        f"LIMIT of the controller's role or its database: {text}",
+    ),
+    "55000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is not ready for this: {text}"),
     "55P02": lambda text: Refused(Reason.INVALID_SPEC, f"spec.parameters: {text}"),
     "55P03": lambda text: Transient(Reason.DATABASE_ERROR, f"a lock was not free in time: {text}"),
     "55006": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is in use: {text}"),

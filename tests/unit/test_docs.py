@@ -19,7 +19,13 @@ from tests.docs.page import ROOT, read_page
 from tests.docs.page import pages as documentation
 
 #: Messages in the words of PostgreSQL and asyncpg, and those that are put together from parts.
-OF_OTHERS = ("lacks a privilege: permission denied", "Connect call failed", "root certificate file")
+OF_OTHERS = (
+    "lacks a privilege: permission denied",
+    "Connect call failed",
+    "root certificate file",
+    "not currently accepting connections",
+    "Too many open files",
+)
 PUT_TOGETHER = {
     "did not end within 10 s",
     "does not allow createdb",

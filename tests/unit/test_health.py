@@ -13,7 +13,15 @@ import anyio.to_thread
 import pytest
 
 from pgrole_controller.controller.errors import CannotStart
-from pgrole_controller.controller.health import AT_ONCE, CONNECTIONS, EVERY_ADDRESS, Health
+from pgrole_controller.controller.health import (
+    AT_ONCE,
+    CONNECTIONS,
+    EVERY_ADDRESS,
+    REST_TIMES,
+    Health,
+    NoAnswer,
+    Shared,
+)
 from pgrole_controller.controller.pulse import BEAT_SECONDS, STILL_SECONDS, Pulse
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.ports import free_port
@@ -173,3 +181,87 @@ async def test_the_heart_is_as_old_as_its_last_beat() -> None:
         tasks.cancel_scope.cancel()
     assert pulse.age < STILL_SECONDS
     assert BEAT_SECONDS * 10 <= STILL_SECONDS
+
+
+class TestShared:
+    """However many ask, what is asked for is not made as often."""
+
+    async def test_those_who_ask_meanwhile_share_the_next_answer(self) -> None:
+        begun, may_end = 0, anyio.Event()
+
+        async def count() -> int:
+            nonlocal begun
+            begun += 1
+            await may_end.wait()
+            return begun
+
+        shared, answers = Shared(count, 0.0), list[int]()
+
+        async def ask() -> None:
+            answers.append(await shared.get())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+
+            async def is_begun() -> bool:
+                return begun == 1
+
+            assert await reached(is_begun, PATIENCE)
+            for _ in range(50):
+                tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            may_end.set()
+        assert (begun, sorted(answers)) == (2, [1] + [2] * 50)
+
+    async def test_one_that_fails_is_logged_once_for_all_and_the_next_is_another(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        may_end, failing = anyio.Event(), True
+
+        async def find() -> str:
+            await may_end.wait()
+            if failing:
+                raise ValueError("a scrape that fails")
+            return "well"
+
+        shared, failed = Shared(find, 0.0), list[str]()
+
+        async def ask() -> None:
+            with pytest.raises(NoAnswer):
+                await shared.get()
+            failed.append("failed")
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(50):
+                tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            may_end.set()
+        assert len(failed) == 50
+        assert [record.message for record in caplog.records] == ["answer failed"]
+        failing = False
+        assert await shared.get() == "well"
+
+    async def test_it_rests_as_long_as_it_has_worked_many_times_over(self) -> None:
+        async def work() -> None:
+            ends = time.thread_time() + 0.005
+            while time.thread_time() < ends:
+                pass
+
+        shared = Shared(work, 10.0)
+        await shared.get()
+        began = time.monotonic()
+        await shared.get()
+        assert time.monotonic() - began >= 0.005 * REST_TIMES
+
+
+async def test_what_is_no_request_is_answered_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Health().serve, "127.0.0.1", port)
+        await wait_served(port)
+        for request in (b"\0" * 100, b"GET /healthz HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\na\0b: c\r\n\r\n"):
+            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                await stream.send(request)
+                assert b"400 Bad Request" in await stream.receive()
+        tasks.cancel_scope.cancel()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -19,7 +19,11 @@ from pgrole_controller.core.sqlstate import classify
         ("08006", Transient, Reason.SERVER_NOT_READY),
         ("57P01", Transient, Reason.SERVER_NOT_READY),
         ("57P03", Transient, Reason.SERVER_NOT_READY),
+        ("53100", Transient, Reason.SERVER_NOT_READY),
+        ("53200", Transient, Reason.SERVER_NOT_READY),
         ("53300", Transient, Reason.SERVER_NOT_READY),
+        ("53400", Transient, Reason.SERVER_NOT_READY),
+        ("55000", Transient, Reason.SERVER_NOT_READY),
         ("25006", Transient, Reason.SERVER_NOT_READY),
         ("28P01", Transient, Reason.SERVER_NOT_READY),
         ("3D000", Transient, Reason.SERVER_NOT_READY),
@@ -54,3 +58,14 @@ def test_every_other_internal_error_is_named(code: str) -> None:
     error = classify(code, "could not read block 3")
     assert code in error.message
     assert "concurrent" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("53100", "free space"),
+        ("53300", "raise max_connections or the CONNECTION LIMIT"),
+    ],
+)
+def test_what_the_server_is_short_of_is_said_with_the_remedy(code: str, words: str) -> None:
+    assert words in classify(code, "x").message

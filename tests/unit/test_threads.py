@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterator
-from threading import Event
+from threading import Event, Thread
 
 import anyio
 import pytest
@@ -86,3 +86,16 @@ async def test_what_a_call_raises_is_raised_where_it_is_waited_for() -> None:
     with pytest.raises(ZeroDivisionError):
         await loop.run_in_executor(None, divmod, 1, 0)
     assert await loop.run_in_executor(None, divmod, 7, 2) == (3, 1)
+
+
+async def test_without_a_thread_the_server_cannot_be_reached_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Thread.start
+
+    def refuse(thread: Thread) -> None:
+        if thread.name == "lookup":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    asyncio.get_running_loop().set_default_executor(Threads())
+    monkeypatch.setattr(Thread, "start", refuse)
+    assert "no thread for a lookup" in await connect_in_vain("a.name")

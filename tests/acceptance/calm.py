@@ -1,0 +1,61 @@
+"""A controller that is measured while it is attacked, and what no attack may exceed."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.isolation import read_status
+from pgrole_controller.local.apiserver import ApiServer
+from tests.acceptance.account import Account
+from tests.acceptance.world import Controller, running
+
+#: CPU time of one callback: so long it delays every server.
+CALLBACK_SECONDS = 0.25
+MEMORY_BYTES = 200 << 20
+LOG_BYTES_A_MINUTE = 5_000_000
+
+
+class TimedController(Controller):
+    """As users run it (`--log-level info`), but by `tests.stopwatch`."""
+
+    def __init__(
+        self, access: ApiServer | Account | Path, dsn: str, folder: Path, *arguments: str, **environment: str
+    ) -> None:
+        super().__init__(access, dsn, folder, "--log-level", "info", "--log-format", "json", *arguments, **environment)
+        self._file = folder / "callbacks.json"
+        command = self.process.command
+        place = command.index("pgrole_controller")
+        command[place : place + 1] = ["tests.stopwatch", str(self._file)]
+
+    @property
+    def callbacks(self) -> list[dict[str, Any]]:
+        """As `tests.stopwatch.Callback`, the longest first."""
+        found: list[dict[str, Any]] = json.loads(self._file.read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def memory(self) -> int:
+        """The most that it held so far, in bytes."""
+        return read_status(self.process.pid, "VmHWM")
+
+
+@asynccontextmanager
+async def staying_calm(controller: TimedController) -> AsyncIterator[TimedController]:
+    """The controller runs, and whatever happens meanwhile neither ends it nor takes what it may not have."""
+    async with running(controller, connected=False):
+        began = time.monotonic()
+        yield controller
+        check_calm(controller, time.monotonic() - began)
+
+
+def check_calm(controller: TimedController, seconds: float) -> None:
+    """`seconds`: how long it has run; what it logs in the first minute counts as that minute's."""
+    assert controller.process.running, controller.process.failure("ended")
+    longest = controller.callbacks[0]
+    assert longest["cpu"] < CALLBACK_SECONDS, f"{longest['name']}: {longest['cpu']:.3f} s\n{longest['stack']}"
+    assert controller.memory < MEMORY_BYTES, f"{controller.memory >> 20} MiB"
+    logged = controller.process.log.stat().st_size
+    assert logged < LOG_BYTES_A_MINUTE * max(1.0, seconds / 60), f"{logged} bytes of log in {seconds:.0f} s"

@@ -1,0 +1,269 @@
+"""Tenants and servers that attack the controller: it stays calm, and the neighbours' drift is repaired meanwhile.
+
+How long a repair takes meanwhile is measured by `python -m bench.isolation`.
+"""
+
+import itertools
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from bench.hostile import SERVERS, SETTINGS, flood, hostile_servers, payloads, store
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.calm import TimedController, staying_calm
+from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
+from tests.acceptance.world import Database, Json, Kube, condition, make_kube, open_database, remove, says
+from tests.servers import Servers
+
+#: The server with the tenant that attacks, and one beside it.
+SHARED, OTHER, HOSTILE = "shared", "other", "hostile"
+TENANT, PASSWORD = "mallory", "mallory's own"
+#: Of other teams on the shared server.
+TEAMS = tuple(f"team_{number}" for number in range(20))
+#: Until a drift is repaired beside an attack, in seconds: what is tested is that it is, on a machine that may be busy.
+PATIENCE = 120.0
+ROUNDS = 3
+#: How often a hostile server has its way before the neighbours are looked at.
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Houses:
+    """The servers, for all tests of this module."""
+
+    api: ApiServer
+    shared: PostgresServer
+    other: PostgresServer
+
+    def tenant(self) -> str:
+        return self.shared.dsn(TENANT, password=PASSWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Siege:
+    """A controller of its own for each attack, with its objects."""
+
+    houses: Houses
+    kube: Kube
+    servers: PgServers
+    controller: TimedController
+    inside: Database  # of the shared server
+    beside: Database  # of the other
+    _teams: "itertools.cycle[str]" = field(default_factory=lambda: itertools.cycle(TEAMS))
+
+    async def drift_elsewhere(self) -> None:
+        await _repaired(self.beside, "elsewhere")
+
+    async def drift_here(self) -> None:
+        """Of a role of another team; another one each time, since one that drifts often is repaired more slowly."""
+        await _repaired(self.inside, next(self._teams))
+
+    async def check_neighbours(self) -> None:
+        """On the other server and on the same one, drift is repaired, and they are connected with all the time."""
+        for _ in range(ROUNDS):
+            await self.drift_elsewhere()
+            await self.drift_here()
+        assert self.sessions(OTHER) == 1
+
+    def sessions(self, server: str) -> int:
+        begins = r'"session with PostgreSQL begins".*"server": '
+        return len(re.findall(rf'{begins}"{server}"', self.controller.log))
+
+    async def declare_hostile(self, port: int) -> None:
+        """With roles, which are not to be in the way of others."""
+        await self.servers.apply_credentials(HOSTILE, "postgres", "any")
+        connection: Json = {
+            "hosts": ["127.0.0.1"],
+            "port": port,
+            "sslMode": "disable",
+            "credentialsSecretRef": {"name": HOSTILE},
+        }
+        await self.servers.apply_spec(HOSTILE, {"connection": connection, "allow": EVERYTHING})
+        for number in range(3):
+            await self.kube.apply(f"hostile-{number}", serverRef={"name": HOSTILE})
+
+
+async def _repaired(database: Database, role: str) -> None:
+    await database.execute(f"ALTER ROLE {role} CREATEDB")
+    await database.wait_role(role, lambda row: not row["rolcreatedb"], "set back", PATIENCE)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def houses(api_server: ApiServer, servers: Servers) -> AsyncIterator[Houses]:
+    async with servers.run() as shared, servers.run() as other:
+        yield Houses(api_server, shared, other)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def siege(houses: Houses, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Siege]:
+    kube = await make_kube(houses.api)
+    controller = TimedController(houses.api, "", tmp_path_factory.mktemp("siege"))
+    async with (
+        pgservers(houses.api) as declared,
+        open_database(houses.shared.dsn()) as inside,
+        open_database(houses.other.dsn()) as beside,
+    ):
+        await _forgive(inside)
+        await declared.apply(SHARED, houses.shared)
+        await declared.apply(OTHER, houses.other)
+        await kube.apply_secret(TENANT, password=PASSWORD)
+        password = {"secretRef": {"name": TENANT}}
+        await kube.apply(TENANT, name=TENANT, login=True, password=password, serverRef={"name": SHARED}, adopt=True)
+        for name in TEAMS:
+            await kube.apply(name.replace("_", "-"), name=name, serverRef={"name": SHARED}, adopt=True)
+        await kube.apply("elsewhere", name="elsewhere", serverRef={"name": OTHER}, adopt=True)
+        try:
+            async with staying_calm(controller):
+                await kube.wait_all_ready()
+                yield Siege(houses, kube, declared, controller, inside, beside)
+        finally:
+            await remove(kube)
+
+
+async def _forgive(database: Database) -> None:
+    """What an attack before this one has left behind, if it had its way."""
+    await database.execute(
+        f"DO $$ BEGIN IF to_regrole('{TENANT}') IS NOT NULL THEN ALTER ROLE {TENANT} RESET ALL; END IF; END $$"
+    )
+    await database.execute("DROP TABLE IF EXISTS held; DROP ROLE IF EXISTS owner")
+
+
+@asynccontextmanager
+async def attacking(*attacks: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """All of them at once, for as long as the context lasts."""
+    async with anyio.create_task_group() as tasks:
+        for attack in attacks:
+            tasks.start_soon(attack)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+class TestTenant:
+    """A role with LOGIN, and what it may do."""
+
+    @pytest.mark.parametrize("kind", SETTINGS)
+    async def test_stores_what_is_hard_to_read(self, siege: Siege, kind: str) -> None:
+        await store(siege.houses.tenant(), kind)
+        await siege.check_neighbours()
+        stored = f"SELECT count(*) FROM pg_db_role_setting WHERE setrole = '{TENANT}'::regrole"
+        await siege.inside.wait_value(stored, 0, PATIENCE)
+        await siege.kube.wait_ready(TENANT, PATIENCE)
+        assert siege.sessions(SHARED) == 1
+
+    async def test_stores_it_again_and_again(self, siege: Siege) -> None:
+        async with attacking(partial(_store_always, siege.houses.tenant())):
+            await siege.check_neighbours()
+        assert siege.sessions(SHARED) == 1
+
+    @pytest.mark.parametrize("kind", payloads(TEAMS))
+    async def test_floods_the_channel(self, siege: Siege, kind: str) -> None:
+        attack = partial(flood, siege.houses.tenant(), payloads(TEAMS)[kind])
+        async with attacking(attack, attack, attack):
+            await siege.check_neighbours()
+        await siege.kube.wait_all_ready(PATIENCE)
+
+    async def test_terminates_and_cancels_what_it_may(self, siege: Siege) -> None:
+        async with attacking(partial(_terminate_always, siege.houses.tenant())):
+            await siege.check_neighbours()
+        assert siege.sessions(SHARED) == 1
+
+    async def test_holds_locks_on_what_is_taken_away_from_it(self, siege: Siege) -> None:
+        """Its object is deleted, and what it owns is handed over: neighbours neither wait for that nor does it fail."""
+        await siege.kube.apply("owner", name="owner", login=True, serverRef={"name": SHARED}, adopt=True)
+        await siege.kube.patch(
+            "owner", {"spec": {"deletionPolicy": "Drop", "reassignOwnedTo": TEAMS[0], "terminateSessions": False}}
+        )
+        await siege.kube.wait_ready("owner")
+        await siege.inside.execute(
+            f"CREATE TABLE held (); ALTER TABLE held OWNER TO owner; GRANT ALL ON held TO {TENANT}"
+        )
+        holder = await asyncpg.connect(siege.houses.tenant())
+        try:
+            transaction = holder.transaction()
+            await transaction.start()
+            await holder.execute("LOCK TABLE held IN ACCESS SHARE MODE")
+            await siege.kube.delete("owner")
+            await siege.kube.wait_for(
+                "owner", lambda obj: condition(obj, "Ready").get("reason") == "DropBlocked", "said", PATIENCE
+            )
+            await siege.check_neighbours()
+            await transaction.rollback()
+        finally:
+            await holder.close()
+        await siege.kube.wait_gone("owner", PATIENCE)
+        await siege.inside.execute("DROP TABLE held")
+
+
+async def _store_always(dsn: str) -> NoReturn:
+    while True:
+        for kind in ("elements", "half-quoted", "quoted-elements"):
+            await store(dsn, kind)
+
+
+async def _terminate_always(dsn: str) -> NoReturn:
+    connection = await asyncpg.connect(dsn)
+    try:
+        while True:
+            for function in ("pg_cancel_backend", "pg_terminate_backend"):
+                pids = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND pid IS NOT NULL"
+                for row in await connection.fetch(pids):
+                    try:
+                        await connection.execute(f"SELECT {function}({row['pid']})")
+                    except asyncpg.InsufficientPrivilegeError:
+                        continue
+    finally:
+        with anyio.CancelScope(shield=True):
+            await connection.close(timeout=5)
+
+
+class TestServer:
+    """What answers at the port that a PgServer names."""
+
+    @pytest.mark.parametrize("kind", SERVERS)
+    async def test_delays_only_itself(self, siege: Siege, kind: str) -> None:
+        async with hostile_servers([kind]) as ports:
+            await siege.declare_hostile(ports[kind])
+            await siege.servers.wait_for(HOSTILE, lambda obj: says(obj, "ServerNotReady"), "said", PATIENCE)
+
+            async def is_tried() -> bool:
+                return siege.controller.log.count('"no session with PostgreSQL"') >= ATTEMPTS
+
+            async with attacking(partial(_drift_always, siege)):
+                assert await reached(is_tried, PATIENCE)
+            await siege.check_neighbours()
+            for number in range(3):
+                await siege.kube.wait_reason(f"hostile-{number}", "ServerNotReady", PATIENCE)
+            # Its objects must not wait for it at the end.
+            for number in range(3):
+                await siege.kube.delete(f"hostile-{number}")
+
+    async def test_many_of_them_delay_only_themselves(self, siege: Siege) -> None:
+        async with hostile_servers() as ports:
+            for kind, port in ports.items():
+                await siege.servers.apply_credentials(kind, "postgres", "any")
+                connection = {
+                    "hosts": ["127.0.0.1"],
+                    "port": port,
+                    "sslMode": "disable",
+                    "credentialsSecretRef": {"name": kind},
+                }
+                await siege.servers.apply_spec(kind, {"connection": connection, "allow": EVERYTHING})
+            for kind in ports:
+                await siege.servers.wait_for(kind, lambda obj: says(obj, "ServerNotReady"), "said", PATIENCE)
+            await siege.check_neighbours()
+            assert siege.sessions(SHARED) == 1
+
+
+async def _drift_always(siege: Siege) -> NoReturn:
+    while True:
+        await siege.drift_elsewhere()

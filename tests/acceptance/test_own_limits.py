@@ -1,0 +1,178 @@
+"""What the controller itself runs out of, or is asked for too much of: descriptors, and its health port."""
+
+import re
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import aiohttp
+import anyio
+import anyio.lowlevel
+import pytest
+from anyio.abc import SocketStream
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.calm import TimedController, staying_calm
+from tests.acceptance.figures import scrape
+from tests.acceptance.servers import PgServers, pgservers
+from tests.acceptance.world import PATIENCE, Database, Kube, make_kube, open_database, remove
+from tests.servers import Servers
+
+ONE, OTHER = "one", "other"
+#: How many clients of the health port misbehave at once.
+CLIENTS = 50
+ROUNDS = 3
+#: Descriptors: those of standard input, output and errors, which are open.
+FEWEST = 3
+
+KINDS = ("silent", "slow", "endless", "pipelined", "scraping", "deaf", "nonsense")
+
+
+async def drift(database: Database) -> None:
+    await database.execute("ALTER ROLE app CREATEDB")
+    await database.wait_role("app", lambda row: not row["rolcreatedb"], "set back")
+
+
+@asynccontextmanager
+async def declared(
+    api: ApiServer, folder: Path, servers: dict[str, PostgresServer]
+) -> AsyncIterator[tuple[Kube, PgServers, TimedController]]:
+    """A controller with these servers, and a role on each."""
+    kube = await make_kube(api)
+    async with pgservers(api) as made:
+        for name, server in servers.items():
+            await made.apply(name, server)
+            await kube.apply(name, name="app", serverRef={"name": name})
+        async with staying_calm(TimedController(api, "", folder)) as controller:
+            await kube.wait_all_ready()
+            yield kube, made, controller
+        await remove(kube)
+
+
+async def test_without_a_descriptor_for_another_connection_those_that_there_are_go_on(
+    api_server: ApiServer, servers: Servers, own_postgres: PostgresServer, tmp_path: Path
+) -> None:
+    async with (
+        servers.run() as other,
+        open_database(own_postgres.dsn()) as here,
+        open_database(other.dsn()) as beside,
+        declared(api_server, tmp_path, {ONE: own_postgres, OTHER: other}) as (kube, made, controller),
+    ):
+        before = resource.prlimit(controller.process.pid, resource.RLIMIT_NOFILE)
+        # What is open stays so, and nothing can be opened: neither a connection nor a file.
+        resource.prlimit(controller.process.pid, resource.RLIMIT_NOFILE, (FEWEST, before[1]))
+        await here.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller %'"
+        )
+        await controller.wait_log("Too many open files")
+        async with await anyio.connect_tcp("127.0.0.1", controller.health_port):  # which it cannot accept
+            for _ in range(ROUNDS):
+                await drift(beside)
+            await controller.wait_log("health port is impaired")
+        resource.prlimit(controller.process.pid, resource.RLIMIT_NOFILE, before)
+        await made.wait_ready(ONE)
+        await kube.wait_all_ready()
+        await drift(here)
+        assert controller.log.count("health port is impaired") == 1
+        assert len(re.findall(rf'"session with PostgreSQL begins".*"server": "{OTHER}"', controller.log)) == 1
+
+
+class TestHealthPort:
+    """Whoever reaches it may connect: repairs go on, and who asks in earnest is answered."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    async def test_clients_that_misbehave_delay_nothing(
+        self, api_server: ApiServer, own_postgres: PostgresServer, tmp_path: Path, kind: str
+    ) -> None:
+        async with (
+            open_database(own_postgres.dsn()) as here,
+            declared(api_server, tmp_path, {ONE: own_postgres}) as (_, _, controller),
+            anyio.create_task_group() as tasks,
+        ):
+            for _ in range(CLIENTS):
+                tasks.start_soon(_misbehave, controller.health_port, kind)
+            for _ in range(ROUNDS):
+                await drift(here)
+                await _wait_alive(controller)
+                assert (await scrape(controller)).get("pgrole_server_connected", server=ONE) == 1
+            tasks.cancel_scope.cancel()
+
+
+async def _wait_alive(controller: TimedController) -> None:
+    """As a probe does: each attempt has a second."""
+
+    async def is_alive() -> bool:
+        url = f"http://127.0.0.1:{controller.health_port}/healthz"
+        try:
+            async with aiohttp.ClientSession() as session, session.get(url, timeout=aiohttp.ClientTimeout(1)) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    assert await reached(is_alive, PATIENCE)
+
+
+async def _misbehave(port: int, kind: str) -> NoReturn:
+    """One connection after the other, each for as long as it lasts."""
+    while True:
+        try:
+            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                await CLIENTS_BY_KIND[kind](stream)
+        except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
+            await anyio.lowlevel.checkpoint()
+
+
+async def _keep_silent(stream: SocketStream) -> None:
+    await stream.receive()
+
+
+async def _ask_slowly(stream: SocketStream) -> None:
+    """A header that is never complete."""
+    for byte in b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 1000:
+        await stream.send(bytes([byte]))
+        await anyio.sleep(0.05)
+
+
+async def _ask_endlessly(stream: SocketStream) -> None:
+    """A body for which there is no place."""
+    await stream.send(b"GET /readyz HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n")
+    while True:
+        await stream.send(bytes(1 << 16))
+
+
+async def _ask_at_once(stream: SocketStream) -> None:
+    """More requests than are answered, and no answer read."""
+    while True:
+        await stream.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+
+
+async def _scrape_always(stream: SocketStream) -> None:
+    while True:
+        await stream.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        await stream.receive()
+
+
+async def _read_nothing(stream: SocketStream) -> None:
+    await stream.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    await anyio.sleep_forever()
+
+
+async def _ask_nonsense(stream: SocketStream) -> None:
+    """Nothing that would be a request, with as much of it as is repeated in an error."""
+    await stream.send(b"GET / HTTP/9.9\r\n" + b"\x01" * 8000 + b": y\r\n\r\n")
+    await stream.receive()
+
+
+CLIENTS_BY_KIND: dict[str, Callable[[SocketStream], Awaitable[None]]] = {
+    "silent": _keep_silent,
+    "slow": _ask_slowly,
+    "endless": _ask_endlessly,
+    "pipelined": _ask_at_once,
+    "scraping": _scrape_always,
+    "deaf": _read_nothing,
+    "nonsense": _ask_nonsense,
+}

@@ -1,0 +1,314 @@
+"""A server runs out of disk or of connections: it says so, goes on as far as it can, and holds up no other server."""
+
+import re
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.calm import TimedController, staying_calm
+from tests.acceptance.disk import small_disk
+from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
+from tests.acceptance.servers import PgServers, pgservers
+from tests.acceptance.world import PATIENCE, Database, Json, Kube, condition, make_kube, open_database, remove, says
+from tests.servers import Servers
+
+#: A server with few connections, three of them for superusers.
+FEW = {"max_connections": "12", "superuser_reserved_connections": "3", "max_wal_senders": "0"}
+
+SHORT, OTHER = "short", "other"
+BEGINS = "session with PostgreSQL begins"
+#: What fits into no page that a table has already: three bytes for each letter, and in no order.
+LONG = "".join(chr(0x4E00 + secrets.randbelow(0x5000)) for _ in range(1024))
+ROLES = 100
+#: To connect, in as long as a test waits: more and more seldom.
+ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Two:
+    """Two servers and a controller: one that runs short, and the other."""
+
+    kube: Kube
+    servers: PgServers
+    short: PostgresServer
+    other: Database
+    controller: TimedController
+
+    async def declare(self, name: str, **spec: object) -> None:
+        await self.kube.apply(name, name=name, serverRef={"name": SHORT}, **spec)
+
+    async def drift_elsewhere(self) -> None:
+        """The other server's drift is repaired."""
+        await self.other.execute("ALTER ROLE elsewhere CREATEDB")
+        await self.other.wait_role("elsewhere", lambda row: not row["rolcreatedb"], "set back on the other server")
+
+    async def drift(self, database: Database, name: str) -> None:
+        await database.execute(f"ALTER ROLE {name} CREATEDB")
+        await database.wait_role(name, lambda row: not row["rolcreatedb"], "set back")
+
+    def sessions(self, server: str) -> int:
+        return len(re.findall(rf'"{BEGINS}".*"server": "{server}"', self.controller.log))
+
+    def attempts(self) -> int:
+        """How often it was in vain to connect with the server that is short."""
+        return len(re.findall(rf'"no session with PostgreSQL".*"server": "{SHORT}"', self.controller.log))
+
+
+@asynccontextmanager
+async def two(
+    api: ApiServer, folder: Path, short: PostgresServer, other: PostgresServer, user: str = "", password: str = ""
+) -> AsyncIterator[Two]:
+    kube = await make_kube(api)
+    async with pgservers(api) as declared, open_database(other.dsn()) as database:
+        await declared.apply(OTHER, other)
+        await kube.apply("elsewhere", name="elsewhere", serverRef={"name": OTHER})
+        await declared.apply(SHORT, short)
+        if user:
+            await declared.apply_credentials(SHORT, user, password)
+        async with staying_calm(TimedController(api, "", folder)) as controller:
+            await kube.wait_ready("elsewhere")
+            yield Two(kube, declared, short, database, controller)
+            assert len(re.findall(rf'"{BEGINS}".*"server": "{OTHER}"', controller.log)) == 1
+        await remove(kube)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def other_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as server:
+        yield server
+
+
+class TestDisk:
+    async def test_what_needs_space_says_so_the_rest_goes_on_and_all_is_well_when_there_is_space(
+        self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
+    ) -> None:
+        async with (
+            small_disk(own_postgres, ".", 128) as disk,
+            two(api_server, tmp_path, own_postgres, other_postgres) as both,
+        ):
+            await both.declare("small")
+            await both.kube.wait_ready("small")
+            disk.fill()
+            await both.declare("big", comment=LONG)
+            await both.kube.wait_for("big", _names_disk, "said")
+            await both.drift_elsewhere()
+            async with open_database(own_postgres.dsn()) as database:
+                await both.drift(database, "small")
+            disk.free()
+            await both.kube.wait_ready("big")
+            assert both.sessions(SHORT) == 1
+
+    async def test_when_no_page_has_room_any_more_it_says_so_and_repairs_all_when_there_is_space(
+        self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
+    ) -> None:
+        async with (
+            small_disk(own_postgres, ".", 128) as disk,
+            two(api_server, tmp_path, own_postgres, other_postgres) as both,
+            open_database(own_postgres.dsn()) as database,
+            open_database(own_postgres.dsn()) as reader,
+        ):
+            names = [f"many_{number}" for number in range(ROLES)]
+            await both.kube.apply_all(
+                {name.replace("_", "-"): {"name": name, "serverRef": {"name": SHORT}} for name in names}
+            )
+            await both.kube.wait_all_ready()
+            # Nothing that is replaced makes room while somebody could still read it.
+            await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT")
+            await reader.fetchval("SELECT count(*) FROM pg_class")
+            disk.fill()
+            drifted = await _drift_until_full(database, names)
+            assert drifted
+
+            async def is_said() -> bool:
+                return any(_names_disk(obj) for obj in await both.kube.objects())
+
+            assert await reached(is_said, PATIENCE)
+            await both.drift_elsewhere()
+            disk.free()
+            await both.kube.wait_all_ready()
+            await database.wait_value("SELECT count(*) FROM pg_roles WHERE rolcreatedb AND NOT rolsuper", 0)
+            await both.servers.wait_ready(SHORT)
+
+    async def test_where_what_was_noticed_cannot_be_written_down_the_server_says_so(
+        self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
+    ) -> None:
+        async with (
+            small_disk(own_postgres, ".", 128) as disk,
+            two(api_server, tmp_path, own_postgres, other_postgres) as both,
+            open_database(own_postgres.dsn()) as database,
+        ):
+            await both.declare("kept")
+            await both.kube.wait_ready("kept")
+            # From now on there is place for roles, and none for what is remembered of them.
+            await database.execute(_each("CREATE ROLE old_%s", 400))
+            await database.execute(_each("DROP ROLE old_%s", 399))
+            await database.execute("VACUUM pg_authid")
+            await database.execute("VACUUM FULL pgrole.role_state")
+            async with open_database(own_postgres.dsn()):  # after that the next session writes files of its own
+                disk.fill()
+            await database.execute(_each("CREATE ROLE new_%s", 300))
+            await both.servers.wait_for(SHORT, _names_disk, "said of the server")
+            await both.kube.wait_for("kept", _names_disk, "said of its object")
+            await both.drift_elsewhere()
+            await database.execute("ALTER ROLE kept CREATEDB")
+            disk.free()
+            await both.servers.wait_ready(SHORT)
+            await database.wait_role("kept", lambda row: not row["rolcreatedb"], "set back")
+            await both.kube.wait_ready("kept")
+            assert both.attempts() < ATTEMPTS
+
+    async def test_a_server_that_cannot_write_its_log_of_changes_comes_back(
+        self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
+    ) -> None:
+        """It ends then, and somebody starts it again."""
+        async with (
+            small_disk(own_postgres, "pg_wal", 64) as disk,
+            two(api_server, tmp_path, own_postgres, other_postgres) as both,
+        ):
+            await both.declare("kept")
+            await both.kube.wait_ready("kept")
+            disk.fill()
+            async with open_database(own_postgres.dsn()) as database:
+                with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+                    await _write_until_full(database)
+            await both.servers.wait_for(SHORT, lambda obj: says(obj, "ServerNotReady"), "said of the server")
+            await both.kube.wait_reason("kept", "ServerNotReady")
+            await both.drift_elsewhere()
+            disk.free()
+            await own_postgres.kill()
+            await own_postgres.start()
+            await both.servers.wait_ready(SHORT)
+            await both.kube.wait_ready("kept")
+            async with open_database(own_postgres.dsn()) as database:
+                await both.drift(database, "kept")
+
+
+class TestConnections:
+    """max_connections, those kept for superusers, the limit of the controller's role and that of its home database."""
+
+    @pytest.mark.parametrize("taken", ["all", "ordinary", "role", "database"])
+    async def test_none_at_the_start_is_said_with_the_remedy_and_one_is_taken_when_it_is_free(
+        self, api_server: ApiServer, servers: Servers, other_postgres: PostgresServer, tmp_path: Path, taken: str
+    ) -> None:
+        async with servers.run(FEW) as short:
+            async with open_database(short.dsn()) as database:
+                await database.execute(role_sql(servers.version))
+            async with (
+                taking(short, taken) as held,
+                two(api_server, tmp_path, short, other_postgres, STEWARD, PASSWORD) as both,
+            ):
+                await both.declare("waiting")
+                await both.servers.wait_for(SHORT, _names_connections, "said of the server")
+                await both.kube.wait_for("waiting", _names_connections, "said of its object")
+                await both.drift_elsewhere()
+                await held.aclose()
+                await both.servers.wait_ready(SHORT)
+                await both.kube.wait_ready("waiting")
+                assert both.attempts() < ATTEMPTS
+
+    async def test_a_home_database_that_is_closed_is_said_and_entered_when_it_is_open(
+        self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
+    ) -> None:
+        async with open_database(own_postgres.dsn(database="template1")) as database:
+            await database.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false")
+            async with two(api_server, tmp_path, own_postgres, other_postgres) as both:
+                await both.servers.wait_for(
+                    SHORT, lambda obj: says(obj, "ServerNotReady", "not currently accepting connections"), "said"
+                )
+                await both.drift_elsewhere()
+                await database.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true")
+                await both.servers.wait_ready(SHORT)
+
+    async def test_a_session_that_there_is_goes_on_where_another_connection_cannot_be_had(
+        self, api_server: ApiServer, servers: Servers, other_postgres: PostgresServer, tmp_path: Path
+    ) -> None:
+        """Emptying a role takes connections of its own: it waits for them, and nothing else does."""
+        async with (
+            servers.run(FEW) as short,
+            open_database(short.dsn()) as database,
+            two(api_server, tmp_path, short, other_postgres) as both,
+        ):
+            await both.declare("stays")
+            await both.declare("heir")
+            await both.declare("goes", deletionPolicy="Drop", reassignOwnedTo="heir")
+            await both.kube.wait_all_ready()
+            await database.execute("CREATE TABLE belongings (); ALTER TABLE belongings OWNER TO goes")
+            async with taking(short, "all"):
+                await both.kube.delete("goes")
+                await both.kube.wait_for("goes", _lacks_connections, "said")
+                await both.drift(database, "stays")
+                await both.drift_elsewhere()
+                await both.servers.wait_ready(SHORT)
+            await both.kube.wait_gone("goes")
+            assert await database.role("goes") is None
+            assert (
+                await database.fetchval("SELECT relowner::regrole::text FROM pg_class WHERE relname = 'belongings'")
+                == "heir"
+            )
+            assert both.sessions(SHORT) == 1
+
+
+@asynccontextmanager
+async def taking(server: PostgresServer, what: str) -> AsyncIterator[AsyncExitStack]:
+    """Leaves the controller's role no connection until the stack is closed."""
+    async with AsyncExitStack() as held:
+        if what in ("all", "ordinary"):
+            who = server.dsn() if what == "all" else server.dsn(STEWARD, password=PASSWORD)
+            with pytest.raises(asyncpg.TooManyConnectionsError):
+                await _take_each(held, who)
+        else:
+            subject = f"ROLE {STEWARD}" if what == "role" else "DATABASE postgres"
+            database = await held.enter_async_context(open_database(server.dsn()))
+            await database.execute(f"ALTER {subject} CONNECTION LIMIT 0")
+            held.push_async_callback(database.execute, f"ALTER {subject} CONNECTION LIMIT -1")
+        yield held
+
+
+async def _take_each(held: AsyncExitStack, dsn: str) -> NoReturn:
+    while True:
+        await held.enter_async_context(open_database(dsn))
+
+
+def _names_connections(obj: Json) -> bool:
+    return says(obj, "ServerNotReady", "no connection left", "raise max_connections")
+
+
+def _lacks_connections(obj: Json) -> bool:
+    return "no connection left" in condition(obj, "Ready").get("message", "")
+
+
+def _each(statement: str, count: int) -> str:
+    return f"DO $$ BEGIN FOR n IN 1..{count} LOOP EXECUTE format('{statement}', n); END LOOP; END $$"
+
+
+async def _write_until_full(database: Database) -> NoReturn:
+    """Each round begins another file of the write-ahead log."""
+    while True:
+        await database.execute("SELECT pg_switch_wal()")
+        await database.execute("CREATE ROLE one; DROP ROLE one")
+
+
+async def _drift_until_full(database: Database, names: list[str]) -> list[str]:
+    """One role after the other drifts, until PostgreSQL has no place for that either. Those that did."""
+    drifted = []
+    for name in names:
+        try:
+            await database.execute(f"ALTER ROLE {name} CREATEDB")
+        except asyncpg.DiskFullError:
+            break
+        drifted.append(name)
+    return drifted
+
+
+def _names_disk(obj: Json) -> bool:
+    return says(obj, "ServerNotReady", "disk is full", "No space left")
