@@ -48,6 +48,8 @@ SOURCES: Final = frozenset(
         "server not ready",
         "connected",
         "claim released",
+        "suspension",
+        "kubernetes answers again",
         "resync",
         "retry",
     }

@@ -205,10 +205,7 @@ class Lane:
     def _note_suspended(self, suspended: bool) -> None:
         if suspended != self.suspended:
             self.suspended = suspended
-            log.warning(
-                "changes are suspended by pgrole.suspend" if suspended else "changes are not suspended any more",
-                extra={"server": self.server.name},
-            )
+            log.warning("pgrole.suspend changed", extra={"server": self.server.name, "suspended": suspended})
             self.hint_all("suspension", Rank.RESYNC)
 
     def hint_all(self, reason: str, rank: Rank) -> None:
@@ -266,7 +263,7 @@ class Lane:
         """When Kubernetes is back every object is looked at: what was put off is done, and what was done is said."""
         while True:
             await self._lead.confirmed_again()
-            self.hint_all("Kubernetes is back", Rank.DEPENDENCY)
+            self.hint_all("kubernetes answers again", Rank.DEPENDENCY)
 
     async def _work(self, session: Session) -> None:
         self._identities.hold(self, session.identity)

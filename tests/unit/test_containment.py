@@ -32,7 +32,7 @@ from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.detection import Detection
-from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.outcome import Ending
 from pgrole_controller.core.plan import Deed, Plan
@@ -67,6 +67,7 @@ class FakeSession:
 
     identity = SimpleNamespace(system_identifier=7, own_roles=frozenset({"keeper"}))
     detection, cluster, fence = Detection(), "c1", None
+    enforcing, notes_generations = False, True
 
     def __init__(self, breaks: str) -> None:
         self._breaks = breaks
@@ -75,11 +76,12 @@ class FakeSession:
         if self._breaks == step and "poisoned" in names:
             raise Poison
 
-    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
+    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight | PgRoleError]:
         self._fail("look", [name for _, name in asked])
         return [Sight() for _ in asked]
 
-    async def carry_out(self, plans: Sequence[Plan]) -> list[None]:
+    async def carry_out(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[None]:
+        assert not enforcing
         self._fail("carry_out", [plan.role_name for plan in plans])
         return [None] * len(plans)
 
@@ -221,7 +223,7 @@ async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_th
 
 async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objects) -> None:
     class Failing(FakeSession):
-        async def look(self, _: Sequence[tuple[Key, str]]) -> list[Sight]:
+        async def look(self, _: Sequence[tuple[Key, str]]) -> list[Sight | PgRoleError]:
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
     with pytest.raises(Transient, match="away"):

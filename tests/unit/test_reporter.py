@@ -15,6 +15,7 @@ from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.credential import Credential, Errand, PasswordAsk, Record, SecretsSeen
+from pgrole_controller.core.hint import Hint
 from pgrole_controller.core.outcome import RECONCILED
 from pgrole_controller.core.schedule import After
 from pgrole_controller.kube.client import Client
@@ -106,14 +107,15 @@ async def test_what_the_reporter_writes_causes_no_visit_of_its_own_and_hides_nob
     objects.store.subscribe(source.changed)
     recorder = Recorder(cast("Client", api))
     reporter = Reporter(cast("Client", api), objects, queue, recorder, cast("Errands", None))
-    if write == "status":
-        finding = Finding(Request(seen.key, seen), outcome=RECONCILED)
-    else:
-        finding = Finding(Request(seen.key, seen, finalizer=True))
-    await reporter._write(finding)
-    assert api.asked == 1
-    assert queue.figures("default").depth == (0 if generation == 1 else 1)
+    outcome, finalizer = (RECONCILED, None) if write == "status" else (None, True)
+    queue.put("default", Hint(seen.key, "object"))
+    await queue.take("default", 1)
+    reporter.report(Finding(Request(seen.key, seen, finalizer=finalizer), outcome=outcome))
     reporter.close()
     await reporter.run()
+    assert api.asked == 1
+    # After a finalizer was set the object is looked at anyway.
+    own = 1 if write == "finalizer" else 0
+    assert queue.figures("default").depth == max(own, 0 if generation == 1 else 1)
     recorder.close()
     await recorder.run()
