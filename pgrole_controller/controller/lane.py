@@ -373,11 +373,7 @@ class Lane:
         if finding.disown is not None:
             beside.start_soon(self._empty, finding, finding.disown, session.fence)
             return
-        try:
-            self._reporter.report(finding)
-        except Exception as error:  # noqa: BLE001 -- this object's error
-            contain(error, finding.key)
-            self._queue.done(finding.key, Retry())
+        self._reporter.report(finding)
 
     async def _empty(self, finding: Finding, task: Disown, fence: Fence | None) -> None:
         """Empties a role that shall be dropped; its key is visited again when that is done or the object changes."""

@@ -70,7 +70,14 @@ class Reporter:
         self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Finding]](float("inf"))
 
     def report(self, finding: Finding) -> None:
-        """Takes the finding of a visit, whose id is the one of the log here, and ends the visit."""
+        """Takes the finding of a visit, whose id is the one of the log here, and ends the visit. Never raises."""
+        try:
+            self._take(finding)
+        except Exception as error:  # noqa: BLE001 -- one object's error
+            self._say_unexpected(error, finding)
+            self._end(finding, Retry())
+
+    def _take(self, finding: Finding) -> None:
         self._doubt(finding)
         stored, outcome = finding.request.stored, finding.outcome
         if stored is not None:
@@ -143,9 +150,13 @@ class Reporter:
             log.warning("write did not reach the API server", extra={"object": str(finding.key), "error": str(error)})
             return After(UNREACHABLE_AGAIN)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            outcome = of_error(contain(error, finding.key))
-            self._statuses.put(Said(stored, outcome, None, None, (), logs.current_visit()))
+            self._say_unexpected(error, finding)
             return Retry()
+
+    def _say_unexpected(self, error: Exception, finding: Finding) -> None:
+        outcome = of_error(contain(error, finding.key))
+        if finding.request.stored is not None:
+            self._statuses.put(Said(finding.request.stored, outcome, None, None, (), logs.current_visit()))
 
     async def _write_object(self, finding: Finding, stored: Stored) -> Result:
         if finding.request.finalizer is not None:

@@ -266,7 +266,7 @@ async def _persist(
             if isinstance(error.__cause__, Unacceptable):  # it was us who ended it
                 raise
             if not manner.may_retry(error):
-                raise manner.explain(error) from error
+                raise manner.explain(error, translate(error)) from error
             continue
         try:
             manner.met(row["version_number"], superuser=row["superuser"])

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.sqlstate import classify
 
 #: What every server knows and every role may ask for.
 PINNED = {
@@ -101,10 +100,9 @@ class Manner:
             return False  # there is no time for more
         return (code == _CLOSED or not code.startswith(_OWN)) and self.guess()
 
-    def explain(self, error: asyncpg.PostgresError) -> PgRoleError:
-        """Why it does not let us in, with what an administrator can do."""
+    def explain(self, error: asyncpg.PostgresError, cause: PgRoleError) -> PgRoleError:
+        """Why it does not let us in, with what an administrator can do; `cause` is the error as it is told."""
         code = error.sqlstate or ""
-        cause = classify(code, str(getattr(error, "message", None) or error))
         if code.startswith(_OWN) or _LOGIN_TIMEOUT not in self.asked:
             return cause
         return Transient(

@@ -320,7 +320,7 @@ async def test_a_server_that_has_no_room_for_another_connection_says_so(postgres
         await admin.execute(f"CREATE ROLE {name} LOGIN CONNECTION LIMIT 1 PASSWORD '{SECRET}'")
         endpoint = endpoint_of(postgres_server, user=name, password=SECRET)
         async with connect(endpoint, "test"):
-            assert "short of resources: too many connections" in (await refusal(endpoint)).message
+            assert "no connection left for the controller" in (await refusal(endpoint)).message
         await admin.execute(f"DROP ROLE {name}")
 
 

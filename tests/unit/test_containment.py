@@ -36,6 +36,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.outcome import Ending
 from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.policy import Surroundings
 from pgrole_controller.core.schedule import Retry
 from pgrole_controller.core.sight import Sight
 from pgrole_controller.core.wanted import wanted_role
@@ -43,6 +44,7 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.postgres.inspect import Mentioned
 from pgrole_controller.postgres.session import Session
 
 SECRET = "hunter2"
@@ -84,6 +86,9 @@ class FakeSession:
         assert not enforcing
         self._fail("carry_out", [plan.role_name for plan in plans])
         return [None] * len(plans)
+
+    async def look_around(self, mentioned: Sequence[Mentioned]) -> list[Surroundings | PgRoleError]:
+        return [Surroundings() for _ in mentioned]
 
 
 @pytest.fixture(autouse=True)
@@ -263,35 +268,34 @@ class Breaking:
         raise Poison
 
 
-def reporter_with(objects: Objects, api: Api) -> Reporter:
-    broken = Breaking()
-    return Reporter(cast("Client", api), objects, Queue(), cast("Recorder", broken), cast("Errands", broken))
+async def report(objects: Objects, finding: Finding) -> list[dict[str, Any]]:
+    """The statuses that are written, where Events and errands break. The visit ends."""
+    api, broken, queue = Api(), Breaking(), Queue()
+    reporter = Reporter(cast("Client", api), objects, queue, cast("Recorder", broken), cast("Errands", broken))
+    queue.put("s", Hint(finding.key, "object"))
+    await queue.take("s", 1)
+    reporter.report(finding)
+    reporter.close()
+    await reporter.run()
+    with pytest.raises(LookupError):
+        queue.done(finding.key, Retry())
+    return api.statuses
 
 
-async def test_what_breaks_while_it_is_written_is_said_on_the_object(objects: Objects) -> None:
-    api = Api()
-    reporter = reporter_with(objects, api)
-    findings = await visit(objects)
-    finding = replace(findings[POISONED], deed=Deed.CORRECTED)
-    assert await reporter._write(finding) == Retry()
-    (status,) = api.statuses
+async def test_what_breaks_while_it_is_told_is_said_on_the_object(objects: Objects) -> None:
+    finding = replace((await visit(objects))[POISONED], deed=Deed.CORRECTED)
+    (status,) = await report(objects, finding)
     (ready,) = [one for one in status["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "InternalError")
     assert SECRET not in str(status)
-    reporter.close()
-    await reporter.run()
 
 
 async def test_a_status_of_any_shape_keeps_the_reporter_from_nothing(objects: Objects) -> None:
-    api = Api()
-    reporter = reporter_with(objects, api)
     seen = stored(POISONED, version=2, status={"conditions": [7, None], "lastDrift": 3, "driftCount": "many"})
     objects.store.put(seen)
     finding = Finding(Request(POISONED, seen), outcome=(await visit(objects))[POISONED].outcome)
-    assert await reporter._write(finding) == Retry()
-    assert api.statuses[-1]["conditions"][0]["reason"] == "InternalError"
-    reporter.close()
-    await reporter.run()
+    statuses = await report(objects, finding)
+    assert statuses[-1]["conditions"][0]["reason"] == "InternalError"
 
 
 async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
