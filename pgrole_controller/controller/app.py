@@ -177,6 +177,8 @@ class _Controller:
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
         self._identities = Identities()
         self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._hint_server)
+        self._relisted = anyio.Event()
+        self._was_synced = False
         lead.synced = self._is_synced
         self._health = health
         health.watch(self._store, self._servers, lead, Scraper(self._servers, self._objects, self._queue, lead).scrape)
@@ -196,11 +198,30 @@ class _Controller:
             tasks.cancel_scope.cancel()
 
     def _is_synced(self) -> bool:
-        """Whether everything that is declared was listed."""
+        """Whether everything that is declared was listed once."""
+        self._was_synced = self._was_synced or all(store.synced.is_set() for store in self._declared())
+        return self._was_synced
+
+    def _declared(self) -> list[Store]:
+        """What decisions are made from. (Secrets are read when they are used.)"""
         stores = [self._store, self._observed.pgservers]
         if self._plan.namespace is None and self._namespaces.refused is None:
             stores.append(self._namespaces)
-        return all(store.synced.is_set() for store in stores)
+        return stores
+
+    async def _relist_when_back(self) -> None:
+        """What was declared while Kubernetes was away may not be in any watch: one can be cut off without a word."""
+        while True:
+            await self._lead.confirmed_again()
+            while self._lead.leading and self._lead.stale:
+                count = self._lead.confirmations
+                for store in self._declared():
+                    store.doubt()
+                self._relisted.set()
+                self._relisted = anyio.Event()
+                for store in self._declared():
+                    await store.synced.wait()
+                self._lead.refresh(count)
 
     async def _lose(self, everything: anyio.CancelScope) -> None:
         await self._lead.end()
@@ -253,6 +274,7 @@ class _Controller:
 
     def _start_sources(self, tasks: TaskGroup) -> None:
         tasks.start_soon(self._follow_pgroles)
+        tasks.start_soon(self._relist_when_back)
         secrets, source = self._secrets, self._secret_source
         tasks.start_soon(self._reflect, SECRETS, secrets, source.changed, self._plan.namespace, True)
         tasks.start_soon(source.announce_all)
@@ -273,6 +295,21 @@ class _Controller:
         tasks.start_soon(self._decline_unknown)
 
     async def _reflect(
+        self,
+        resource: Resource,
+        store: Store,
+        changed: Callable[[Change], None],
+        namespace: str | None,
+        metadata_only: bool,
+    ) -> None:
+        while True:
+            relisted = self._relisted
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._reflect_once, resource, store, changed, namespace, metadata_only)
+                await relisted.wait()
+                tasks.cancel_scope.cancel()
+
+    async def _reflect_once(
         self,
         resource: Resource,
         store: Store,

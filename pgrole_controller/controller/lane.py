@@ -62,6 +62,9 @@ LONGEST_DELAY = 15.0
 #: Between two hints for everything because many were announced, in seconds.
 MANY_SECONDS = 1.0
 
+#: How often it is looked at whether Kubernetes went away before visits began, in seconds.
+ENFORCING_SECONDS = 1.0
+
 #: What may not be done while Kubernetes is away, or changes are suspended, is tried again after so long, in seconds.
 LATER_SECONDS = 10.0
 
@@ -259,10 +262,18 @@ class Lane:
             self.hint_all("notify", Rank.DEPENDENCY)
             await anyio.sleep(MANY_SECONDS)
 
+    async def _await_release(self, session: Session) -> None:
+        """Until visits may begin: this process leads with everything listed, or enforces what was applied."""
+        while not self._queue.is_released:
+            if session.enforcing:
+                self._queue.release()
+            with anyio.move_on_after(ENFORCING_SECONDS):
+                await self._queue.released()
+
     async def _catch_up(self) -> None:
         """When Kubernetes is back every object is looked at: what was put off is done, and what was done is said."""
         while True:
-            await self._lead.confirmed_again()
+            await self._lead.refreshed()
             self.hint_all("kubernetes answers again", Rank.DEPENDENCY)
 
     async def _work(self, session: Session) -> None:
@@ -289,9 +300,7 @@ class Lane:
         self.session, self.echoes = session, Echoes()
         metrics.SESSIONS.labels(self.server.name).inc()
         self.hint_all("connected", Rank.DEPENDENCY)
-        if session.enforcing:
-            self._queue.release()
-        await self._queue.released()
+        await self._await_release(session)
         self._note_suspended(await session.is_suspended())
         self._orphans, self._orphans_due = Orphans(), anyio.current_time() + FIRST_ORPHANS_SECONDS
         async with anyio.create_task_group() as tasks:
@@ -333,6 +342,7 @@ class Lane:
                 return
             log.info("claims of objects that went are released", extra=extra)
             for name, _ in chunk:
+                self._verifiers.forget(name)
                 self._hint_sharing(name)
         if self._orphans.done:
             self._orphans = Orphans()

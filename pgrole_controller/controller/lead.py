@@ -11,6 +11,10 @@ import anyio
 from pgrole_controller.kube.lease import Term
 from pgrole_controller.postgres.fence import Candidacy
 
+#: While Kubernetes answers again, and not everything is listed yet, what was applied is kept: as if it were away for a
+#: moment, in seconds.
+BACK_SECONDS = 1.0
+
 
 class Lead:
     """`installation` and `holder` are how databases know whoever leads. Without a `term` nobody else could."""
@@ -20,20 +24,51 @@ class Lead:
         self._installation = installation
         self._holder = holder
         self.synced: Callable[[], bool] = lambda: False  # whether everything that is declared is known
+        self._refreshed = anyio.Event()
 
     @property
     def leading(self) -> bool:
         return self._term is None or self._term.leading
 
     @property
+    def stale(self) -> bool:
+        """Whether Kubernetes was away, and not everything was listed again since."""
+        return self._term is not None and self._term.stale
+
+    @property
+    def acting(self) -> bool:
+        """Whether it leads, and knows what is declared now."""
+        return self.leading and not self.stale
+
+    @property
+    def confirmations(self) -> int:
+        return 0 if self._term is None else self._term.confirmations
+
+    def refresh(self, confirmations: int) -> None:
+        """Everything was listed since Kubernetes was back for so many times; it may be away again."""
+        if self._term is None or not self._term.leading or self._term.confirmations != confirmations:
+            return
+        self._term.stale = False
+        self._refreshed.set()
+        self._refreshed = anyio.Event()
+
+    async def refreshed(self) -> None:
+        await self._refreshed.wait()
+
+    @property
     def away(self) -> float:
         """For how many seconds Kubernetes has not answered, where this process may do without the Lease; else 0.0."""
-        return self._term.away if self._term is not None and self.synced() else 0.0
+        if self._term is None or not self.synced():
+            return 0.0
+        return BACK_SECONDS if self.leading and self.stale else self._term.away
 
     async def stand_by(self) -> None:
         """Until this process leads."""
         if self._term is not None:
             await self._term.stand_by()
+            while self.stale:
+                await self._refreshed.wait()
+                await self._term.stand_by()
 
     async def end(self) -> None:
         """Until it leads no more."""
@@ -56,7 +91,7 @@ class Lead:
         return Candidacy(
             self._installation,
             self._holder,
-            is_leading=lambda: self.leading,
+            is_leading=lambda: self.acting,
             stand_by=stand_by,
             confirm=self._term.confirm,
             away=lambda: self.away,

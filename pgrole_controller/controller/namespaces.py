@@ -111,6 +111,8 @@ class Namespaces:
         found = self._find(name)
         if found is not None:
             self._doubted[name] = found.uid
+            self._questions.setdefault(name, _Question(anyio.current_time()))
+            self._asked.set()
 
     def waiting(self, name: str) -> set[Key]:
         """The objects that waited for this namespace, which is known now."""

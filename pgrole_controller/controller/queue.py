@@ -67,6 +67,10 @@ class Queue:
         for lane in self._waiting:
             self._wake(lane)
 
+    @property
+    def is_released(self) -> bool:
+        return self._released.is_set()
+
     async def released(self) -> None:
         """Until visits may begin."""
         await self._released.wait()

@@ -173,14 +173,17 @@ async def _bring_in(
 
 
 def _note_password(plan: Plan, verifiers: Verifiers) -> None:
-    if plan.forget:
-        verifiers.forget(plan.role_name)
+    for name in plan.released:
+        verifiers.forget(name)
     password = set_password(plan.changes)
     if password is not None and password.verifier is not None:
         verifiers.note(plan.role_name, password.verifier)
 
 
 async def _learn(visited: Sequence["_Visited"], session: Session, verifiers: Verifiers) -> None:
+    for one in visited:
+        if one.role_name and not (one.claim and one.claim.record.digest):
+            verifiers.forget(one.role_name)
     digests = verifiers.unknown(visited)
     if not digests:
         return
@@ -464,7 +467,9 @@ def _decide(request: Request, sight: Sight | PgRoleError, server: Server) -> Pla
         drops = request.ask is not None and request.ask.terminating and request.ask.drop
         return name_way_out(sight) if drops else sight
     try:
-        return decide_absent(sight) if request.ask is None else decide(request.ask, sight, server, request.policy)
+        if request.ask is None:  # while Kubernetes is away an object may only seem to be gone
+            return Plan(role_name="") if server.away else decide_absent(sight)
+        return decide(request.ask, sight, server, request.policy)
     except PgRoleError as error:
         return error
     except Exception as error:  # noqa: BLE001 -- this object's error

@@ -159,6 +159,8 @@ class Reporter:
             self._statuses.put(Said(finding.request.stored, outcome, None, None, (), logs.current_visit()))
 
     async def _write_object(self, finding: Finding, stored: Stored) -> Result:
+        if not self._client.may_write:  # an errand that hangs would keep its key from being visited
+            return After(UNREACHABLE_AGAIN)
         if finding.request.finalizer is not None:
             await self._set_finalizer(stored, present=finding.request.finalizer)
             return After(0.0)

@@ -42,6 +42,9 @@ WRITE_SECONDS = 10.0
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
 
+#: When the API server is back, until the Lease is renewed: nothing is written before, in seconds.
+LEASE_SECONDS = 1.5
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -58,6 +61,9 @@ class Said:
     def key(self) -> Key:
         return self.stored.key
 
+
+#: What of a status proves whose a role is, where no database does.
+_PROOF = ("role", "server")
 
 #: Called with what was written for the first time: the outcome, the conditions before, and the object.
 Announce = Callable[[Outcome, Sequence[Mapping[str, Any]], Stored], None]
@@ -76,6 +82,8 @@ class Statuses:
 
     def put(self, said: Said) -> None:
         """Takes the place of what was put for this object before."""
+        if self._closed:
+            return
         self._failed.pop(said.key, None)
         self._enqueue(said)
 
@@ -122,16 +130,16 @@ class Statuses:
         except TimeoutError:
             problem, at_least = "no answer in time", 0.0
         except ApiError as error:
-            if error.status == 404:
-                return  # gone: the watch says so too
-            problem, at_least = str(error), error.retry_after or 0.0
+            if error.status == 404:  # gone: the watch says so too
+                self._failed.pop(said.key, None)
+                return
+            problem, at_least = str(error), min(error.retry_after or 0.0, LONGEST_DELAY)
         except (Unreachable, BadStream) as error:
             problem, at_least = str(error), 0.0
         except Exception as error:  # noqa: BLE001 -- one object's error
             unexpected = contain(error, said.key)
-            if said.outcome.reason is Reason.INTERNAL_ERROR:
-                return  # not even that can be said
-            self._enqueue(replace(said, outcome=of_error(unexpected), claim=None, next_rotation=None, reported=()))
+            if said.outcome.reason is not Reason.INTERNAL_ERROR and said.key not in self._waiting:
+                self._enqueue(replace(said, outcome=of_error(unexpected), claim=None, next_rotation=None, reported=()))
             return
         _, last = self._failed.get(said.key, (said, 0.0))
         delay = max(min(max(2 * last, FIRST_DELAY), LONGEST_DELAY), at_least)
@@ -144,6 +152,7 @@ class Statuses:
     async def _put_again(self, said: Said, delay: float) -> None:
         with anyio.move_on_after(delay):
             await self._client.contact.back()
+            await anyio.sleep(LEASE_SECONDS)
         if self._failed.get(said.key, (None, 0.0))[0] is said and not self._closed:
             self._enqueue(said)
 
@@ -157,7 +166,7 @@ class Statuses:
             return
         previous = mapping(obj.get("status"))
         if said.outcome.reason is Reason.INTERNAL_ERROR:  # what the status holds may be the very reason
-            previous = {}
+            previous = {name: previous[name] for name in _PROOF if isinstance(previous.get(name), dict)}
         standing = Standing(server_of(obj), said.claim, said.reported, said.next_rotation)
         status = build_status(previous, said.outcome, standing, generation, datetime.now(UTC))
         if unchanged(previous, status):

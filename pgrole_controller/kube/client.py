@@ -123,6 +123,10 @@ class Client:
         async with transport:
             yield cls(transport, known)
 
+    @property
+    def may_write(self) -> bool:
+        return self._may_write()
+
     def limited(self, may_write: Callable[[], bool]) -> "Client":
         """One that reads always, and writes while `may_write` is true: else nothing is sent, and Unreachable raised."""
         return Client(self._transport, self._credentials, may_write, self.contact)

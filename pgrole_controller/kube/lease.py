@@ -59,6 +59,8 @@ class Term:
         self.away_since: float | None = None  # on the loop's clock: the API server does not answer since
         self.unconfirmed = False  # it led, and could not renew the Lease in time
         self.confirmed_again = anyio.Event()  # replaced each time
+        self.confirmations = 0  # how often
+        self.stale = False  # what is known of Kubernetes may be old: it did not answer
         self.enforced = False  # a database was led without the Lease
         self._until = 0.0  # on the loop's clock: unless it is renewed before
         self._renewed_from = 0.0
@@ -103,6 +105,7 @@ class Term:
         self._renewed = anyio.Event()
         if self.unconfirmed and self.leading:
             self.unconfirmed = False
+            self.confirmations += 1
             self.confirmed_again.set()
             self.confirmed_again = anyio.Event()
 
@@ -136,12 +139,13 @@ class Elector:
         self._changed = anyio.Event()
         self._term = Term()
         self._heard_at = 0.0  # on the loop's clock: the last answer, or event
-        self._denied_since: float | None = None  # on the loop's clock: all that the API server answers is a refusal
+        self._denied_since: float | None = None  # on the loop's clock: each request was refused since
+        self._refused = False  # what was answered last is a refusal
 
     async def run(self, term: Term) -> None:
         """Returns when the term is lost; until it is cancelled otherwise."""
         self._term = term
-        self._heard_at, self._denied_since = anyio.current_time(), None
+        self._heard_at, self._denied_since, self._refused = anyio.current_time(), None, False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow)
             try:
@@ -187,18 +191,19 @@ class Elector:
             try:
                 seen = await self._read()
                 self.answered.set()
-                if term.enforced:
-                    return
-                said = None
                 if seen is None or self._is_mine(seen) or seen.free_at <= anyio.current_time():
                     await self._take(term, seen)
                     return
+                self._hear()  # whoever holds it renews it: Kubernetes answers
+                if term.enforced:
+                    return
+                said = None
                 if holder != seen.record.holder:
                     holder = seen.record.holder
                     log.info("standing by", extra={"lease": str(self.lease), "leader": holder})
             except _FAILURES as error:
                 self._note(error)
-                if term.enforced and self._denied_since is not None:
+                if term.enforced and self._refused:
                     return
                 if said != str(error) and not _is_conflict(error):
                     said = str(error)
@@ -210,7 +215,8 @@ class Elector:
     async def _take(self, term: Term, seen: Seen | None) -> None:
         began = anyio.current_time()
         await self._write(take(seen, self.identity, self._timing, _now()), seen.version if seen else None)
-        term.hold(began, began + self._timing.deadline)
+        if not term.enforced:  # else the next term leads, with everything listed
+            term.hold(began, began + self._timing.deadline)
 
     async def _await_free(self) -> None:
         """Until nothing was seen of the holder for as long as its Lease lasts; at once when it is given up."""
@@ -273,6 +279,7 @@ class Elector:
     def _say_unconfirmed(self, term: Term) -> None:
         if not term.leading and not term.unconfirmed:
             term.unconfirmed = True
+            term.stale = True
             log.warning("the lead is not confirmed: the API server does not answer", extra={"lease": str(self.lease)})
 
     async def _goes_on(self, term: Term, error: Exception) -> bool:
@@ -289,17 +296,20 @@ class Elector:
     def _note(self, error: Exception) -> None:
         """What a failure says of the API server: that it is away, or that it refuses."""
         if _is_away(error):
-            if self._term.away_since is None and self._denied_since is None:
+            self._denied_since = None
+            if self._term.away_since is None and not self._refused:
                 self._term.away_since = self._heard_at
         elif not _is_conflict(error) or self._seen is None or self._seen.version is None:
             self._heard_at = anyio.current_time()
-            self._term.away_since = None
+            self._term.away_since, self._refused = None, True
             if self._denied_since is None:
                 self._denied_since = self._heard_at
 
     def _hear(self) -> None:
+        """The Lease was written, or somebody else renews it."""
         self._heard_at = anyio.current_time()
         self._term.away_since = self._denied_since = None
+        self._refused = False
 
     def _is_mine(self, seen: Seen | None) -> TypeGuard[Seen]:
         return seen is not None and seen.record.holder == self.identity
@@ -348,11 +358,8 @@ class Elector:
         except ApiError as error:
             if error.status != 404:
                 raise
-            self._hear()
             return self._miss()
-        found = self._see(parse(answer))
-        self._hear()
-        return found
+        return self._see(parse(answer))
 
     async def _write(self, record: Record, version: str | None) -> None:
         """Creates it, or replaces that version. Raises ApiError (409: another came first), Unreachable, BadStream."""

@@ -23,7 +23,7 @@ import anyio.lowlevel
 from pgrole_controller import resources
 from pgrole_controller.core.disown import Disown, Obstacle, blocked, check_new_owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
-from pgrole_controller.core.sqlstate import NOT_LEADING
+from pgrole_controller.core.sqlstate import CHANGES_SUSPENDED, NOT_LEADING
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.answers import ask, number, reading, show, understanding
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
@@ -52,7 +52,7 @@ MADE_MEANWHILE = "PGR03"
 _AGAIN = {MADE_MEANWHILE, "XX000", "40001", "40P01", "3F000", "42704", "42P01"}
 _DATABASE_IS_GONE = "3D000"
 #: Classes of SQLSTATE that say something of the server or the connection, not of the one database.
-_OF_THE_SERVER = ("08", "53300", "57P", "PGR01", NOT_LEADING)
+_OF_THE_SERVER = ("08", "53300", "57P", "PGR01", NOT_LEADING, CHANGES_SUSPENDED)
 _REMEDIES = {
     "2BP01": "what belongs to others depends on it",
     "42501": "the controller needs the privileges of both roles, and CONNECT on the database",
@@ -133,6 +133,8 @@ async def disown(
 async def _still(home: Connection, fence: Fence | None) -> None:
     if fence is not None:
         await fence.check(home)
+    with speaking("disown"):
+        await home.execute(queries.schemaless("check_not_suspended"))
 
 
 async def _prepare(

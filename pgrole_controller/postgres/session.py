@@ -59,7 +59,7 @@ _PULSE_DEADLINE = 3.0
 AWAY_SECONDS = 1.0
 
 #: How often the leader shows that it is alive, and asks whether changes are suspended, in seconds.
-BEAT_SECONDS = 5.0
+BEAT_PERIOD = 5.0
 
 #: For one look in a transaction of its own.
 GUARDED_SECONDS = 10.0
@@ -314,7 +314,8 @@ class _Waiting:
         asked = anyio.current_time()
         while True:
             if self.found is not None and self.candidacy.away() > 0.0:
-                self.fence = await lead_while_away(self.connections[0], self.candidacy, guarded=self.found.guarded)
+                with anyio.fail_after(PULSE_SECONDS, shield=True):
+                    self.fence = await lead_while_away(self.connections[0], self.candidacy, guarded=self.found.guarded)
             elif anyio.current_time() - asked >= PULSE_SECONDS:
                 asked = anyio.current_time()
                 await self._ask(everything)
@@ -335,10 +336,10 @@ async def _beat(sense: Sense, fence: Fence | None, suspended: Callable[[bool], N
     """Shows that this process is alive, and asks whether changes are suspended. Raises PgRoleError."""
     while True:
         async with sense.turn:
-            if fence is not None:
+            if fence is not None and (fence.is_leading() or fence.enforcing):
                 await fence.beat(sense.connection)
             suspended(await _is_suspended(sense.connection))
-        await anyio.sleep(BEAT_SECONDS)
+        await anyio.sleep(BEAT_PERIOD)
 
 
 async def _is_suspended(connection: Connection) -> bool:

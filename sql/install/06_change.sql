@@ -177,8 +177,8 @@ BEGIN
 END
 $$;
 
--- Since version 4. Fails with PGR05 while a superuser has set pgrole.suspend on this database: nothing is changed then.
--- What sql/inspect/suspended.sql says of it holds here too.
+-- Since version 4. Fails with PGR05 while a superuser has set pgrole.suspend on this database or on our role: nothing is
+-- changed then. What sql/inspect/suspended.sql says of it holds here too.
 CREATE OR REPLACE FUNCTION pgrole.check_not_suspended() RETURNS void
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -186,15 +186,16 @@ AS $$
 BEGIN
     IF EXISTS (
         SELECT
-        FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
-        WHERE d.datname = current_database() AND s.setrole = 0
+        FROM pg_db_role_setting AS s
+        WHERE s.setdatabase IN (0, (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()))
+          AND s.setrole IN (0, (SELECT r.oid FROM pg_roles AS r WHERE r.rolname = session_user))
           AND CASE WHEN pg_column_size(s.setconfig) <= 65536 THEN EXISTS (
               SELECT
               FROM unnest(s.setconfig) AS c (setting)
               WHERE c.setting LIKE 'pgrole.suspend=%' AND lower(substr(c.setting, 16)) IN ('on', 'true', 'yes', '1')
           ) ELSE false END
     ) THEN
-        RAISE EXCEPTION 'pgrole.suspend is on for database "%"', current_database() USING ERRCODE = 'PGR05';
+        RAISE EXCEPTION 'pgrole.suspend is on for database "%", or for the controller''s role', current_database() USING ERRCODE = 'PGR05';
     END IF;
 END
 $$;

@@ -68,6 +68,8 @@ LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    -- a sign of life need not last, and shall not wait for a standby of this server
+    PERFORM set_config('synchronous_commit', 'off', true);
     UPDATE pgrole.leader AS l SET heartbeat = clock_timestamp()
     WHERE l.installation = of_installation AND l.number = with_number;
     RETURN FOUND;
