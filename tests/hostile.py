@@ -9,7 +9,6 @@ from asyncio.events import Handle
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -156,31 +155,53 @@ class Proxy:
     server_port: int
     mutate: Callable[[], Mutation]
     port: int = 0
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    #: To the clients, in the order in which they came.
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _clients: list[socket.socket] = field(default_factory=list)
 
-    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._carry(reader, writer))
-        self.tasks.add(task)
-        self.writers.append(writer)
+    def accept(self, listener: socket.socket) -> None:
+        with suppress(BlockingIOError, ConnectionError):  # it is gone already
+            client, _ = listener.accept()
+            client.setblocking(False)
+            self._clients.append(client)
+            self._tasks.append(asyncio.create_task(self._carry(client)))
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def end(self) -> None:
+        """Raises what a mutation raised."""
+        for task in self._tasks:
+            task.cancel()
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in self._clients:  # also of a task that was cancelled before it began
+            client.close()
+        errors = [one for one in ended if isinstance(one, Exception)]
+        if errors:
+            raise ExceptionGroup("the proxy failed", errors)
+
+    async def _carry(self, client: socket.socket) -> None:
+        writers: list[asyncio.StreamWriter] = []
         try:
+            reader, writer = await asyncio.open_connection(sock=client)
+            writers.append(writer)
+            self.writers.append(writer)
             far_reader, far_writer = await asyncio.open_connection(self.host, self.server_port)
+            writers.append(far_writer)
+            async with asyncio.TaskGroup() as tasks:
+                back = tasks.create_task(self._back(far_reader, writer))
+                await self._forth(reader, far_writer)
+                back.cancel()
         except OSError:
-            writer.close()
-            return
-        back = asyncio.create_task(self._back(far_reader, writer))
-        try:
-            while data := await reader.read(1 << 16):
-                far_writer.write(data)
-                await far_writer.drain()
-        except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            back.cancel()
-            far_writer.transport.abort()
-            writer.transport.abort()
+            for one in writers:
+                one.transport.abort()
+            await asyncio.sleep(0)  # for the transports to close their sockets
+
+    async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
 
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         mutate = self.mutate()
@@ -194,6 +215,7 @@ class Proxy:
                         continue
                     if piece == END:
                         writer.transport.abort()
+                        return
                     writer.write(piece)
                     await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -206,16 +228,14 @@ END, PAUSE = b"END", b"PAUSE"
 
 @asynccontextmanager
 async def proxying(host: str, port: int, mutate: Callable[[], Mutation]) -> AsyncIterator[Proxy]:
-    proxy = Proxy(host, port, mutate)
-    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
-    proxy.port = server.sockets[0].getsockname()[1]
-    try:
-        yield proxy
-    finally:
-        server.close()
-        for task in list(proxy.tasks):
-            task.cancel()
-        await asyncio.gather(*proxy.tasks, return_exceptions=True)
-        for writer in proxy.writers:
-            writer.transport.abort()
-        await server.wait_closed()
+    """Accepts connections itself: a server of asyncio's leaks one that it accepts while it is closed."""
+    proxy, loop = Proxy(host, port, mutate), asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        proxy.port = listener.getsockname()[1]
+        loop.add_reader(listener, proxy.accept, listener)
+        try:
+            yield proxy
+        finally:
+            loop.remove_reader(listener)
+            await proxy.end()

@@ -61,6 +61,8 @@ _CLOSED = "08003"
 _LOGIN_TIMED_OUT = "25P04"
 #: What PostgreSQL itself says to who is not let in, and login event triggers hardly do.
 _OWN = ("08", "0A", "28", "3D", "53", "55000", "57P", "58P01")
+#: What a function raises, and the end of one that takes too long; PostgreSQL itself says neither to who logs in.
+_RAISED = ("P0001", _LOGIN_TIMED_OUT)
 
 
 @dataclass(slots=True)
@@ -102,14 +104,18 @@ class Manner:
 
     def explain(self, error: asyncpg.PostgresError, cause: PgRoleError) -> PgRoleError:
         """Why it does not let us in, with what an administrator can do; `cause` is the error as it is told."""
-        code = error.sqlstate or ""
-        if code.startswith(_OWN) or _LOGIN_TIMEOUT not in self.asked:
+        if _LOGIN_TIMEOUT not in self.asked or not _is_of_function(error):
             return cause
         return Transient(
             Reason.SERVER_NOT_READY,
             f"{cause.message}. If a login event trigger of the database fails, or takes longer than {LOGIN_SECONDS} s: "
             f"a superuser can connect with PGOPTIONS='-c event_triggers=off' and ALTER EVENT TRIGGER … DISABLE",
         )
+
+
+def _is_of_function(error: asyncpg.PostgresError) -> bool:
+    """Whether it came up in a function, as that of a login event trigger: procedural languages name it as context."""
+    return error.sqlstate in _RAISED or bool(getattr(error, "context", None))
 
 
 def check_identity(row: asyncpg.Record) -> None:

@@ -77,7 +77,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
         self._to_server: asyncio.Transport | None = None
         self._later: asyncio.TimerHandle | None = None
         self._credit, self._credited = BURST, 0.0
-        self._reason: Exception | None = None
+        self.reason: Exception | None = None  # why it was us who ended it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._to_server = self._terms.transport = transport
@@ -94,7 +94,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
-        super().connection_lost(self._reason or exc)
+        super().connection_lost(self.reason or exc)
 
     def listen(self, notes: Notes) -> None:
         """From now on these are heard, of what is LISTENed for."""
@@ -102,7 +102,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
 
     def _read(self) -> None:
         self._later = None
-        if self._reason is not None or self._to_server is None or not self._framing.has_more:
+        if self.reason is not None or self._to_server is None or not self._framing.has_more:
             self._resume()
             return
         began = time.thread_time()
@@ -152,7 +152,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
             refused = NotPostgres()
             refused.__cause__ = error
             error = refused
-        self._reason = error
+        self.reason = error
         if self._to_server is not None:
             self._to_server.abort()
 
@@ -171,6 +171,12 @@ def protocol_of(connection: "Connection[Record]") -> CheckedProtocol:
     if not isinstance(protocol, CheckedProtocol):
         raise TypeError("the connection was not made on any terms")
     return protocol
+
+
+def reason_of(connection: "Connection[Record]") -> Exception | None:
+    """Why it was us who ended it, if it was."""
+    protocol = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no other way to it
+    return protocol.reason if isinstance(protocol, CheckedProtocol) else None
 
 
 _PLAIN = asyncpg.protocol.Protocol

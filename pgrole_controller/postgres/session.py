@@ -28,7 +28,7 @@ from pgrole_controller.core.sight import Needs, Sight
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change, read_access
 from pgrole_controller.postgres.batch import ask_each
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect, expecting, speaking
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect, expecting, shorten, speaking
 from pgrole_controller.postgres.culprits import look_for_culprits
 from pgrole_controller.postgres.fence import Candidacy, Fence, lead_while_away, take_lead
 from pgrole_controller.postgres.inspect import Identity, Mentioned
@@ -36,6 +36,7 @@ from pgrole_controller.postgres.install import Installation, is_current
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION
+from pgrole_controller.postgres.protocol import reason_of
 from pgrole_controller.postgres.sense import POLL_SECONDS, Heard, Sense, open_sense
 from pgrole_controller.postgres.survey import Survey, explaining, look, survey
 from pgrole_controller.postgres.transaction import Dialect, Locked, carry_out
@@ -394,4 +395,5 @@ async def _await_end(connections: Sequence[Connection]) -> NoReturn:
         connection.add_termination_listener(lambda _connection: ended.set())
     if not any(connection.is_closed() for connection in connections):
         await ended.wait()
-    raise Transient(Reason.SERVER_NOT_READY, "a connection to PostgreSQL ended")
+    reasons = [f": {shorten(str(reason))}" for connection in connections if (reason := reason_of(connection))]
+    raise Transient(Reason.SERVER_NOT_READY, f"a connection to PostgreSQL ended{''.join(reasons[:1])}")

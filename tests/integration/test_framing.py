@@ -198,12 +198,47 @@ async def test_an_error_that_names_a_role_in_another_encoding_is_said_with_its_m
     assert 'refuses the controller\'s credentials: role "gr?n" does not log in' in caught.value.message
 
 
-async def test_what_a_server_says_is_cut_and_cannot_break_a_line() -> None:
-    with serving(error(b"\x1b[2J\r\n" + b"x" * 60_000)) as server, pytest.raises(PgRoleError) as caught:
+@pytest.mark.parametrize("code", [b"XX000", b"P0001", b"28P01"])
+async def test_what_a_server_says_is_cut_and_cannot_break_a_line(code: bytes) -> None:
+    with serving(error(b"\x1b[2J\r\n" + b"x" * 60_000, code)) as server, pytest.raises(PgRoleError) as caught:
         async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
             pass
-    assert len(caught.value.message) < 700
-    assert caught.value.message.isprintable()
+    message = caught.value.message
+    assert message.isprintable()
+    assert 490 < message.count("x") < 510
+    assert "… (59506 more characters)" in message
+
+
+def erring(code: bytes, context: bytes = b"") -> bytes:
+    """An error of a server that knows every setting, to who has logged in."""
+    where = b"W" + context + b"\0" if context else b""
+    return LET_IN + message(b"E", b"SFATAL\0VFATAL\0C" + code + b"\0Mno\0" + where + b"\0")
+
+
+IN_FUNCTION = b"PL/pgSQL function public.at_login() line 1 at SQL statement"
+
+
+@pytest.mark.parametrize(
+    ("data", "suspected"),
+    [
+        (erring(b"P0001"), True),
+        (erring(b"25P04"), True),
+        (erring(b"57014", IN_FUNCTION), True),
+        (erring(b"57014"), False),  # also "canceling authentication due to timeout"
+        (erring(b"42P01", IN_FUNCTION), True),
+        (erring(b"28000", IN_FUNCTION), False),  # no other settings are tried after it
+        (erring(b"XX000"), False),
+        (erring(b"42P01"), False),
+        (erring(b"53300"), False),
+        (erring(b"28P01"), False),
+    ],
+    ids=lambda value: value[-60:].decode(errors="replace").replace("\0", " ") if isinstance(value, bytes) else None,
+)
+async def test_a_login_event_trigger_is_suspected_only_where_a_function_failed(data: bytes, suspected: bool) -> None:
+    with serving(data) as server, pytest.raises(PgRoleError) as caught:
+        async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
+            pass
+    assert ("login event trigger" in caught.value.message) is suspected
 
 
 def collected(framed: Framing, data: bytes, most: int = 250) -> list[tuple[int, bytes]]:

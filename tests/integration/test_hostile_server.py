@@ -268,3 +268,30 @@ async def test_a_flood_of_others_notifications_neither_ends_the_session_nor_hide
                     await anyio.sleep(0.05)
         assert names.count(None) < DEADLINE / 10 + 1
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("place", [0, -1])
+async def test_a_session_that_idles_says_why_a_connection_was_ended(own_postgres: PostgresServer, place: int) -> None:
+    """The one that writes, and the one that notices changes."""
+    begun = anyio.Event()
+
+    async def stay(_session: Session) -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    def leave() -> Mutation:
+        return lambda kind, body: [message(kind, body)]
+
+    async with proxying(own_postgres.host, own_postgres.port, leave) as proxy, anyio.create_task_group() as tasks:
+        endpoint = Endpoint.of(["127.0.0.1"], proxy.port, "postgres", SUPERUSER, own_postgres.password, "disable")
+
+        async def spoil() -> None:
+            await begun.wait()
+            proxy.writers[place].write(b"\0" * 100)
+
+        tasks.start_soon(spoil)
+        with anyio.fail_after(DEADLINE), pytest.raises(PgRoleError) as caught:
+            await attend(endpoint, "test", detection=Mode.WATCH, may_install=True, heard=lambda _names: None, work=stay)
+    assert "does not speak PostgreSQL's protocol" in caught.value.message
+    if place == 0:
+        assert caught.value.message.startswith("a connection to PostgreSQL ended: ")

@@ -12,7 +12,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from pgrole_controller.logs import LogFormat, _Json, _Text, name_visit, new_visit, set_up, tracing
+from pgrole_controller import logs
+from pgrole_controller.controller import lane
+from pgrole_controller.logs import LogFormat, Repetition, _Json, _Text, name_visit, new_visit, set_up, tracing
 
 
 def record(message: str, **values: object) -> logging.LogRecord:
@@ -163,3 +165,125 @@ def test_every_message_is_constant() -> None:
     for call in calls:
         assert isinstance(call.args[0], ast.Constant | ast.Name), ast.unparse(call)
         assert len(call.args) == 1, ast.unparse(call)
+
+
+#: Takes 12 bytes in JSON where a line has something that a terminal would obey.
+WIDE = "\U000e0001"
+FORMS = pytest.mark.parametrize("form", [_Text(colours=False), _Json()], ids=["text", "json"])
+
+
+@FORMS
+@pytest.mark.parametrize("value", ["Q" * 9000, ["Q" * 9000], b"Q" * 9000, OSError("Q" * 9000)], ids=type)
+def test_a_value_that_is_too_long_is_cut_and_what_is_missing_is_counted(form: logging.Formatter, value: object) -> None:
+    line = form.format(record("looked", note=value, short="y" * logs.LONGEST_VALUE, count=3))
+    assert logs.LONGEST_VALUE - 20 <= line.count("Q") <= logs.LONGEST_VALUE
+    assert line.count("y") == logs.LONGEST_VALUE
+    assert f"… ({len(str(value)) - logs.LONGEST_VALUE} more)" in line
+
+
+@FORMS
+def test_a_message_of_a_library_is_cut_too(form: logging.Formatter) -> None:
+    line = form.format(logging.LogRecord("asyncio", logging.ERROR, __file__, 1, "a task: %s", ("Q" * 9000,), None))
+    assert line.count("Q") < logs.LONGEST_VALUE
+    assert "more)" in line
+
+
+def raised(text: str, deep: int = 0) -> logging.LogRecord:
+    """With the traceback of an error that has this text, raised from others of this number."""
+
+    def fail(left: int) -> None:
+        if left == 0:
+            raise RuntimeError(text)
+        try:
+            fail(left - 1)
+        except RuntimeError as error:
+            raise RuntimeError(f"{text} {left}") from error
+
+    made = record("it failed")
+    try:
+        fail(deep)
+    except RuntimeError:
+        made.exc_info = sys.exc_info()
+    return made
+
+
+@pytest.mark.parametrize(("text", "deep"), [("x" * 60_000, 0), ("x" * 999, 50)], ids=["long", "deep"])
+def test_of_a_long_traceback_its_beginning_and_its_end_are_written(text: str, deep: int) -> None:
+    said = json.loads(_Json().format(raised(f"{text} at the end", deep)))["exception"]
+    assert said.startswith("Traceback (most recent call last)")
+    assert said.endswith(f"at the end {deep}" if deep else "at the end")
+    assert " more)\n" in said
+    assert logs.LONGEST_TRACEBACK < len(said) < logs.LONGEST_TRACEBACK + 50
+
+
+def test_a_traceback_that_is_not_too_long_is_whole_and_its_words_make_no_terminal_do_anything() -> None:
+    line = _Text(colours=False).format(raised("a\x1b[2J\x9b2J\rb"))
+    assert line.replace("\n", "").isprintable()
+    assert line.endswith("RuntimeError: a?[2J?2J?b")
+    assert "more)" not in line
+
+
+def warning(message: str = "no session", level: int = logging.WARNING, **values: object) -> logging.LogRecord:
+    made = record(message, **values)
+    made.levelno = level
+    return made
+
+
+def test_a_warning_is_written_so_often_in_a_minute_and_the_next_one_says_how_many_were_left_out() -> None:
+    now = 0.0
+    repetition = Repetition(lambda: now)
+    assert sum(repetition.admit(warning(server="one")) for _ in range(500)) == logs.REPEATS
+    for other in (
+        warning(server="two"),
+        warning(server="one", object="shop/app"),
+        warning("session ended", server="one"),
+        warning(level=logging.ERROR, server="one"),
+    ):
+        assert repetition.admit(other)
+        assert "left_out" not in vars(other)
+    now = logs.REPEAT_SECONDS - 0.01
+    assert not repetition.admit(warning(server="one"))
+    now = logs.REPEAT_SECONDS
+    first, second = warning(server="one"), warning(server="one")
+    assert repetition.admit(first)
+    assert vars(first)["left_out"] == 501 - logs.REPEATS
+    assert repetition.admit(second)
+    assert "left_out" not in vars(second)
+
+
+def test_what_is_no_warning_is_always_written() -> None:
+    repetition = Repetition()
+    assert all(repetition.admit(record("role reconciled", server="one")) for _ in range(500))
+
+
+def test_what_was_left_out_of_many_is_not_kept_for_ever() -> None:
+    now = 0.0
+    repetition = Repetition(lambda: now)
+    for number in range(logs.MOST_REPEATED + 1):
+        for _ in range(logs.REPEATS + 1):
+            repetition.admit(warning(object=number))
+    now = logs.REPEAT_SECONDS
+    repetition.admit(warning())
+    assert len(repetition._left_out) + len(repetition._written) <= 1
+
+
+def warnings_of_lane() -> set[str]:
+    """Warnings and errors that the lane of a server writes."""
+    tree = ast.parse(Path(lane.__file__).read_text(encoding="utf-8"))
+    calls = [call for call in ast.walk(tree) if isinstance(call, ast.Call)]
+    written = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) in ("log.warning", "log.error")}
+    return {*written - {"message"}, "session with PostgreSQL ended", "no session with PostgreSQL"}
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_whatever_one_server_says_and_however_often_less_than_5_mb_are_written_in_a_minute(
+    form: LogFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = lines(form, terminal=False, monkeypatch=monkeypatch)
+    log, messages = logging.getLogger("pgrole_controller.controller.lane"), warnings_of_lane()
+    assert len(messages) >= 5
+    for message in messages:
+        for _ in range(200):
+            log.warning(message, extra={"server": "one", "error": WIDE * 60_000})
+    assert len(said().splitlines()) == logs.REPEATS * len(messages)
+    assert len(said().encode()) < 5_000_000

@@ -2,7 +2,14 @@
 
 import pytest
 
-from pgrole_controller.settings import RUN, WrongSetting, allowance_of, read_settings, verifies_by_default
+from pgrole_controller.settings import (
+    RUN,
+    WrongSetting,
+    allowance_of,
+    read_settings,
+    split_methods,
+    verifies_by_default,
+)
 
 
 def read(environment: dict[str, str] | None = None, **flags: str) -> dict[str, object]:
@@ -101,3 +108,52 @@ def test_what_is_allowed_comes_beside_createdb() -> None:
 )
 def test_a_dsn_that_leaves_the_machine_and_says_nothing_of_tls_is_verified(dsn: str, verifies: bool) -> None:
     assert verifies_by_default(dsn) is verifies
+
+
+@pytest.mark.parametrize(
+    ("query", "methods"),
+    [
+        ("", None),
+        ("?sslmode=require", None),
+        ("?require_auth=", None),
+        ("?require_auth=md5", {"md5"}),
+        ("?require_auth=md5,%20scram-sha-256", {"md5", "scram-sha-256"}),
+        ("?require_auth=!password,!md5", {"scram-sha-256", "none"}),
+        ("?require_auth=!gss", {"password", "md5", "scram-sha-256", "none"}),
+        ("?require%5Fauth=md5", {"md5"}),
+        ("?require_auth=none&require_auth=md5", {"md5"}),
+    ],
+)
+def test_require_auth_of_a_dsn_is_read_as_by_libpq(query: str, methods: set[str] | None) -> None:
+    plain, found = split_methods(f"postgresql://u:p%2F%26@host/db{query}")
+    assert plain.startswith("postgresql://u:p%2F%26@host/db")
+    assert "auth" not in plain
+    assert found == (methods if methods is None else frozenset(methods))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "hunter2",
+        "scram",
+        "SCRAM-SHA-256",
+        "gss",
+        "md5,",
+        ",",
+        "!",
+        "!hunter2",
+        "!md5,password",
+        "password,!md5",
+        "!!md5",
+        "!password,!md5,!scram-sha-256,!none",
+        "md5;password",
+    ],
+)
+def test_a_wrong_require_auth_is_refused_by_name_and_not_repeated(wrong: str) -> None:
+    dsn = f"postgresql://u:hunter2@host/db?require_auth={wrong}"
+    with pytest.raises(ValueError, match="its require_auth") as caught:
+        split_methods(dsn)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(WrongSetting, match=r"PGROLE_DSN.*require_auth") as refused:
+        read({"PGROLE_DSN": dsn})
+    assert "hunter2" not in str(refused.value)

@@ -1,0 +1,180 @@
+"""A lane whose session meets what nothing foresees: that server alone is in trouble, and tries again with back-off."""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from pgrole_controller import metrics
+from pgrole_controller.controller import lane as lane_module
+from pgrole_controller.controller.identities import Identities
+from pgrole_controller.controller.lane import FIRST_DELAY, Lane
+from pgrole_controller.controller.lead import Lead
+from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.reconcile import Finding
+from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.connection import Address
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.hint import Hint, Key
+from pgrole_controller.core.schedule import Success
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.connection import Endpoint, Unexpected
+from tests.servers import Servers
+
+DEADLINE = 45.0
+SECRET = "hunter2"
+#: How often the broken session is to fail.
+FAILURES = 4
+
+
+class Reports:
+    """In place of the reporter: keeps the reasons that each object was told, and ends the visits."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.told: dict[Key, list[Reason]] = {}
+        self._queue = queue
+
+    def report(self, finding: Finding) -> None:
+        if finding.outcome is not None:
+            self.told.setdefault(finding.key, []).append(finding.outcome.reason)
+        self._queue.done(finding.key, Success())
+
+
+def declared(name: str, server: PostgresServer) -> DeclaredServer:
+    allowance = Allowance(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"}))
+    return DeclaredServer(name, Endpoint(server.dsn()), allowance, Address("pg", 5432, "postgres", "require"))
+
+
+def stored(server: str, name: str) -> Stored:
+    metadata = {
+        "namespace": "shop",
+        "name": name,
+        "uid": f"uid-{name}",
+        "resourceVersion": "1",
+        "generation": 1,
+        "creationTimestamp": "2027-01-01T00:00:00Z",
+    }
+    spec = {"login": True, "serverRef": {"name": server}}
+    return pack({"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata, "spec": spec})
+
+
+def make_objects() -> Objects:
+    namespaces = Store()
+    namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
+    objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), namespaces), "c1")
+    objects.store.synced.set()
+    objects.secrets_answered.set()
+    for server in ("broken", "well"):
+        objects.store.put(stored(server, f"app-{server}"))
+    return objects
+
+
+def break_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = vars(lane_module)["reconcile"]
+
+    async def reconcile(keys: Any, server: DeclaredServer, *arguments: Any) -> Any:
+        if server.name == "broken":
+            raise KeyError(SECRET)
+        return await real(keys, server, *arguments)
+
+    monkeypatch.setattr(lane_module, "reconcile", reconcile)
+
+
+def break_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Lane._catch_up
+
+    async def catch_up(lane: Lane) -> None:
+        if lane.server.name == "broken":
+            raise ExceptionGroup(SECRET, [KeyError(SECRET), ValueError(SECRET)])
+        await real(lane)
+
+    monkeypatch.setattr(Lane, "_catch_up", catch_up)
+
+
+def attempting(monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint | None) -> list[float]:
+    """When each session with this server was begun."""
+    begun: list[float] = []
+    real = vars(lane_module)["attend"]
+
+    async def attend(where: Endpoint, *arguments: Any, **named: Any) -> None:
+        if where == endpoint:
+            begun.append(time.monotonic())
+        await real(where, *arguments, **named)
+
+    monkeypatch.setattr(lane_module, "attend", attend)
+    return begun
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(DEADLINE):
+        while not condition():  # noqa: ASYNC110 -- nothing tells of it
+            await anyio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(*lanes: Lane) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        for lane in lanes:
+            tasks.start_soon(lane.run)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("break_session", [break_work, break_task])
+async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
+    servers: Servers,
+    own_postgres: PostgresServer,
+    break_session: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "pgrole_controller")
+    break_session(monkeypatch)
+    objects, queue, identities, lead = make_objects(), Queue(), Identities(), Lead()
+    reports = Reports(queue)
+    queue.release()
+    internal = metrics.INTERNAL_ERRORS.labels("session")._value
+    before = internal.get()
+    async with servers.run() as other:
+        broken, well = (
+            Lane(declared(name, server), objects, queue, cast("Reporter", reports), identities, lead)
+            for name, server in (("broken", own_postgres), ("well", other))
+        )
+        begun = attempting(monkeypatch, broken.server.endpoint)
+        sessions = metrics.SESSIONS.labels("well")._value
+        sessions_before = sessions.get()
+        async with running(broken, well):
+            await until(lambda: len(begun) > FAILURES and Key("shop", "app-broken") in reports.told)
+            trouble, errors = broken.trouble, internal.get() - before
+
+            late = stored("well", "app-late")
+            objects.store.put(late)
+            queue.put("well", Hint(late.key, "object"))
+            await until(lambda: {late.key, Key("shop", "app-well")} <= reports.told.keys())
+            assert (well.connected, well.trouble) == (True, None)
+    assert isinstance(trouble, Unexpected)
+    assert trouble.reason is Reason.SERVER_NOT_READY
+    assert "unexpected error" in trouble.message
+    assert "KeyError" in trouble.message
+    assert set(reports.told[Key("shop", "app-broken")]) == {Reason.SERVER_NOT_READY}
+    assert all(Reason.SERVER_NOT_READY not in reports.told[key] for key in (late.key, Key("shop", "app-well")))
+    assert sessions.get() == sessions_before + 1
+    assert errors >= FAILURES
+    # Jitter takes a fifth at most; the first pause has none.
+    for number, (one, next_one) in enumerate(pairwise(begun[: FAILURES + 1])):
+        assert next_one - one >= 0.8 * FIRST_DELAY * 2.0**number
+    lines = [record for record in caplog.records if record.message == "unexpected error in a session"]
+    assert len(lines) >= FAILURES
+    assert {vars(line)["server"] for line in lines} == {"broken"}
+    assert SECRET not in "".join(str(vars(record)) for record in caplog.records) + trouble.message
