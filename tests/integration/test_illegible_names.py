@@ -10,6 +10,7 @@ import pytest_asyncio
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.decision import decide
+from pgrole_controller.core.diff import Drop, RevokeMembership, SetAttribute, SetComment, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Refused
 from pgrole_controller.core.hint import Key
 from pgrole_controller.core.membership import Membership
@@ -93,7 +94,9 @@ class Place:
 
     async def look(self) -> tuple[Plan, Sight]:
         (sight,) = seen(await self.session.look([(KEY, WANTED.name)]))
-        (around,) = await self.session.look_around([Mentioned(frozenset({"declared"}), WANTED.parameter_names, frozenset())])
+        (around,) = await self.session.look_around(
+            [Mentioned(frozenset({"declared"}), WANTED.parameter_names, frozenset())]
+        )
         assert not isinstance(around, PgRoleError)
         identity = self.session.identity
         claims = "Status" if self.session._ledger is not None else "Database"
@@ -168,6 +171,30 @@ async def test_a_role_that_was_renamed_to_it_is_not_mistaken_for_another_with_it
         assert await latin.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'victim'") == 0
     finally:
         await latin.execute(f"DROP ROLE {renamed}; ALTER ROLE away RENAME TO victim")
+
+
+@pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
+async def test_a_role_is_altered_and_dropped_under_it(place: Place, latin: Connection, superuser: bool) -> None:
+    """As for an object that is refused, or deleted, whose role was renamed."""
+    renamed = "v" + ILLEGIBLE
+    await latin.execute(f"ALTER ROLE victim RENAME TO {quoted(renamed)}; COMMENT ON ROLE {quoted(renamed)} IS 'c'")
+    _, sight = await place.look()
+    assert sight.claimed is not None
+    name, oid = sight.claimed.role.name, sight.claimed.oid
+    session = replace(place.session, identity=replace(place.session.identity, superuser=superuser))
+    changes = (
+        SetAttribute(name, "createdb", True),
+        SetComment(name, None),
+        SetParameter(name, None, "work_mem", None),
+        RevokeMembership(name, "declared", ("postgres",)),
+    )
+    plan = Plan(WANTED.name, changes, oid, name, sight.claim)
+    assert await session.carry_out([plan]) == [None]
+    found = (await place.look())[1].claimed
+    assert found is not None
+    assert found.role == Role(name, login=True, createdb=True, password=found.role.password)
+    assert await session.carry_out([replace(plan, changes=(Drop(name),))]) == [None]
+    assert await latin.fetchval("SELECT count(*) FROM pg_roles WHERE oid = $1", oid) == 0
 
 
 async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is_shown(
