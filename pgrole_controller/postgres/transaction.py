@@ -226,7 +226,7 @@ async def _try(
             await connection.execute(text)
     except PgRoleError as error:
         return error
-    except ValueError as error:  # what cannot be quoted, or is no UTF-8
+    except ValueError as error:  # what cannot be quoted
         return Transient(Reason.INVALID_SPEC, f"it cannot be said in SQL: {error}")
     return None
 

@@ -10,6 +10,7 @@ import pytest_asyncio
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.decision import decide
+from pgrole_controller.core.detection import Claims
 from pgrole_controller.core.diff import Drop, RevokeMembership, SetAttribute, SetComment, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Refused
 from pgrole_controller.core.hint import Key
@@ -99,7 +100,7 @@ class Place:
         )
         assert not isinstance(around, PgRoleError)
         identity = self.session.identity
-        claims = "Status" if self.session._ledger is not None else "Database"
+        claims: Claims = "Status" if self.session._ledger is not None else "Database"
         known = Server(
             identity.system_identifier, identity.own_roles, CLUSTER, Address("db", 5432, "a", "require"), claims=claims
         )
