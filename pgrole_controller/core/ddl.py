@@ -2,6 +2,9 @@
 
 Utility statements take no parameters, so identifiers and literals are quoted here, as PostgreSQL's own
 `quote_ident` and `quote_literal` do; a backslash makes an E'' literal, whatever `standard_conforming_strings` is.
+
+A database in another encoding can make names that are not UTF-8, read with surrogates in place of their bytes. No
+client can send such a text: statements look these names up by their bytes, in the server.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,11 +22,26 @@ from pgrole_controller.core.diff import (
     SetComment,
     SetParameter,
 )
+from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.parameters import ALL, LIST_PARAMETERS, elements
 from pgrole_controller.core.role import BEFORE_ALL_TIME, Microseconds, Password, Role, to_moment
 
 #: NAMEDATALEN - 1: PostgreSQL truncates a longer name without a word, and two names become one.
 NAME_BYTES = 63
+
+#: In a statement, around the bytes of a name that is not UTF-8, in hexadecimal. SQL cannot contain NUL.
+_MARK = "\x00"
+
+_EXECUTE = """
+DECLARE
+    names CONSTANT text[] := ARRAY[{names}];
+BEGIN
+    IF pg_catalog.array_position(names, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION 'a role or database that was seen has another name now' USING ERRCODE = 'PGR01';
+    END IF;
+    EXECUTE pg_catalog.format({template}, VARIADIC names);
+END
+"""
 
 _FLAGS = {
     "login": "LOGIN",
@@ -67,6 +85,44 @@ def literal(value: str | int | Iterable[str] | None) -> str:
             return "ARRAY[" + ",".join(quote_literal(item) for item in value) + "]::text[]"
 
 
+def seen_name(name: str) -> str:
+    """The name that a role was seen with, as SQL; NULL where it is not UTF-8 and no role has it any more."""
+    return f"({_look_up_role(_hex(name))})" if NOT_UTF8.search(name) else quote_literal(name)
+
+
+def _look_up_role(name: str) -> str:
+    return f"SELECT r.rolname FROM pg_catalog.pg_roles AS r WHERE {_has_bytes('r.rolname', name)}"  # noqa: S608
+
+
+def _look_up_database(name: str) -> str:
+    return f"SELECT d.datname FROM pg_catalog.pg_database AS d WHERE {_has_bytes('d.datname', name)}"  # noqa: S608
+
+
+def _has_bytes(column: str, name: str) -> str:
+    return f"pg_catalog.textsend({column}::text) = pg_catalog.decode('{name}', 'hex')"
+
+
+def _hex(name: str) -> str:
+    return name.encode(errors="surrogateescape").hex()
+
+
+def _identifier(name: str) -> str:
+    return f"{_MARK}{_hex(name)}{_MARK}" if NOT_UTF8.search(name) else quote_identifier(name)
+
+
+def _sendable(statement: str) -> str:
+    """The statement, or the one that executes it with the names that cannot be sent.
+
+    Names of roles and databases are looked up alike: those with the same bytes are the same text.
+    """
+    parts = statement.split(_MARK)
+    if len(parts) == 1:
+        return statement
+    names = ", ".join(f"coalesce(({_look_up_role(name)}), ({_look_up_database(name)}))" for name in parts[1::2])
+    template = "%I".join(part.replace("%", "%%") for part in parts[::2])
+    return f"DO {quote_literal(_EXECUTE.format(names=names, template=quote_literal(template)))}"
+
+
 def statements(changes: Iterable[Change], *, options: bool = True) -> Iterator[str]:
     """The statements, without a closing semicolon, in order; attributes of one role in a row become one ALTER ROLE.
 
@@ -76,10 +132,10 @@ def statements(changes: Iterable[Change], *, options: bool = True) -> Iterator[s
         if attributes:
             some = [change for change in run if isinstance(change, SetAttribute)]
             values = " ".join(_option(change.attribute, change.value) for change in some)
-            yield f"ALTER ROLE {quote_identifier(some[0].role)} WITH {values}"
+            yield _sendable(f"ALTER ROLE {_identifier(some[0].role)} WITH {values}")
         else:
             for change in run:
-                yield from _statements(change, options=options)
+                yield from map(_sendable, _statements(change, options=options))
 
 
 def _statements(change: Change, *, options: bool) -> Iterator[str]:
@@ -97,7 +153,7 @@ def _statements(change: Change, *, options: bool) -> Iterator[str]:
 
 def _grant(change: GrantMembership, *, options: bool) -> str:
     membership = change.membership
-    grant = f"GRANT {quote_identifier(membership.role)} TO {quote_identifier(change.role)}"
+    grant = f"GRANT {_identifier(membership.role)} TO {_identifier(change.role)}"
     if not options:
         return f"{grant} WITH ADMIN OPTION" if membership.admin else grant
     values = ", ".join(f"{name.upper()} {getattr(membership, name)}".upper() for name in ("admin", "inherit", "set"))
@@ -107,21 +163,21 @@ def _grant(change: GrantMembership, *, options: bool) -> str:
 def _revoke(what: str, group: str, member: str, grantors: Iterable[str], *, cascade: bool) -> Iterator[str]:
     """One statement for each grantor: a REVOKE takes away only the grant of one."""
     end = " CASCADE" if cascade else ""
-    revoke = f"REVOKE {what}{quote_identifier(group)} FROM {quote_identifier(member)}"
-    by = [f" GRANTED BY {quote_identifier(grantor)}" for grantor in grantors] or [""]
+    revoke = f"REVOKE {what}{_identifier(group)} FROM {_identifier(member)}"
+    by = [f" GRANTED BY {_identifier(grantor)}" for grantor in grantors] or [""]
     yield from (f"{revoke}{grantor}{end}" for grantor in by)
 
 
 def _statement(change: Change) -> str:
     match change:
         case Create(role=role):
-            return f"CREATE ROLE {quote_identifier(role.name)}{_creation_options(role)}"
+            return f"CREATE ROLE {_identifier(role.name)}{_creation_options(role)}"
         case Rename(old=old, new=new):
-            return f"ALTER ROLE {quote_identifier(old)} RENAME TO {quote_identifier(new)}"
+            return f"ALTER ROLE {_identifier(old)} RENAME TO {_identifier(new)}"
         case SetComment(role=name, comment=comment):
-            return f"COMMENT ON ROLE {quote_identifier(name)} IS {literal(comment)}"
+            return f"COMMENT ON ROLE {_identifier(name)} IS {literal(comment)}"
         case Drop(role=name):
-            return f"DROP ROLE {quote_identifier(name)}"
+            return f"DROP ROLE {_identifier(name)}"
         case SetParameter():
             return _parameter(change)
         case _:
@@ -129,8 +185,8 @@ def _statement(change: Change) -> str:
 
 
 def _parameter(change: SetParameter) -> str:
-    where = "" if change.database is None else f" IN DATABASE {quote_identifier(change.database)}"
-    role = f"ALTER ROLE {quote_identifier(change.role)}{where}"
+    where = "" if change.database is None else f" IN DATABASE {_identifier(change.database)}"
+    role = f"ALTER ROLE {_identifier(change.role)}{where}"
     if change.name == ALL and change.value is None:
         return f"{role} RESET ALL"
     # The parts of a custom parameter's name are identifiers with a dot between.

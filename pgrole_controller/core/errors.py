@@ -9,7 +9,11 @@
      └─ Transient           network, lock, restart; retried with back-off
 """
 
+import re
 from enum import StrEnum
+
+#: What a text contains that was read from bytes that are not UTF-8.
+NOT_UTF8 = re.compile("[\ud800-\udfff]")
 
 
 class Reason(StrEnum):
@@ -40,9 +44,14 @@ class PgRoleError(Exception):
     """An error that is said on the object. `message` is shown to its author: no secret, no SQL of ours."""
 
     def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
+        self.message = NOT_UTF8.sub(_escape, message)
+        super().__init__(self.message)
         self.reason = reason
-        self.message = message
+
+
+def _escape(surrogate: re.Match[str]) -> str:
+    """A byte of a name in another encoding, for people to read."""
+    return f"\\x{ord(surrogate[0]) & 0xFF:02x}"
 
 
 class Waiting(PgRoleError):

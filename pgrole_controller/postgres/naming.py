@@ -10,9 +10,9 @@ Only the role that a plan is about is held. Roles to be a member of and database
 has that name is meant.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from pgrole_controller.core.ddl import literal
+from pgrole_controller.core.ddl import literal, seen_name
 from pgrole_controller.core.diff import Drop, Rename
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
@@ -23,7 +23,7 @@ def hold(plans: Sequence[Plan]) -> list[str]:
     names = sorted({plan.seen_as for plan in plans if plan.changes and plan.oid is not None})
     if not names:
         return []
-    some = ", ".join(literal(name) for name in names)
+    some = ", ".join(seen_name(name) for name in names)
     return [f"SELECT FROM pg_catalog.pg_authid AS a WHERE a.rolname IN ({some}) ORDER BY a.rolname FOR KEY SHARE"]
 
 
@@ -45,18 +45,16 @@ def verify(plans: Sequence[Plan], *, held: bool) -> list[str]:
     names = {} if held else oids
     if not (names or dropped):
         return []
-    settings: dict[str, Iterable[str]] = {
-        "names": names,
-        "oids": [str(oid) for oid in names.values()],
-        "dropped": dropped,
+    settings = {
+        "names": f"ARRAY[{', '.join(seen_name(name) for name in names)}]::text[]",
+        "oids": literal([str(oid) for oid in names.values()]),
+        "dropped": literal(dropped),
     }
-    given = [_set(name, values) for name, values in settings.items()]
+    given = [
+        f"SELECT pg_catalog.set_config('pgrole.{name}', ({value})::text, true)" for name, value in settings.items()
+    ]
     return [*given, queries.inspect("named").strip()]
 
 
 def _name_after(plan: Plan) -> str:
     return next((change.new for change in plan.changes if isinstance(change, Rename)), plan.seen_as)
-
-
-def _set(name: str, values: Iterable[str]) -> str:
-    return f"SELECT pg_catalog.set_config('pgrole.{name}', ({literal(tuple(values))})::text, true)"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.diff import (
     Change,
     Create,
@@ -23,7 +22,7 @@ from pgrole_controller.core.diff import (
     SetParameter,
     field_names,
 )
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.role import POWERS
@@ -86,9 +85,12 @@ async def look_for_rights(connection: Connection, plan: Plan, *, scoped: bool, p
         if isinstance(change, RevokeMembership | RevokeOption)
         for grantor in change.grantors
     ]
+    names = set(groups) | set(grantors)
+    legible = [name for name in names if not NOT_UTF8.search(name)]
+    illegible = [name.encode(errors="surrogateescape") for name in names.difference(legible)]
     parameters = [change.name for change in plan.changes if isinstance(change, SetParameter) and change.name != ALL]
     with speaking():
-        row = await connection.fetchrow(queries.inspect("rights"), plan.oid or 0, groups, grantors, parameters)
+        row = await connection.fetchrow(queries.inspect("rights"), plan.oid or 0, legible, illegible, parameters)
         granted = await connection.fetch(queries.inspect("granted_parameters"), parameters) if parameter_grants else []
     if row is None:
         raise Transient(Reason.SERVER_NOT_READY, "the controller's role is not there any more")
@@ -98,13 +100,17 @@ async def look_for_rights(connection: Connection, plan: Plan, *, scoped: bool, p
         is_superuser=row["is_superuser"],
         is_replication=row["is_replication"],
         administered=row["administered"],
-        administers=frozenset(row["administers"]),
-        acts_for=frozenset(row["acts_for"]),
-        superusers=frozenset(row["superusers"]),
+        administers=_names(row["administers"]),
+        acts_for=_names(row["acts_for"]),
+        superusers=_names(row["superusers"]),
         settable=frozenset((*row["settable"], *(one["name"] for one in granted))),
         scoped=scoped,
         parameter_grants=parameter_grants,
     )
+
+
+def _names(names: Iterable[bytes]) -> frozenset[str]:
+    return frozenset(name.decode(errors="surrogateescape") for name in names)
 
 
 def explain(error: PgRoleError, obstacles: Sequence[Obstacle]) -> PgRoleError:
@@ -117,6 +123,8 @@ def explain(error: PgRoleError, obstacles: Sequence[Obstacle]) -> PgRoleError:
     text = f"{error.message} ({fields})"
     text += f". A superuser can allow it: {allow}" if allow else ""
     text += f". Only a superuser can do it: {do}" if do else ""
+    if NOT_UTF8.search(allow + do):
+        text += ". Names with \\x are not UTF-8: run this in a database of their encoding"
     if any(isinstance(obstacle.change, Drop) for obstacle in obstacles):
         return Waiting(Reason.DROP_BLOCKED, f"{text}. {_WAY_OUT}")
     return Refused(error.reason, text)
@@ -158,7 +166,7 @@ def _obstacles(change: Change, rights: Rights) -> Iterator[Obstacle]:
 
 def _reach(change: Change, name: str, rights: Rights) -> Iterator[Obstacle]:
     """Altering the role at all."""
-    role, own = quote_identifier(name), _spell(rights.own_role)
+    role, own = _spell(name), _spell(rights.own_role)
     if "createrole" not in rights.attributes:
         yield Obstacle(change, f"ALTER ROLE {own} CREATEROLE")
     if rights.is_superuser:
@@ -174,16 +182,16 @@ def _give(change: Change, name: str, attribute: str, value: bool, rights: Rights
     word = attribute.upper()
     if attribute == "superuser" or (attribute != "createdb" and not rights.scoped):
         verb = "CREATE" if isinstance(change, Create) else "ALTER"
-        sql = f"{verb} ROLE {quote_identifier(name)} {word if value else f'NO{word}'}"
+        sql = f"{verb} ROLE {_spell(name)} {word if value else f'NO{word}'}"
         yield Obstacle(change, sql, allows=False)
     elif rights.scoped and attribute not in rights.attributes:
         yield Obstacle(change, f"ALTER ROLE {_spell(rights.own_role)} {word}")
 
 
 def _join(change: Change, name: str, group: str, rights: Rights) -> Iterator[Obstacle]:
-    joined, own = quote_identifier(group), _spell(rights.own_role)
+    joined, own = _spell(group), _spell(rights.own_role)
     if group in rights.superusers:
-        yield Obstacle(change, f"GRANT {joined} TO {quote_identifier(name)}", allows=False)
+        yield Obstacle(change, f"GRANT {joined} TO {_spell(name)}", allows=False)
     elif group not in rights.administers:
         if rights.scoped:
             yield Obstacle(change, f"GRANT {joined} TO {own} {_ADMIN}")
@@ -199,22 +207,22 @@ def _leave(
     if not rights.scoped:
         return
     for grantor in grantors:
-        by, own = quote_identifier(grantor), _spell(rights.own_role)
+        by, own = _spell(grantor), _spell(rights.own_role)
         if grantor in rights.superusers:
-            sql = f"REVOKE {what}{quote_identifier(group)} FROM {quote_identifier(name)} GRANTED BY {by}"
+            sql = f"REVOKE {what}{_spell(group)} FROM {_spell(name)} GRANTED BY {by}"
             yield Obstacle(change, sql, allows=False)
         elif grantor not in rights.acts_for:
             yield Obstacle(change, f"GRANT {by} TO {own} WITH INHERIT TRUE, SET FALSE")
 
 
 def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) -> Obstacle:
-    quoted = ".".join(quote_identifier(part) for part in parameter.split("."))
+    quoted = ".".join(_spell(part) for part in parameter.split("."))
     if rights.parameter_grants:
         return Obstacle(change, f"GRANT SET ON PARAMETER {quoted} TO {_spell(rights.own_role)}")
-    where = "" if change.database is None else f" IN DATABASE {quote_identifier(change.database)}"
+    where = "" if change.database is None else f" IN DATABASE {_spell(change.database)}"
     verb = "RESET" if change.value is None else "SET"
     end = "" if change.value is None else " = …"
-    return Obstacle(change, f"ALTER ROLE {quote_identifier(role)}{where} {verb} {quoted}{end}", allows=False)
+    return Obstacle(change, f"ALTER ROLE {_spell(role)}{where} {verb} {quoted}{end}", allows=False)
 
 
 async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleError:

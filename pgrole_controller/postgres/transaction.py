@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 import anyio.lowlevel
 
-from pgrole_controller.core.ddl import literal, statements
+from pgrole_controller.core.ddl import literal, seen_name, statements
 from pgrole_controller.core.diff import Rename, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
@@ -226,7 +226,7 @@ async def _try(
             await connection.execute(text)
     except PgRoleError as error:
         return error
-    except ValueError as error:  # what cannot be quoted, or is no UTF-8
+    except ValueError as error:  # what cannot be quoted
         return Transient(Reason.INVALID_SPEC, f"it cannot be said in SQL: {error}")
     return None
 
@@ -264,8 +264,8 @@ def _schemaless_statements(plan: Plan, options: bool) -> Iterator[str]:
     if not _touches(plan):
         return
     oid = "" if plan.oid is None else str(plan.oid)
-    for name, value in (("seen_as", plan.seen_as), ("seen_oid", oid)):
-        yield f"SELECT pg_catalog.set_config('pgrole.{name}', {literal(value)}, true)"
+    for name, value in (("seen_as", seen_name(plan.seen_as)), ("seen_oid", literal(oid))):
+        yield f"SELECT pg_catalog.set_config('pgrole.{name}', {value}, true)"
     yield queries.schemaless("expect")
     yield from statements(plan.changes, options=options)
 
@@ -276,7 +276,8 @@ def _statements(plan: Plan, dialect: Dialect) -> Iterator[str]:
         yield _call("release_claim", role_name, uid)
     if _touches(plan):
         holder = plan.claim.owner.object_uid if plan.claim else None
-        yield _call("expect", plan.role_name, plan.seen_as, plan.oid, holder)
+        seen = f"{literal(plan.role_name)}, {seen_name(plan.seen_as)}, {literal(plan.oid)}"
+        yield f"SELECT pgrole.expect({seen}, {literal(holder)})"
     if dialect.enforcing and plan.claim:
         known = plan.claim.generations
         yield _call(

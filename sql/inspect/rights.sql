@@ -1,7 +1,14 @@
--- What may our role do about one role and what is beside it? One row. Our name comes as bytes: another database may have
--- written it in its encoding.
--- $1 oid the role (0: it is not there)   $2 name[] roles to join or leave   $3 name[] grantors of memberships
--- $4 text[] parameters, in lower case
+-- What may our role do about one role and what is beside it? One row. Names come as bytes: another database may have
+-- written them in its encoding.
+-- $1 oid the role (0: it is not there)   $2 name[] roles to join or leave, and grantors of memberships
+-- $3 bytea[] those whose names are not UTF-8   $4 text[] parameters, in lower case
+WITH beside AS (
+    SELECT r.oid, r.rolname, r.rolsuper
+    FROM pg_catalog.pg_roles AS r
+    WHERE r.rolname = ANY ($2::name[])
+       -- a database that converts names may hold some that it cannot convert
+       OR CASE WHEN cardinality($3::bytea[]) > 0 THEN textsend(r.rolname::text) = ANY ($3::bytea[]) ELSE false END
+)
 SELECT
     textsend(own.rolname::text) AS own_role,
     ARRAY(
@@ -16,18 +23,14 @@ SELECT
     coalesce(t.rolreplication, false) AS is_replication,
     t.oid IS NULL OR pg_catalog.pg_has_role(own.oid, t.oid, 'MEMBER WITH ADMIN OPTION') AS administered,
     ARRAY(
-        SELECT g.rolname::text
-        FROM pg_catalog.pg_roles AS g
-        WHERE g.rolname = ANY ($2::name[]) AND pg_catalog.pg_has_role(own.oid, g.oid, 'MEMBER WITH ADMIN OPTION')
+        SELECT textsend(g.rolname::text)
+        FROM beside AS g
+        WHERE pg_catalog.pg_has_role(own.oid, g.oid, 'MEMBER WITH ADMIN OPTION')
     ) AS administers,
     ARRAY(
-        SELECT b.rolname::text
-        FROM pg_catalog.pg_roles AS b
-        WHERE b.rolname = ANY ($3::name[]) AND pg_catalog.pg_has_role(own.oid, b.oid, 'USAGE')
+        SELECT textsend(b.rolname::text) FROM beside AS b WHERE pg_catalog.pg_has_role(own.oid, b.oid, 'USAGE')
     ) AS acts_for,
-    ARRAY(
-        SELECT s.rolname::text FROM pg_catalog.pg_roles AS s WHERE s.rolname = ANY ($2::name[] || $3::name[]) AND s.rolsuper
-    ) AS superusers,
+    ARRAY(SELECT textsend(s.rolname::text) FROM beside AS s WHERE s.rolsuper) AS superusers,
     ARRAY(
         SELECT lower(c.name) FROM pg_catalog.pg_settings AS c WHERE lower(c.name) = ANY ($4::text[]) AND c.context = 'user'
     ) AS settable

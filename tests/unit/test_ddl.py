@@ -3,8 +3,18 @@
 import pytest
 from hypothesis import given
 
-from pgrole_controller.core.ddl import literal, quote_identifier, quote_literal, statements
-from pgrole_controller.core.diff import diff
+from pgrole_controller.core.ddl import literal, quote_identifier, quote_literal, seen_name, statements
+from pgrole_controller.core.diff import (
+    Change,
+    Drop,
+    Rename,
+    RevokeMembership,
+    RevokeOption,
+    SetAttribute,
+    SetParameter,
+    diff,
+)
+from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.role import Role, to_microseconds
 from tests.roles import names, texts
 
@@ -85,3 +95,43 @@ def test_valid_until_is_written_with_its_zone_and_no_end_as_infinity() -> None:
     assert list(statements(diff(Role("app"), Role("app", valid_until=moment)))) == [
         """ALTER ROLE "app" WITH VALID UNTIL 'infinity'"""
     ]
+
+
+#: As it is read: bytes that are not UTF-8 between what would end a literal or be formatted.
+ILLEGIBLE = b"r\xf4le %I '\"\\".decode(errors="surrogateescape")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        RevokeMembership("app", ILLEGIBLE, ()),
+        RevokeMembership("app", "group", (ILLEGIBLE,)),
+        RevokeOption("app", "group", "admin", (ILLEGIBLE,), ("other",)),
+        SetParameter("app", ILLEGIBLE, "app.x", None),
+        SetAttribute(ILLEGIBLE, "createdb", False),
+        Rename(ILLEGIBLE, "app"),
+        Drop(ILLEGIBLE),
+    ],
+)
+def test_a_name_that_is_not_utf_8_is_said_by_its_bytes(change: Change) -> None:
+    (statement,) = statements([change])
+    assert statement.startswith("DO ")
+    assert ILLEGIBLE.encode(errors="surrogateescape").hex() in statement
+    assert "\0" not in statement
+    statement.encode()
+
+
+def test_a_name_that_was_seen_is_a_literal_unless_it_is_not_utf_8() -> None:
+    assert seen_name("it's") == "'it''s'"
+    assert seen_name(ILLEGIBLE).startswith("(SELECT r.rolname ")
+    seen_name(ILLEGIBLE).encode()
+
+
+def test_half_of_a_surrogate_pair_is_no_name() -> None:
+    with pytest.raises(ValueError, match="surrogates"):
+        list(statements([Drop("\ud800")]))
+
+
+def test_an_error_shows_what_is_not_utf_8_by_its_bytes() -> None:
+    error = Transient(Reason.DATABASE_ERROR, f"role {ILLEGIBLE}")
+    assert error.message == str(error) == "role r\\xf4le %I '\"\\"

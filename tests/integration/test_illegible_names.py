@@ -1,0 +1,237 @@
+"""postgres: names that another database wrote in its encoding, and that are not UTF-8, hold up nothing."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.claim import Owner
+from pgrole_controller.core.connection import Address
+from pgrole_controller.core.decision import decide
+from pgrole_controller.core.detection import Claims
+from pgrole_controller.core.diff import Drop, RevokeMembership, SetAttribute, SetComment, SetParameter
+from pgrole_controller.core.errors import PgRoleError, Refused
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.membership import Membership
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.role import Role
+from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.inspect import MEMBERSHIP_OPTIONS_VERSION, Mentioned, identify
+from pgrole_controller.postgres.install import Installation, install
+from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.session import Session
+from tests.integration.sql_support import seen
+from tests.servers import Servers
+
+CLUSTER = "cluster"
+KEY = Key("shop", "victim")
+OWNER = Owner(CLUSTER, KEY.namespace, "ns-uid", KEY.name, "uid")
+WANTED = Role("victim", login=True, member_of=(Membership("declared"),), parameters=(("work_mem", "64MB"),))
+ASK = Ask(OWNER, WANTED)
+
+#: With what quoting and formatting act on. Before one byte that is not UTF-8, and after another.
+ILLEGIBLE = "r\xf4le %s %I \"'\\ $$ \xe9"
+GRANTOR, DATABASE = "gr\xe2ntor", "b\xe2se"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+#: What somebody does in a database of LATIN1, and the fields that differ.
+ATTACKS = {
+    "a membership in it": (f"GRANT {quoted(ILLEGIBLE)} TO victim", {"memberOf"}),
+    "a setting in it": (f"ALTER ROLE victim IN DATABASE {DATABASE} SET app.x = 'x'", {"databaseParameters"}),
+    "a setting with such a name in it": (
+        f"ALTER ROLE victim IN DATABASE {DATABASE} SET app.\xe9 = '\xe9'",
+        {"databaseParameters"},
+    ),
+    "renamed to it": (f"ALTER ROLE victim RENAME TO {quoted('v' + ILLEGIBLE)}", {"name"}),
+}
+
+#: Since PostgreSQL 16 a grant is taken back in the name of its grantor.
+GRANTS = {
+    "granted by it": f"GRANT beside TO victim GRANTED BY {GRANTOR}",
+    "granted by it in it": f"GRANT {quoted(ILLEGIBLE)} TO victim GRANTED BY {GRANTOR}",
+    "an option granted by it": f"GRANT declared TO victim WITH ADMIN TRUE GRANTED BY {GRANTOR}",
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        connection = await asyncpg.connect(own.dsn())
+        await connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
+        await connection.close()
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def latin(server: PostgresServer) -> AsyncIterator[Connection]:
+    """A superuser in a database of LATIN1, where the roles and a database were made."""
+    connection = await asyncpg.connect(server.dsn(database="latin"))
+    await connection.execute(
+        f"CREATE ROLE {quoted(ILLEGIBLE)}; CREATE ROLE {GRANTOR}; CREATE ROLE declared; CREATE ROLE beside;"
+        f"GRANT declared, beside, {quoted(ILLEGIBLE)} TO {GRANTOR} WITH ADMIN OPTION"
+    )
+    await connection.execute(f"CREATE DATABASE {DATABASE}")
+    yield connection
+    await connection.execute(f"DROP DATABASE {DATABASE}")
+    await connection.execute(
+        f"DROP ROLE IF EXISTS victim; DROP ROLE IF EXISTS {quoted('v' + ILLEGIBLE)};"
+        f"DROP ROLE {GRANTOR}, {quoted(ILLEGIBLE)}, declared, beside"
+    )
+    await connection.close()
+
+
+@dataclass
+class Place:
+    session: Session
+
+    async def look(self) -> tuple[Plan, Sight]:
+        (sight,) = seen(await self.session.look([(KEY, WANTED.name)]))
+        (around,) = await self.session.look_around(
+            [Mentioned(frozenset({"declared"}), WANTED.parameter_names, frozenset())]
+        )
+        assert not isinstance(around, PgRoleError)
+        identity = self.session.identity
+        claims: Claims = "Status" if self.session._ledger is not None else "Database"
+        known = Server(
+            identity.system_identifier, identity.own_roles, CLUSTER, Address("db", 5432, "a", "require"), claims=claims
+        )
+        sight = replace(sight, around=around)
+        return decide(ASK, sight, known, Policy()), sight
+
+    async def reconcile(self) -> tuple[Plan, PgRoleError | None]:
+        plan, _ = await self.look()
+        (failure,) = await self.session.carry_out([plan])
+        return plan, failure
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=["schema", "schemaless"])
+async def place(request: pytest.FixtureRequest, server: PostgresServer, latin: Connection) -> AsyncIterator[Place]:
+    async with connect(Endpoint(server.dsn()), "test") as made:
+        identity = await identify(made)
+        if request.param == "schema":
+            await install(made)
+            session = Session(identity, Installation.PRESENT, CLUSTER, False, made)
+        else:
+            ledger = Ledger().open(identity.system_identifier)
+            session = Session(identity, Installation.NONE, CLUSTER, False, made, _ledger=ledger)
+        place = Place(session)
+        assert (await place.reconcile())[1] is None
+        assert (await place.look())[0].changes == ()
+        yield place
+        await made.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+
+
+async def check_all_is_set_back(place: Place, latin: Connection, attack: str, fields: set[str]) -> None:
+    """In one transaction, and counted as one drift."""
+    await latin.execute("ALTER ROLE victim SUPERUSER")
+    await latin.execute(attack)
+    plan, failure = await place.reconcile()
+    assert failure is None
+    assert set(plan.drift) == {"superuser", *fields}
+    again, sight = await place.look()
+    assert (again.changes, again.drift) == ((), ())
+    assert sight.named is not None
+    assert sight.named.role == replace(WANTED, password=sight.named.role.password)
+    assert sight.claim is not None
+    assert sight.claim.drift_count == 1
+    assert set(sight.claim.last_drift_fields) == set(plan.drift)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_what_names_it_is_set_back_with_the_rest(place: Place, latin: Connection, attack: str) -> None:
+    await check_all_is_set_back(place, latin, *ATTACKS[attack])
+
+
+@pytest.mark.parametrize("attack", GRANTS)
+@pytest.mark.since(16, "a grant is revoked in the name of its grantor")
+async def test_what_it_granted_is_revoked_with_the_rest(place: Place, latin: Connection, attack: str) -> None:
+    await check_all_is_set_back(place, latin, GRANTS[attack], {"memberOf"})
+
+
+async def test_a_role_that_was_renamed_to_it_is_not_mistaken_for_another_with_its_name(
+    place: Place, latin: Connection
+) -> None:
+    """Between the look and the transaction the name was given to another role: nothing is changed."""
+    renamed = quoted("v" + ILLEGIBLE)
+    await latin.execute(f"ALTER ROLE victim RENAME TO {renamed}")
+    plan, _ = await place.look()
+    await latin.execute(f"ALTER ROLE {renamed} RENAME TO away")
+    assert await place.session.carry_out([plan]) != [None]
+    await latin.execute(f"CREATE ROLE {renamed}")
+    try:
+        assert await place.session.carry_out([plan]) != [None]
+        assert await latin.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'victim'") == 0
+    finally:
+        await latin.execute(f"DROP ROLE {renamed}; ALTER ROLE away RENAME TO victim")
+
+
+@pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
+async def test_a_role_is_altered_and_dropped_under_it(place: Place, latin: Connection, superuser: bool) -> None:
+    """As for an object that is refused, or deleted, whose role was renamed."""
+    renamed = "v" + ILLEGIBLE
+    await latin.execute(f"ALTER ROLE victim RENAME TO {quoted(renamed)}; COMMENT ON ROLE {quoted(renamed)} IS 'c'")
+    _, sight = await place.look()
+    assert sight.claimed is not None
+    name, oid = sight.claimed.role.name, sight.claimed.oid
+    session = replace(place.session, identity=replace(place.session.identity, superuser=superuser))
+    changes = (
+        SetAttribute(name, "createdb", True),
+        SetComment(name, None),
+        SetParameter(name, None, "work_mem", None),
+        RevokeMembership(name, "declared", ("postgres",)),
+    )
+    plan = Plan(WANTED.name, changes, oid, name, sight.claim)
+    assert await session.carry_out([plan]) == [None]
+    found = (await place.look())[1].claimed
+    assert found is not None
+    assert found.role == Role(name, login=True, createdb=True, password=found.role.password)
+    assert await session.carry_out([replace(plan, changes=(Drop(name),))]) == [None]
+    assert await latin.fetchval("SELECT count(*) FROM pg_roles WHERE oid = $1", oid) == 0
+
+
+async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is_shown(
+    place: Place, server: PostgresServer, latin: Connection
+) -> None:
+    """Since PostgreSQL 16 CREATEROLE alone does not revoke memberships of every role."""
+    scoped = place.session.identity.version_number >= MEMBERSHIP_OPTIONS_VERSION
+    await latin.execute("CREATE ROLE steward LOGIN CREATEROLE CREATEDB PASSWORD 'p'")
+    try:
+        if scoped:
+            await latin.execute("GRANT victim TO steward WITH ADMIN OPTION")
+        if place.session._ledger is None:
+            async with connect(Endpoint(server.dsn()), "test") as home:
+                await home.execute(
+                    "GRANT USAGE ON SCHEMA pgrole TO steward; GRANT ALL ON ALL TABLES IN SCHEMA pgrole TO steward;"
+                    "GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO steward;"
+                    "GRANT EXECUTE ON FUNCTION pg_control_system() TO steward;"
+                    "GRANT SELECT (oid, xmin) ON pg_authid TO steward"
+                )
+        await latin.execute(f"ALTER ROLE victim CREATEDB; GRANT {quoted(ILLEGIBLE)} TO victim")
+        async with connect(Endpoint(server.dsn("steward", password="p")), "test") as steward:
+            session = replace(place.session, identity=await identify(steward), _connection=steward)
+            plan, failure = await Place(session).reconcile()
+            assert set(plan.drift) == {"createdb", "memberOf"}
+            if scoped:
+                assert isinstance(failure, Refused)
+                shown = quoted(ILLEGIBLE).replace("\xf4", "\\xf4").replace("\xe9", "\\xe9")
+                assert f"GRANT {shown} TO " in failure.message
+                assert "run this in a database of their encoding" in failure.message
+                failure.message.encode()
+            else:
+                assert failure is None
+            left, sight = await Place(session).look()
+            assert {change.field for change in left.changes} == ({"memberOf"} if scoped else set())
+            assert sight.claim is not None
+            assert set(sight.claim.last_drift_fields) == ({"createdb"} if scoped else {"createdb", "memberOf"})
+    finally:
+        async with connect(Endpoint(server.dsn()), "test") as home:
+            await home.execute("DROP OWNED BY steward; DROP ROLE steward")
