@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -63,7 +64,8 @@ async def test_no_errand_is_run_for_an_object_that_changed_is_deleted_or_gone(
     objects: Objects, now: Stored | None
 ) -> None:
     runs = Runs()
-    reporter = Reporter(cast("Client", None), objects, Queue(), cast("Recorder", None), cast("Errands", runs))
+    client = cast("Client", SimpleNamespace(may_write=True))
+    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("Errands", runs))
     reporter.close()
     await reporter.run()
     seen = made(1)
@@ -81,6 +83,8 @@ async def test_no_errand_is_run_for_an_object_that_changed_is_deleted_or_gone(
 
 class Api:
     """Takes every write, and answers with the object as it is then: with a spec that somebody changed just before."""
+
+    may_write = True
 
     def __init__(self, generation: int = 1) -> None:
         self.generation = generation
@@ -119,3 +123,15 @@ async def test_what_the_reporter_writes_causes_no_visit_of_its_own_and_hides_nob
     assert queue.figures("default").depth == max(own, 0 if generation == 1 else 1)
     recorder.close()
     await recorder.run()
+
+
+async def test_no_errand_is_begun_by_one_that_does_not_lead_any_more(objects: Objects) -> None:
+    runs, client = Runs(), cast("Client", SimpleNamespace(may_write=False))
+    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("Errands", runs))
+    reporter.close()
+    await reporter.run()
+    objects.store.put(made(1))
+    result = await reporter._write(Finding(Request(made(1).key, made(1)), errand=ERRAND))
+    assert isinstance(result, After)
+    assert result.seconds > 0
+    assert runs.run_for == []
