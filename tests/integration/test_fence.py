@@ -8,14 +8,22 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.claim import Owner
-from pgrole_controller.core.diff import Create
+from pgrole_controller.core.claim import Claim, Generations, Owner
+from pgrole_controller.core.diff import Create, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.role import Role
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.fence import Candidacy, Fence, NotLeading, is_another_leading, take_lead
+from pgrole_controller.postgres.fence import (
+    Candidacy,
+    Fence,
+    NotLeading,
+    Unconfirmed,
+    is_another_leading,
+    lead_while_away,
+    take_lead,
+)
 from pgrole_controller.postgres.install import install
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.transaction import Dialect, carry_out
@@ -41,8 +49,24 @@ class Process:
     def __init__(self, connection: Connection, holder: str, installation: str = HERE) -> None:
         self.connection = connection
         self.leading = True
+        self.away = 0.0  # for how many seconds Kubernetes does not answer
+        self.enforced = False
         self.confirm: Callable[[], Awaitable[None]] = at_once
-        self._candidacy = Candidacy(installation, holder, lambda: self.leading, at_once, lambda: self.confirm())
+        self._candidacy = Candidacy(
+            installation,
+            holder,
+            lambda: self.leading,
+            at_once,
+            lambda: self.confirm(),
+            lambda: self.away,
+            self.note_enforced,
+        )
+
+    def note_enforced(self) -> None:
+        self.enforced = True
+
+    async def lead_while_away(self) -> Fence | None:
+        return await lead_while_away(self.connection, self._candidacy, guarded=True)
 
     async def lead(self, *, guarded: bool = True, fencing: bool = True) -> Fence:
         return await take_lead(self.connection, self._candidacy, guarded=guarded, fencing=fencing)
@@ -322,3 +346,190 @@ async def test_nothing_of_it_is_called_when_the_schema_is_not_ours_any_more(join
             await one.lead()
     finally:
         await one.connection.execute("DROP SCHEMA pgrole CASCADE; DROP ROLE tenant")
+
+
+SILENT = "UPDATE pgrole.leader SET heartbeat = clock_timestamp() - interval '15.1 s'"
+
+
+class TestWithoutKubernetes:
+    """Who leads a database while nobody can ask for the Lease."""
+
+    async def test_a_leader_that_shows_life_is_left_in_peace(self, join: Join) -> None:
+        one, two = await join("one"), await join("two")
+        fence = await one.lead()
+        two.leading, two.away = False, 3600.0
+        assert await two.lead_while_away() is None
+        await one.connection.execute(SILENT)
+        await fence.beat(one.connection)
+        assert await two.lead_while_away() is None
+        assert not two.enforced
+
+    async def test_one_that_shows_none_is_replaced_and_changes_nothing_any_more(self, join: Join) -> None:
+        one, two, three = await join("one"), await join("two"), await join("three")
+        old = await one.lead()
+        await one.connection.execute(SILENT)
+        for other in (two, three):
+            other.leading, other.away = False, 15.1
+        new = await two.lead_while_away()
+        assert new is not None
+        assert two.enforced
+        assert await three.lead_while_away() is None
+        with pytest.raises(NotLeading):
+            await old.beat(one.connection)
+        with pytest.raises(Transient) as refused:
+            await one.create(old, "away_old")
+        assert is_another_leading(refused.value)
+        await new.beat(two.connection)
+
+    async def test_nobody_leads_who_has_lost_kubernetes_for_a_moment_only(self, join: Join) -> None:
+        one, two = await join("one"), await join("two")
+        await one.lead()
+        two.leading = False
+        for heartbeat in ("NULL", "clock_timestamp() - interval '1 hour'"):
+            await one.connection.execute(f"UPDATE pgrole.leader SET heartbeat = {heartbeat}")
+            two.away = 14.0
+            assert await two.lead_while_away() is None
+        two.away = 15.1
+        assert await two.lead_while_away() is not None
+
+    async def test_a_heartbeat_in_the_future_was_written_before_the_clock_was_set_back(self, join: Join) -> None:
+        one, two = await join("one"), await join("two")
+        await one.lead()
+        two.leading, two.away = False, 15.1
+        await one.connection.execute("UPDATE pgrole.leader SET heartbeat = clock_timestamp() + interval '1 hour'")
+        assert await two.lead_while_away() is not None
+
+    async def test_where_nobody_ever_led_there_is_nothing_to_keep(self, join: Join) -> None:
+        one = await join("one")
+        one.leading, one.away = False, 3600.0
+        assert await one.lead_while_away() is None
+        assert await one.connection.fetchval("SELECT count(*) FROM pgrole.leader") == 0
+
+    async def test_whoever_led_goes_on_with_its_number_in_another_session(self, join: Join) -> None:
+        one, again = await join("one"), await join("one")
+        fence = await one.lead()
+        again.leading, again.away = False, 11.0
+        resumed = await again.lead_while_away()
+        assert resumed is not None
+        assert resumed.number == fence.number
+
+    async def test_whoever_holds_the_lease_outranks_a_heartbeat(self, join: Join) -> None:
+        one, two = await join("one"), await join("two")
+        await one.lead()
+        await one.connection.execute(SILENT)
+        two.leading, two.away = False, 15.1
+        enforcing = await two.lead_while_away()
+        assert enforcing is not None
+        leading = await one.lead()
+        assert (leading.number or 0) > (enforcing.number or 0)
+        with pytest.raises(NotLeading):
+            await enforcing.beat(two.connection)
+        await leading.beat(one.connection)
+
+    async def test_of_two_that_come_at_once_one_leads(self, join: Join, database: str) -> None:
+        one, *others = [await join(name) for name in ("one", "two", "three", "four")]
+        await one.lead()
+        await one.connection.execute(SILENT)
+        fences: list[Fence | None] = []
+
+        async def try_to_lead(other: Process) -> None:
+            fences.append(await other.lead_while_away())
+
+        async with anyio.create_task_group() as tasks, turn_taken(database):
+            for other in others:
+                other.leading, other.away = False, 20.0
+                tasks.start_soon(try_to_lead, other)
+            await wait_for_waiting(one.connection, len(others))
+        assert len(fences) == len(others)
+        assert len([fence for fence in fences if fence is not None]) == 1
+
+    async def test_what_was_decided_with_the_lease_is_not_carried_out_without(self, join: Join) -> None:
+        one = await join("one")
+        fence = await one.lead()
+        one.leading, one.away = False, 11.0
+        failure = await one.create(fence, "away_confirmed")
+        assert isinstance(failure, Unconfirmed)
+        assert not await has_role(one.connection, "away_confirmed")
+        one.away = 0.0
+        with pytest.raises(NotLeading):
+            await one.create(fence, "away_confirmed")
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            "applied = 'another'",
+            "object_generation = 4",
+            "server_uid = 'x'",
+            "server_generation = 1",
+            "released_at = now()",
+        ],
+    )
+    async def test_a_drift_is_repaired_only_while_the_claim_says_what_is_known(self, join: Join, changed: str) -> None:
+        one = await join("one")
+        fence = await one.lead()
+        known = Generations(3, "server", 5)
+        name = f"away_{abs(hash(changed))}"
+        plan = Plan(
+            role_name=name, seen_as=name, changes=(Create(Role(name)),), owner=OWNER, applied="digest", acted_on=known
+        )
+        assert await carry_out(one.connection, [plan], Dialect(fence=fence, guarded=True)) == [None]
+        try:
+            one.leading, one.away = False, 11.0
+            oid = await one.connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
+            claim = Claim(name, oid, 0, OWNER, "digest", generations=known)
+            drift = Plan(
+                role_name=name,
+                seen_as=name,
+                oid=oid,
+                claim=claim,
+                changes=(SetAttribute(name, "createdb", True),),
+            )
+            enforcing = Dialect(fence=fence, guarded=True, enforcing=True)
+            await one.connection.execute(f"UPDATE pgrole.claim SET {changed} WHERE role_name = '{name}'")
+            (failure,) = await carry_out(one.connection, [drift], enforcing)
+            assert failure is not None
+            assert failure.reason is Reason.PROGRESSING
+            await one.connection.execute(
+                "UPDATE pgrole.claim SET applied = 'digest', object_generation = 3, server_uid = 'server', "
+                f"server_generation = 5, released_at = NULL WHERE role_name = '{name}'"
+            )
+            assert await carry_out(one.connection, [drift], enforcing) == [None]
+        finally:
+            await one.connection.execute(f"DROP ROLE \"{name}\"; DELETE FROM pgrole.claim WHERE role_name = '{name}'")
+
+
+@pytest.mark.parametrize("value", ["on", "true", "yes", "1", "ON"])
+async def test_nothing_is_changed_while_a_superuser_has_suspended_it(join: Join, value: str) -> None:
+    one = await join("one")
+    fence = await one.lead()
+    database = await one.connection.fetchval("SELECT quote_ident(current_database())")
+    await one.connection.execute(f"ALTER DATABASE {database} SET pgrole.suspend = '{value}'")
+    failure = await one.create(fence, "suspended_role")
+    assert failure is not None
+    assert failure.reason is Reason.SUSPENDED
+    await one.connection.execute(f"ALTER DATABASE {database} SET pgrole.suspend = 'off'")
+    assert await one.create(fence, "suspended_role") is None
+    await one.connection.execute("DROP ROLE suspended_role")
+
+
+async def test_the_owner_of_a_database_can_neither_suspend_nor_hide_that_it_is_suspended(join: Join) -> None:
+    one = await join("one")
+    fence = await one.lead()
+    admin = one.connection
+    database = await admin.fetchval("SELECT quote_ident(current_database())")
+    await admin.execute(f"CREATE ROLE suspending_owner; ALTER DATABASE {database} OWNER TO suspending_owner")
+    try:
+        await admin.execute("SET ROLE suspending_owner")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await admin.execute(f"ALTER DATABASE {database} SET pgrole.suspend = 'on'")
+        await admin.execute("RESET ROLE")
+        await admin.execute(f"ALTER DATABASE {database} SET pgrole.suspend = 'on'")
+        await admin.execute("SET ROLE suspending_owner")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await admin.execute(f"ALTER DATABASE {database} RESET pgrole.suspend")
+        await admin.execute("RESET ROLE")
+        failure = await one.create(fence, "suspended_role")
+        assert failure is not None
+        assert failure.reason is Reason.SUSPENDED
+    finally:
+        await admin.execute(f"RESET ROLE; ALTER DATABASE {database} OWNER TO CURRENT_USER; DROP ROLE suspending_owner")

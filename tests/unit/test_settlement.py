@@ -322,3 +322,42 @@ class TestRotation:
         assert len(request_of(hostile)) == 71
         assert request_of(hostile) == request_of(hostile)
         assert request_of(hostile) != request_of(hostile + "1")
+
+
+class TestWhatIsRemembered:
+    """The verifier that was set last: with it no Secret has to be read to set the password back."""
+
+    def test_a_password_that_was_changed_is_set_back_at_once(self) -> None:
+        settled = run(ask(remembered=VERIFIER), SETTLED, THEIRS)
+        assert settled.password == Password(VERIFIER.digest)
+        assert settled.password is not None
+        assert settled.password.verifier == VERIFIER
+        assert settled.errand is None
+        assert settled.known
+
+    def test_also_one_that_was_generated(self) -> None:
+        settled = run(ask_generated(remembered=VERIFIER), DELIVERED, THEIRS)
+        assert settled.password == Password(VERIFIER.digest)
+        assert settled.errand is None
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            ask(remembered=OTHER),
+            ask(remembered=None),
+            ask(remembered=VERIFIER, secrets=SecretsSeen(password=TWO)),
+            ask(remembered=VERIFIER, secrets=SecretsSeen()),
+        ],
+        ids=["another", "none", "another-secret", "no-secret"],
+    )
+    def test_not_where_it_is_no_longer_what_was_asked_for(self, asked: Ask) -> None:
+        assert run(asked, SETTLED, THEIRS).password is None
+
+    def test_not_where_another_password_is_due(self) -> None:
+        due = replace(GENERATED, rotate="again")
+        settled = run(ask_generated(due, remembered=VERIFIER), DELIVERED, THEIRS)
+        assert settled.password is None
+        assert settled.errand is not None
+
+    def test_not_where_the_role_is_gone(self) -> None:
+        assert run(ask(remembered=VERIFIER), SETTLED, None).password is None
