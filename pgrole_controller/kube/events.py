@@ -1,7 +1,8 @@
 """Events about objects: said beside the work, never in its way.
 
 Guarantees: `record` neither blocks nor raises; the same (object, reason, note) within six minutes is one Event with a
-series; a failure is logged and dropped after a second attempt. In a namespace that is being deleted no Event can be
+series; a refusal is logged and dropped after a second attempt, and while the API server cannot be reached what happened
+waits, 1,000 at most. In a namespace that is being deleted no Event can be
 made: that is none, and holds up nobody else's.
 """
 

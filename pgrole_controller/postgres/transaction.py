@@ -116,7 +116,7 @@ async def carry_out(
     """Carries out the plans, all or one by one: None for each that is committed, else why it is not.
 
     `locked` is what is known of the server's roles from one call to the next. Raises Transient when another process
-    leads: then nothing is carried out.
+    leads: then nothing is carried out. (Of plans for locked roles alone, each says so.)
     """
     locked = locked or Locked()
     apart = [place for place, plan in enumerate(plans) if len(plans) > 1 and locked.holds(plan.role_name)]

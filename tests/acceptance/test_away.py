@@ -206,16 +206,18 @@ async def test_an_api_server_that_is_killed_and_comes_back_interrupts_no_repair(
             await kube.wait_all_ready()
 
 
-async def test_rights_that_are_taken_away_end_what_is_done_without_kubernetes(stage: Stage) -> None:
+async def test_rights_that_are_taken_away_end_what_is_done_without_kubernetes(
+    own_api_server: ApiServer, stage: Stage
+) -> None:
     """That is how an administrator stops it."""
-    server = stage.kube.server
-    async with cluster(stage) as (pair, wires):
+    server, kube = own_api_server, await make_kube(own_api_server)
+    async with cluster(Stage(kube, stage.postgres, stage.folder)) as (pair, wires):
         away(wires, "cut")
         await unconfirmed(pair)
         await pair.drift("app-1")
         path = "/apis/rbac.authorization.k8s.io/v1/namespaces/pgrole-system/rolebindings"
         for binding in (await server.request("GET", path))["items"]:
-            if stage.kube.namespace in binding["metadata"]["name"]:
+            if kube.namespace in binding["metadata"]["name"]:
                 await server.request("DELETE", f"{path}/{binding['metadata']['name']}")
         for one in wires:
             one.mend()
