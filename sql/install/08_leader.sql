@@ -86,7 +86,7 @@ LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    leader pgrole.leader;
+    leader record;
 BEGIN
     PERFORM pgrole.take_turn();
     SELECT l.* INTO leader FROM pgrole.leader AS l WHERE l.installation = of_installation AND l.number > 0 FOR UPDATE;
