@@ -159,6 +159,11 @@ async def _read_cluster_id(client: Client) -> str:
         await anyio.sleep(1.0)
 
 
+def _is_known(store: Store) -> bool:
+    """Whether it was listed, or the API server refuses to: without rights on namespaces, for example."""
+    return store.synced.is_set() or store.refused is not None
+
+
 class _Controller:
     def __init__(self, plan: Plan, client: Client, cluster: str, health: Health, lead: Lead) -> None:
         client = client.limited(lambda: lead.leading)
@@ -199,27 +204,27 @@ class _Controller:
 
     def _is_synced(self) -> bool:
         """Whether everything that is declared was listed once."""
-        self._was_synced = self._was_synced or all(store.synced.is_set() for store in self._declared())
+        self._was_synced = self._was_synced or all(_is_known(store) for store in self._declared())
         return self._was_synced
 
     def _declared(self) -> list[Store]:
         """What decisions are made from. (Secrets are read when they are used.)"""
         stores = [self._store, self._observed.pgservers]
-        if self._plan.namespace is None and self._namespaces.refused is None:
-            stores.append(self._namespaces)
-        return stores
+        return stores if self._plan.namespace is not None else [*stores, self._namespaces]
 
     async def _relist_when_back(self) -> None:
         """What was declared while Kubernetes was away may not be in any watch: one can be cut off without a word."""
         while True:
             await self._lead.confirmed_again()
+            # What the API server refused before it went away is not waited for.
+            known = [store for store in self._declared() if store.synced.is_set()]
             while self._lead.leading and self._lead.stale:
                 count = self._lead.confirmations
-                for store in self._declared():
+                for store in known:
                     store.doubt()
                 self._relisted.set()
                 self._relisted = anyio.Event()
-                for store in self._declared():
+                for store in known:
                     await store.synced.wait()
                 self._lead.refresh(count)
 
