@@ -217,7 +217,7 @@ class _Controller:
         while True:
             await self._lead.confirmed_again()
             # What the API server refused before it went away is not waited for.
-            known = [store for store in self._declared() if store.synced.is_set()]
+            known = [store for store in self._declared() if store is self._store or store.synced.is_set()]
             while self._lead.leading and self._lead.stale:
                 count = self._lead.confirmations
                 for store in known:
