@@ -46,6 +46,9 @@ VISIT_SECONDS = 1.5
 WRITE_SECONDS = 1.5
 EVENT_SECONDS = 0.5
 
+#: How often it is looked at whether everything is listed again, in seconds.
+RELIST_SECONDS = 0.1
+
 _CLUSTER_ID_NAMESPACE = "kube-system"
 
 
@@ -159,11 +162,6 @@ async def _read_cluster_id(client: Client) -> str:
         await anyio.sleep(1.0)
 
 
-def _is_known(store: Store) -> bool:
-    """Whether it was listed, or the API server refuses to: without rights on namespaces, for example."""
-    return store.synced.is_set() or store.refused is not None
-
-
 class _Controller:
     def __init__(self, plan: Plan, client: Client, cluster: str, health: Health, lead: Lead) -> None:
         client = client.limited(lambda: lead.leading)
@@ -204,28 +202,30 @@ class _Controller:
 
     def _is_synced(self) -> bool:
         """Whether everything that is declared was listed once."""
-        self._was_synced = self._was_synced or all(_is_known(store) for store in self._declared())
+        self._was_synced = self._was_synced or self._is_known()
         return self._was_synced
 
+    def _is_known(self) -> bool:
+        return all(store.synced.is_set() for store in self._declared())
+
     def _declared(self) -> list[Store]:
-        """What decisions are made from. (Secrets are read when they are used.)"""
-        stores = [self._store, self._observed.pgservers]
-        return stores if self._plan.namespace is not None else [*stores, self._namespaces]
+        """What decisions are made from, but for what the API server refuses to list: that is decided without."""
+        others = [self._observed.pgservers] if self._plan.namespace else [self._observed.pgservers, self._namespaces]
+        return [self._store, *(store for store in others if store.refused is None)]
 
     async def _relist_when_back(self) -> None:
         """What was declared while Kubernetes was away may not be in any watch: one can be cut off without a word."""
         while True:
             await self._lead.confirmed_again()
-            # What the API server refused before it went away is not waited for.
-            known = [store for store in self._declared() if store is self._store or store.synced.is_set()]
             while self._lead.leading and self._lead.stale:
+                self._is_synced()  # before it is doubted
                 count = self._lead.confirmations
-                for store in known:
+                for store in self._declared():
                     store.doubt()
                 self._relisted.set()
                 self._relisted = anyio.Event()
-                for store in known:
-                    await store.synced.wait()
+                while not self._is_known():  # noqa: ASYNC110 -- a store may come to be refused meanwhile
+                    await anyio.sleep(RELIST_SECONDS)
                 self._lead.refresh(count)
 
     async def _lose(self, everything: anyio.CancelScope) -> None:

@@ -206,7 +206,8 @@ class Health:
         servers = {lane.server.name: _describe(lane) for lane in lanes}
         settled = self._servers is not None and self._servers.settled.is_set()
         known = settled and all(_has_session(lane) or lane.trouble for lane in lanes)
-        synced = self._store is not None and self._store.synced.is_set()
+        listed = self._store is not None and self._store.synced.is_set()
+        synced = listed or (self._lead is not None and self._lead.synced())  # once: it may be listed again just now
         leading = self._lead is not None and self._lead.leading
         ready = synced and known and not self.stopping
         return ready, {"ready": ready, "synced": synced, "leading": leading, "servers": servers}

@@ -274,6 +274,7 @@ class Lane:
         """When Kubernetes is back every object is looked at: what was put off is done, and what was done is said."""
         while True:
             await self._lead.refreshed()
+            self._orphans, self._orphans_due = Orphans(), anyio.current_time()
             self.hint_all("kubernetes answers again", Rank.DEPENDENCY)
 
     async def _work(self, session: Session) -> None:

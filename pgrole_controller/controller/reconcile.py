@@ -182,7 +182,7 @@ def _note_password(plan: Plan, verifiers: Verifiers) -> None:
 
 async def _learn(visited: Sequence["_Visited"], session: Session, verifiers: Verifiers) -> None:
     for one in visited:
-        if one.role_name and not (one.claim and one.claim.record.digest):
+        if one.looked and one.role_name and not (one.claim and one.claim.record.digest):
             verifiers.forget(one.role_name)
     digests = verifiers.unknown(visited)
     if not digests:
@@ -257,6 +257,7 @@ class _Visited:
         self._contests = contests
         self.decision: Plan | PgRoleError = Plan(role_name="")
         self._sight = Sight()
+        self.looked = False  # what is there could be read
         self._done: list[Plan] = []
         self._changed_at: float | None = None
 
@@ -267,6 +268,7 @@ class _Visited:
             self.decision = contain(error, self.request.key)
 
     def _see(self, sight: Sight | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
+        self.looked = isinstance(sight, Sight)
         if isinstance(sight, Sight):
             self._sight = sight
         ask = self.request.ask
@@ -467,8 +469,10 @@ def _decide(request: Request, sight: Sight | PgRoleError, server: Server) -> Pla
         drops = request.ask is not None and request.ask.terminating and request.ask.drop
         return name_way_out(sight) if drops else sight
     try:
-        if request.ask is None:  # while Kubernetes is away an object may only seem to be gone
-            return Plan(role_name="") if server.away else decide_absent(sight)
+        if request.ask is None and server.away:
+            return Transient(Reason.PROGRESSING, "Kubernetes cannot be reached, and nothing is released meanwhile")
+        if request.ask is None:
+            return decide_absent(sight)
         return decide(request.ask, sight, server, request.policy)
     except PgRoleError as error:
         return error

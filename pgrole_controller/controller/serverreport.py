@@ -51,7 +51,7 @@ class ServerReporter:
         await self._store.answered.wait()
         await self._objects.store.synced.wait()
         while True:
-            for lane in list(self._lanes) if self._lead.leading else ():
+            for lane in list(self._lanes) if self._lead.acting else ():
                 stored = self._store.get(Key("", lane.server.name))
                 until, _ = self._resting.get(lane.server.name, _AWAKE)
                 if stored is not None and until <= anyio.current_time():

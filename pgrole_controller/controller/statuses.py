@@ -43,7 +43,7 @@ FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
 
 #: When the API server is back, until the Lease is renewed: nothing is written before, in seconds.
-LEASE_SECONDS = 1.5
+LEASE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,10 +183,8 @@ class Elector:
         return True
 
     async def _stand(self, term: Term) -> None:
-        """Until the Lease is ours; in a term that enforced, until the API server answers: another begins from the
-        start.
-        """
-        holder = said = None
+        """Until the Lease is ours; in a term that enforced also until another is seen to renew it, which ends that."""
+        holder = said = first = None
         while True:
             try:
                 seen = await self._read()
@@ -194,14 +192,19 @@ class Elector:
                 if seen is None or self._is_mine(seen) or seen.free_at <= anyio.current_time():
                     await self._take(term, seen)
                     return
+                said = None
+                if term.enforced and first in (None, seen.record):
+                    first = seen.record  # it may have been renewed for the last time while nothing answered
+                    await self._await_change(seen.free_at)
+                    continue
                 self._hear()  # whoever holds it renews it: Kubernetes answers
                 if term.enforced:
                     return
-                said = None
                 if holder != seen.record.holder:
                     holder = seen.record.holder
                     log.info("standing by", extra={"lease": str(self.lease), "leader": holder})
             except _FAILURES as error:
+                first = None
                 self._note(error)
                 if term.enforced and self._refused:
                     return
@@ -215,8 +218,14 @@ class Elector:
     async def _take(self, term: Term, seen: Seen | None) -> None:
         began = anyio.current_time()
         await self._write(take(seen, self.identity, self._timing, _now()), seen.version if seen else None)
-        if not term.enforced:  # else the next term leads, with everything listed
-            term.hold(began, began + self._timing.deadline)
+        if term.enforced:  # what is known may be old: it is listed again before anything else is done
+            term.unconfirmed = term.stale = True
+        term.hold(began, began + self._timing.deadline)
+
+    async def _await_change(self, until: float) -> None:
+        self._changed = anyio.Event()
+        with anyio.CancelScope(deadline=until):
+            await self._changed.wait()
 
     async def _await_free(self) -> None:
         """Until nothing was seen of the holder for as long as its Lease lasts; at once when it is given up."""
@@ -280,7 +289,9 @@ class Elector:
         if not term.leading and not term.unconfirmed:
             term.unconfirmed = True
             term.stale = True
-            log.warning("the lead is not confirmed: the API server does not answer", extra={"lease": str(self.lease)})
+            log.warning(
+                "the lead is not confirmed: the Lease was not renewed in time", extra={"lease": str(self.lease)}
+            )
 
     async def _goes_on(self, term: Term, error: Exception) -> bool:
         """After a failure: whether the lead lasts, by the Lease or unconfirmed."""

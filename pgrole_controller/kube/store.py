@@ -177,7 +177,8 @@ class Store:
 
     def doubt(self) -> None:
         """What is in here may be old: it is synced again after the next complete list."""
-        self.synced = anyio.Event()
+        if self.synced.is_set():  # else whoever waits for it would wait for another
+            self.synced = anyio.Event()
 
     def refuse(self, why: str) -> None:
         self.refused = why

@@ -315,13 +315,13 @@ class _Waiting:
         asked = anyio.current_time()
         while True:
             if self.found is not None and self.candidacy.away() > 0.0:
-                with anyio.fail_after(PULSE_SECONDS, shield=True):
+                with speaking(), anyio.fail_after(PULSE_SECONDS, shield=True):
                     self.fence = await lead_while_away(self.connections[0], self.candidacy, guarded=self.found.guarded)
             elif anyio.current_time() - asked >= PULSE_SECONDS:
                 asked = anyio.current_time()
                 await self._ask(everything)
             if self.fence is not None:
-                log.warning("enforcing what was applied before: Kubernetes cannot be reached")
+                log.warning("enforcing what was applied before: Kubernetes is or was away")
                 everything.cancel()
             await anyio.sleep(AWAY_SECONDS)
 
