@@ -41,6 +41,12 @@ def number(value: object) -> int | None:
     return None if value is None else int(str(value))
 
 
+def octets(value: object) -> bytes:
+    if not isinstance(value, bytes):  # of a number, `bytes` would make so many
+        raise TypeError(type(value).__name__)
+    return value
+
+
 def show(name: bytes) -> str:
     """A name in whatever encoding; what is not UTF-8 by its bytes."""
     return name.decode(errors="backslashreplace")

@@ -41,7 +41,8 @@ _PATIENCE_SECONDS = 1.0
 _PORT = 5432
 
 #: Which optional settings the servers were found to take, by where they are and as whom we go there.
-_TAKEN: dict[object, frozenset[str]] = {}
+_TAKEN: dict[int, frozenset[str]] = {}
+_PLACES = 1000
 
 # InternalClientError: a statement that meets the server's goodbye before the end of the connection is noticed.
 _LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
@@ -228,7 +229,9 @@ class _Search:
         texts = [f"{_spell(host, port)}: {error.message}" for host, error in self.failures.items()]
         if len(texts) == 1:
             (error,) = self.failures.values()
-            return type(error)(error.reason, texts[0])
+            error.message = texts[0]
+            error.args = (texts[0],)
+            return error
         return Transient(Reason.SERVER_NOT_READY, shorten(f"no host can be used: {'; '.join(texts)}", _LONGEST_LIST))
 
 
@@ -239,7 +242,8 @@ async def _open(
     **arguments: Any,  # noqa: ANN401 -- asyncpg's
 ) -> Connection:
     """A connection that has answered a question within `seconds`: poolers let in before they know of a server."""
-    place = (endpoint.dsn, arguments.get("host"), endpoint.port, endpoint.user)
+    # Without the text of a DSN, which may hold a password.
+    place = hash((endpoint.dsn, arguments.get("host"), endpoint.port, endpoint.user))
     manner = Manner(_TAKEN[place]) if place in _TAKEN else Manner()
     try:
         with speaking("connect"), anyio.fail_after(seconds):
@@ -249,6 +253,8 @@ async def _open(
             manner.guess()
         raise
     finally:
+        if len(_TAKEN) >= _PLACES:
+            _TAKEN.clear()
         _TAKEN[place] = manner.asked
 
 

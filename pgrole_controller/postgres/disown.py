@@ -25,7 +25,7 @@ from pgrole_controller.core.disown import Disown, Obstacle, blocked, check_new_o
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
 from pgrole_controller.core.sqlstate import CHANGES_SUSPENDED, NOT_LEADING
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.answers import ask, number, reading, show, understanding
+from pgrole_controller.postgres.answers import ask, number, octets, reading, show, understanding
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
 from pgrole_controller.postgres.fence import Fence
 
@@ -203,7 +203,7 @@ async def _visit_each(home: Connection, emptying: _Emptying, work: Callable[[Con
     rows = await ask(home, _sql("databases"), emptying.task.oid)
     with reading():
         databases = [
-            _Database(int(row["oid"]), bytes(row["name"]), bool(row["connectable"]), bool(row["invalid"]))
+            _Database(int(row["oid"]), octets(row["name"]), bool(row["connectable"]), bool(row["invalid"]))
             for row in rows
         ]
     emptying.obstacles.clear()

@@ -417,6 +417,8 @@ def _claim(row: Row) -> Claim | None:
             connection=row.get("claim_connection_secret", str),
         ),
         generations=Generations(
-            row["claim_object_generation"] or 0, row["claim_server_uid"] or "", row["claim_server_generation"] or 0
+            row.find("claim_object_generation", int) or 0,
+            row.find("claim_server_uid", str) or "",
+            row.find("claim_server_generation", int) or 0,
         ),
     )

@@ -15,7 +15,7 @@ PINNED = {
     "role": "none",
     "search_path": "pg_catalog, pg_temp",
     "client_encoding": "UTF8",
-    "client_min_messages": "warning",
+    "client_min_messages": "error",  # a setting that is wrong is told of at each login, whole
     "standard_conforming_strings": "on",
     "DateStyle": "ISO",
     "TimeZone": "UTC",
@@ -54,8 +54,11 @@ _OPTIONAL = {_CHECK_INTERVAL: "5s", _LOGIN_TIMEOUT: f"{LOGIN_SECONDS}s", _EVENT_
 _PLAIN = frozenset({_CHECK_INTERVAL})
 _LOGIN_TRIGGERS_VERSION = 170_000
 
+#: Bytes of a name, or of what resets it.
+_SHOWN = 500
+
 #: What a server says of a setting that it does not know, will not let us set, or cannot do.
-_REFUSALS = ("42704", "42501", "22023")
+_REFUSALS = ("42704", "42501", "22023", "08P01")
 #: asyncpg's, for a connection that a server ends, as transaction_timeout does.
 _CLOSED = "08003"
 _LOGIN_TIMED_OUT = "25P04"
@@ -132,4 +135,4 @@ def check_identity(row: asyncpg.Record) -> None:
 
 
 def _text(value: bytes) -> str:
-    return value.decode(errors="backslashreplace")
+    return value[:_SHOWN].decode(errors="backslashreplace")

@@ -173,7 +173,12 @@ async def _answer(
     """Where a privilege is lacking: says which, and brings in what is left of the drift without it."""
     if error is None or not is_lacking(error) or connection.is_closed():
         return error
-    rights = await look_for_rights(connection, plan, scoped=dialect.options, parameter_grants=dialect.parameter_grants)
+    try:
+        rights = await look_for_rights(
+            connection, plan, scoped=dialect.options, parameter_grants=dialect.parameter_grants
+        )
+    except PgRoleError:
+        return error  # it is told without the grant that is missing
     obstacles = find_obstacles(plan.changes, rights)
     rest = _without(plan, obstacles)
     failure = await _run(connection, [rest], dialect, _ALONE) if rest else None

@@ -78,9 +78,11 @@ LEFT JOIN pgrole.claim AS c ON c.role_name = a.role_name::text
 LEFT JOIN LATERAL (SELECT to_jsonb(c) AS claim) AS g ON true
 LEFT JOIN LATERAL (
     SELECT n.* FROM pg_catalog.pg_roles AS n WHERE n.rolname = a.role_name
-    UNION
+    UNION ALL -- not UNION, which would unpack the settings to compare them
     -- the oids of another server say nothing here; NULL: nothing is claimed in the database
-    SELECT o.* FROM pg_catalog.pg_roles AS o WHERE o.oid = c.role_oid AND (c.system_identifier = $5) IS NOT FALSE
+    SELECT o.*
+    FROM pg_catalog.pg_roles AS o
+    WHERE o.oid = c.role_oid AND (c.system_identifier = $5) IS NOT FALSE AND o.rolname IS DISTINCT FROM a.role_name
 ) AS r ON true
 LEFT JOIN LATERAL pgrole.read_verifiers(ARRAY[r.oid]) AS v ON true
 LEFT JOIN LATERAL (
@@ -107,11 +109,11 @@ LEFT JOIN LATERAL (
                     SELECT p.rolname::text
                     FROM pg_catalog.pg_auth_members AS x JOIN pg_catalog.pg_roles AS p ON p.oid = x.member
                     WHERE x.roleid = m.roleid AND x.grantor = r.oid
-                    LIMIT 10
+                    LIMIT 5
                 ) END
             ) ORDER BY g.rolname, b.rolname)::text)
             FROM (
-                SELECT i.* FROM pg_catalog.pg_auth_members AS i WHERE i.member = r.oid ORDER BY i.roleid LIMIT 2000
+                SELECT i.* FROM pg_catalog.pg_auth_members AS i WHERE i.member = r.oid ORDER BY i.roleid LIMIT 1000
             ) AS m
             JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
             LEFT JOIN pg_catalog.pg_roles AS b ON b.oid = m.grantor
@@ -120,13 +122,14 @@ LEFT JOIN LATERAL (
             -- an object declares 64 settings of 1024 characters in each of 32 databases at most
             SELECT textsend(json_object_agg(
                 coalesce(d.datname::text, ''),
-                CASE WHEN s.bytes <= 600000 AND s.total <= 2000000 AND s.number <= 1000 THEN s.setconfig END
+                CASE WHEN s.bytes <= 600000 AND s.total <= 3000000 AND s.number <= 1000 THEN s.setconfig END
             )::text)
             FROM (
                 SELECT i.setdatabase, i.setconfig, c.bytes, c.number, sum(c.bytes) OVER (ORDER BY i.setdatabase) AS total
                 FROM pg_catalog.pg_db_role_setting AS i
                 CROSS JOIN LATERAL (
-                    SELECT sum(octet_length(n.item)) AS bytes, count(*) AS number
+                    -- as JSON, where a control character takes six bytes: that is what is sent
+                    SELECT sum(octet_length(to_json(n.item)::text)) AS bytes, count(*) AS number
                     FROM unnest(CASE WHEN pg_column_size(i.setconfig) <= 300000 THEN i.setconfig END) AS n (item)
                 ) AS c
                 WHERE i.setrole = r.oid

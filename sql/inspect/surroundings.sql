@@ -29,8 +29,8 @@ SELECT 'role' AS kind, g.rolname::text AS name, NULL AS context, (
                 OR x.rolname IN (current_user, session_user) AS hard
         ) AS k
         WHERE k.hard OR cardinality(p.powers) > 0 OR textsend(x.rolname::text) LIKE ANY ($4::bytea[])
-        ORDER BY k.hard DESC, x.rolname
-        LIMIT 1000
+        ORDER BY k.hard DESC, x.rolcreaterole DESC, x.rolreplication DESC, x.rolbypassrls DESC, x.rolname
+        LIMIT 200
     ) AS y
 ) AS reached
 FROM pg_catalog.pg_roles AS g

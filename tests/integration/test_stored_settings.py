@@ -157,6 +157,13 @@ async def test_names_of_files_are_read_as_postgresql_prints_them(hand: Connectio
 
 #: What is stored of a role, as SQL of one session after the other.
 ATTACKS = {
+    # as JSON a control character takes six bytes
+    "control-characters": [
+        "SELECT set_config('search_path', '\"' || repeat(E'\\x01', 590000) || '\"', false);"
+        "ALTER ROLE CURRENT_USER SET search_path FROM CURRENT;"
+        "ALTER ROLE CURRENT_USER IN DATABASE postgres SET search_path FROM CURRENT;"
+        "ALTER ROLE CURRENT_USER IN DATABASE template1 SET search_path FROM CURRENT"
+    ],
     "a giant value": [f"DO $$ BEGIN EXECUTE {GIANT} END $$"],
     "a list of 1.5 million names": [
         "SELECT set_config('search_path', repeat('a,', 1500000) || 'a', false);"
