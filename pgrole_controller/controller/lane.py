@@ -200,10 +200,8 @@ class Lane:
     async def _stand_by(self) -> None:
         log.info("ready to lead", extra={"server": self.server.name})
         self.standing_by, self.trouble, self._since = True, None, anyio.current_time()
-        try:
-            await self._lead.stand_by()
-        finally:
-            self.standing_by = False
+        await self._lead.stand_by()
+        self.standing_by = False
 
     def _note_suspended(self, suspended: bool) -> None:
         if suspended != self.suspended:
@@ -298,6 +296,7 @@ class Lane:
             level = logging.INFO if expected else logging.WARNING  # while we ran, somebody dropped it
             log.log(level, "schema pgrole was installed", extra={"server": self.server.name})
         self.connected, self.trouble, self._since = True, None, anyio.current_time()
+        self.standing_by = False
         self.session, self.echoes = session, Echoes()
         metrics.SESSIONS.labels(self.server.name).inc()
         self.hint_all("connected", Rank.DEPENDENCY)

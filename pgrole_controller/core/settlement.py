@@ -65,8 +65,6 @@ def settle(
         settled = _leave(ask, record)
     elif ask.password.origin is Origin.NOWHERE:
         settled = _disable(there, record)
-    elif _is_restorable(ask, there, record, sight):
-        settled = _restore(ask, record)
     else:
         settled = Settlement(record)
         needed = not _is_settled(ask, there, record, sight)
@@ -135,17 +133,6 @@ def _is_settled(ask: Ask, there: Found | None, record: Record, sight: Sight) -> 
     if ask.password.origin is Origin.GENERATED and is_due(ask.password, record.rotated_at, {record.rotate}, sight.at):
         return False
     return there.role.password in (UNSEEN, Password(record.digest))
-
-
-def _is_restorable(ask: Ask, there: Found | None, record: Record, sight: Sight) -> bool:
-    """Whether only the password in the database was changed, not what it was set from: no Secret has to be read."""
-    if there is None or there.role.password == UNSEEN or there.role.password == Password(record.digest):
-        return False
-    if not record.source or record.source != source_of(ask) or not _is_remembered(ask, record):
-        return False
-    return ask.password.origin is not Origin.GENERATED or not is_due(
-        ask.password, record.rotated_at, {record.rotate}, sight.at
-    )
 
 
 def _is_remembered(ask: Ask, record: Record) -> bool:

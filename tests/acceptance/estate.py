@@ -55,7 +55,9 @@ _PICTURE = {
     "settings": "SELECT s.setrole::text || s.setdatabase, s.setconfig::text, s.xmin::text FROM pg_db_role_setting AS s"
     " WHERE s.setrole <> 0",
     "comments": "SELECT d.objoid::text, d.description, d.xmin::text FROM pg_shdescription AS d",
-    "claims": "SELECT c.role_name, to_jsonb(c)::text, c.xmin::text FROM pgrole.claim AS c"
+    # which generations were acted on is noted by whoever knows them
+    "claims": "SELECT c.role_name,"
+    " (to_jsonb(c) - ARRAY['object_generation', 'server_uid', 'server_generation'])::text FROM pgrole.claim AS c"
     " WHERE c.role_name <> 'canary'",
 }
 
