@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 REQUEST_SECONDS = 3.0
 #: Between attempts that failed, in seconds.
 AGAIN_SECONDS = 1.0
+#: A Lease that ran out while the API server was away is its holder's for so much longer, in seconds.
+RETURN_SECONDS = 5.0
 #: A lead that is not confirmed does nothing while the API server refuses, and is lost when it does so for so long, in
 #: seconds: one that starts refuses everybody until it has read its rules.
 DENIED_SECONDS = 10.0
@@ -185,10 +187,16 @@ class Elector:
     async def _stand(self, term: Term) -> None:
         """Until the Lease is ours; in a term that enforced also until another is seen to renew it, which ends that."""
         holder = said = first = None
+        away, waits_until = False, 0.0
         while True:
             try:
                 seen = await self._read()
                 self.answered.set()
+                if away:  # whoever led and could not renew it comes first
+                    away, waits_until = False, anyio.current_time() + RETURN_SECONDS
+                if not self._is_mine(seen) and anyio.current_time() < waits_until and _is_free(seen):
+                    await self._await_change(waits_until)
+                    continue
                 if seen is None or self._is_mine(seen) or seen.free_at <= anyio.current_time():
                     await self._take(term, seen)
                     return
@@ -204,7 +212,7 @@ class Elector:
                     holder = seen.record.holder
                     log.info("standing by", extra={"lease": str(self.lease), "leader": holder})
             except _FAILURES as error:
-                first = None
+                first, away = None, away or _is_away(error)
                 self._note(error)
                 if term.enforced and self._refused:
                     return
@@ -394,6 +402,10 @@ class Elector:
 def _is_conflict(error: Exception) -> bool:
     """Whether it is not as it was read any more, or not there."""
     return isinstance(error, ApiError) and error.status in (404, 409)
+
+
+def _is_free(seen: Seen | None) -> bool:
+    return seen is None or seen.free_at <= anyio.current_time()
 
 
 def _is_away(error: Exception) -> bool:

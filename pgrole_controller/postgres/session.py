@@ -243,6 +243,8 @@ async def attend(
             async with explaining(writer):
                 found = await survey(writer, detection, may_install, found)
                 fence = await _fence(writer, found, candidacy)
+                if fence is not None:
+                    await fence.beat(writer)
         sense = sense or await sensing(found)
         session = Session(
             found.identity,

@@ -13,7 +13,10 @@ import anyio
 import pytest
 
 from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.apiserver import api_server as run_api_server
+from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.manifests import apply_crds
 from tests.acceptance.replicas import Replicas, replicas, side_by_side
 from tests.acceptance.wire import Wire, wire
 from tests.acceptance.world import PATIENCE, Controller, Json, Stage, make_kube, running, says
@@ -206,12 +209,17 @@ async def test_an_api_server_that_is_killed_and_comes_back_interrupts_no_repair(
             await kube.wait_all_ready()
 
 
-async def test_rights_that_are_taken_away_end_what_is_done_without_kubernetes(
-    own_api_server: ApiServer, stage: Stage
-) -> None:
+async def test_rights_that_are_taken_away_end_what_is_done_without_kubernetes(binaries: Binaries, stage: Stage) -> None:
     """That is how an administrator stops it."""
-    server, kube = own_api_server, await make_kube(own_api_server)
-    async with cluster(Stage(kube, stage.postgres, stage.folder)) as (pair, wires):
+    async with run_api_server(binaries=binaries, audit=True) as server:
+        await apply_crds(server)
+        kube = await make_kube(server)
+        await rights_taken_away(Stage(kube, stage.postgres, stage.folder))
+
+
+async def rights_taken_away(own: Stage) -> None:
+    server, kube = own.kube.server, own.kube
+    async with cluster(own) as (pair, wires):
         away(wires, "cut")
         await unconfirmed(pair)
         await pair.drift("app-1")
