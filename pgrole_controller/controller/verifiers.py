@@ -1,4 +1,4 @@
-"""The verifiers of one server's roles that were set last, so that a password is set back without its Secret.
+"""The verifiers of one server's roles that were set last: while Kubernetes is away, a password is set back from them.
 
 A verifier is remembered only when its digest is the one in the role's claim, never the clear text. It is as secret as
 what is in pg_authid, and stays in memory for as long as the role's object is there.
@@ -32,9 +32,6 @@ class Verifiers:
     def get(self, role_name: str) -> Verifier | None:
         text = self._known.get(role_name)
         return None if text is None else Verifier(text)
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def note(self, role_name: str, verifier: Verifier) -> None:
         """It was set."""

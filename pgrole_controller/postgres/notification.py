@@ -49,7 +49,3 @@ def read_all(payloads: Iterable[bytes]) -> tuple[set[str], bool]:
 def greeting(token: str) -> str:
     """The payload by which the watch connection shows that it reaches the listener."""
     return json.dumps({"op": "hello", "token": token})
-
-
-def is_greeting(payload: str, token: str) -> bool:
-    return payload == greeting(token)
