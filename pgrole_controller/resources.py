@@ -3,6 +3,7 @@
 In a checkout (and an editable install) they stand beside the package; in a wheel they are inside it, under `_data`.
 """
 
+from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
@@ -14,5 +15,19 @@ def path(*parts: str) -> Path:
     return (packed if packed.is_dir() else _PACKAGE.parent).joinpath(*parts)
 
 
-def text(*parts: str) -> str:
-    return path(*parts).read_text(encoding="utf-8")
+def text(folder: str, *parts: str) -> str:
+    """A file of `sql/...`."""
+    return _texts(folder)["/".join(parts)]
+
+
+def texts(folder: str, *parts: str) -> list[str]:
+    """All files of one folder of `sql/`, in the order of their names."""
+    within = "/".join([*parts, ""])
+    return [each for name, each in sorted(_texts(folder).items()) if name.startswith(within)]
+
+
+@cache
+def _texts(folder: str) -> dict[str, str]:
+    """All at once: when one is needed for the first time, no file may be opened any more (EMFILE)."""
+    top = path(folder)
+    return {each.relative_to(top).as_posix(): each.read_text(encoding="utf-8") for each in top.rglob("*.sql")}

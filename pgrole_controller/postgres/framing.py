@@ -7,7 +7,8 @@ whatever comes. All of that on the event loop and in the memory of all servers.
 
 So every message is whole, of a kind that PostgreSQL sends for our statements, and of a size that they need, and its
 parts fill it exactly, before asyncpg sees it. Notices are left out: nothing reads them. Notifications are not asyncpg's
-either, which makes a callback of each (`Notes`).
+either, which makes a callback of each (`Notes`). A tenant can make an error long, since it names what depends on a
+role: a long one is cut, and the rest is dropped as it arrives.
 """
 
 import re
@@ -30,6 +31,8 @@ _ROW, _VALUE = 64, 32
 
 _KIB = 1 << 10
 _ERROR, _NOTE = 64 * _KIB, 8 * _KIB + 256
+#: Messages of which no more than _ERROR is kept: E and N.
+_CUT = frozenset(b"EN")
 _LONGEST: Final[dict[int, int]] = {
     **dict.fromkeys(b"123Ins", _LEAST),
     ord("Z"): _LEAST + 1,
@@ -38,8 +41,8 @@ _LONGEST: Final[dict[int, int]] = {
     ord("S"): 8 * _KIB,
     ord("C"): _KIB,
     ord("A"): _NOTE,  # PostgreSQL's own limit is just below 8 KiB
-    ord("E"): _ERROR,
-    ord("N"): _ERROR,
+    ord("E"): 8 << 20,
+    ord("N"): 8 << 20,
     ord("t"): 64 * _KIB,
     ord("T"): 64 * _KIB,
     ord("D"): 8 << 20,  # the digests and names of 100,000 roles
@@ -113,6 +116,8 @@ class Framing:
         self.noted: list[tuple[int, bytes]] = []  # since `take` was called
         self._data = bytearray()
         self._needed = _HEADER.size  # so much must be there for a message to be whole
+        self.dropped = 0  # bytes, since `take` was called
+        self._to_drop = 0  # of what arrives next: the rest of a message that was cut
         self._login = login
         self._let_in = False
         self._most = volume
@@ -122,12 +127,15 @@ class Framing:
         self._passed: list[bytes] = []
 
     def feed(self, data: bytes) -> None:
-        self._data += data
+        dropped = min(self._to_drop, len(data))
+        self._to_drop -= dropped
+        self.dropped += dropped
+        self._data += data[dropped:] if dropped else data
 
     @property
     def has_more(self) -> bool:
-        """Whether there may be another whole message."""
-        return len(self._data) >= self._needed
+        """Whether `take` may have something to do."""
+        return len(self._data) >= self._needed or self.dropped > 0
 
     def listen(self, notes: Notes) -> None:
         self.notes, self._skipping = notes, notes.skipping()
@@ -137,7 +145,7 @@ class Framing:
 
         Raises Unacceptable.
         """
-        self._passed, self.noted = [], []
+        self._passed, self.noted, self.dropped = [], [], 0
         data, place, taken = bytes(self._data), 0, 0
         self._needed = _HEADER.size
         while taken < most and place + _HEADER.size <= len(data):
@@ -145,21 +153,31 @@ class Framing:
             if not _LEAST <= length <= _LONGEST.get(kind, 0):
                 raise _too_long(kind, length)
             end = place + 1 + length
-            if end > len(data):
-                self._needed = end - place
+            kept = place + 1 + min(length, _ERROR) if kind in _CUT else end
+            if kept > len(data):
+                self._needed = kept - place
                 break
             if kind == 65 and self._skipping is not None and self.notes is not None and self.notes.exhausted:
                 place, skipped = self._skip(data, place, end)
                 taken += skipped
                 continue
-            self._read(kind, data, place, end)
-            place = end
+            self._read(kind, data, place, kept)
+            self._drop(end - kept, len(data) - kept)
+            place = min(end, len(data))
             taken += 1
         else:
             if place < len(data) and data[place] not in _LONGEST:
                 raise NotPostgres
         del self._data[:place]
         return b"".join(self._passed)
+
+    def _drop(self, many: int, arrived: int) -> None:
+        """The rest of a message, of which some has arrived. Raises Unacceptable."""
+        self._to_drop = max(0, many - arrived)
+        self.dropped += min(many, arrived)
+        self._volume += many
+        if self._volume > self._most:
+            raise _too_large(self._most)
 
     def _skip(self, data: bytes, place: int, end: int) -> tuple[int, int]:
         """Past a run of notifications that are too many: where it ends, and what that costs in messages."""
@@ -178,7 +196,8 @@ class Framing:
         except (ValueError, LookupError, struct.error):
             raise NotPostgres from None
         if message is not None:
-            self._passed.append(data[place:end] if message is body else data[place : end - len(body)] + message)
+            whole = message is body
+            self._passed.append(data[place:end] if whole else _HEADER.pack(kind, _LEAST + len(message)) + message)
 
     def _check(self, kind: int, body: bytes) -> bytes | None:
         """The body as asyncpg may have it; None: not at all. Raises ValueError where it is not as it should be."""
@@ -201,7 +220,7 @@ class Framing:
                 _expect(body in (b"I", b"T", b"E"))
                 self._let_in, self._volume = True, 0
             case 69:  # E: ErrorResponse
-                return legible(body)
+                return legible(_ended(body))
             case 82:  # R: AuthenticationRequest
                 _expect(not self._let_in)
                 self._login.check(body)
@@ -218,7 +237,7 @@ class Framing:
         if kind == 68:
             self._volume += _VALUE * _INT16.unpack_from(body)[0]
         if self._volume > self._most:
-            raise Unacceptable(f"the answer to one statement is larger than {self._most >> 20} MiB")
+            raise _too_large(self._most)
 
     def _note(self, body: bytes) -> None:
         channel, payload, rest = body[4:].split(b"\0", 2)
@@ -244,6 +263,10 @@ class Framing:
 def _expect(condition: bool) -> None:
     if not condition:
         raise ValueError
+
+
+def _too_large(most: int) -> Unacceptable:
+    return Unacceptable(f"the answer to one statement is larger than {most >> 20} MiB")
 
 
 def _too_long(kind: int, length: int) -> Unacceptable:
@@ -310,8 +333,13 @@ def check_description(body: bytes) -> None:
     _expect(place == len(body))
 
 
+def _ended(body: bytes) -> bytes:
+    """An error that is whole though it was cut: its last field is shorter then."""
+    return body if len(body) < _ERROR - _LEAST else body.rstrip(b"\0") + b"\0\0"
+
+
 def legible(body: bytes) -> bytes:
-    """An error, of the same length: a byte that is not of UTF-8 is a question mark. Raises ValueError.
+    """An error: a byte that is not of UTF-8 is a question mark. Raises ValueError.
 
     The name of a role is in any encoding that a database of the server has.
     """

@@ -9,7 +9,7 @@ with a secret of this session, so that nobody can make two states with the same 
 
 import secrets
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NoReturn
 
@@ -19,7 +19,7 @@ from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.inspect import Identity
-from pgrole_controller.postgres.rows import Row, fetch_row
+from pgrole_controller.postgres.rows import Row, Unreadable, fetch
 
 #: For one round, in seconds.
 ROUND_SECONDS = 15.0
@@ -53,13 +53,22 @@ class Poller:
         """One round: the names of what differs. Raises PgRoleError."""
         again, self._again = self._again, set()
         async with self._turn:
-            row = await fetch_row(
-                self._connection, "poll", self._query, self._snapshot, self._key, seconds=ROUND_SECONDS
+            rows = await fetch(
+                self._connection,
+                "poll",
+                self._query,
+                self._snapshot,
+                self._key,
+                seconds=ROUND_SECONDS,
+                reason=Reason.SERVER_NOT_READY,
             )
+        if not rows:
+            raise Unreadable("there is no row", Reason.SERVER_NOT_READY)
+        row = rows[0]
         if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
             raise Transient(Reason.SERVER_NOT_READY, "another server answers than the one that was connected to")
         first = self._snapshot is None
-        snapshot, now = row.get("snapshot", str), _read(row)
+        snapshot, now = row.get("snapshot", str), _read(rows)
         self._snapshot = snapshot
         before = (self._digests, self._names)
         if now is None or now == before:
@@ -82,13 +91,15 @@ class Poller:
             due = max(due, anyio.current_time()) + interval
 
 
-def _read(row: Row) -> tuple[bytes, bytes] | None:
+def _read(rows: Sequence[Row]) -> tuple[bytes, bytes] | None:
     """Digests and names, as many of each; None where nothing can have changed. Raises PgRoleError."""
-    digests, names = row.find("digests", bytes), row.find("names", bytes)
-    if digests is None and names is None:
+    parts = [(row.find("digests", bytes), row.find("names", bytes)) for row in rows]
+    if parts == [(None, None)]:
         return None
-    if digests is None or names is None or len(digests) != (names.count(b"\0") + 1) * _ENTRY.size:
-        raise row.wrong("digests")
+    found = [(digests, names) for digests, names in parts if digests is not None and names is not None]
+    digests, names = b"".join(part[0] for part in found), b"\0".join(part[1] for part in found)
+    if len(found) != len(parts) or len(digests) != (names.count(b"\0") + 1) * _ENTRY.size:
+        raise rows[0].wrong("digests")
     return digests, names
 
 

@@ -27,6 +27,8 @@ SLICE: Final = 250
 #: Of the time of the loop: what a connection may take at once, in seconds, and as a share.
 BURST: Final = 0.1
 SHARE: Final = 0.1
+#: What it costs to receive a byte that is dropped, in seconds.
+_DROPPED: Final = 1e-9
 
 
 @dataclass(slots=True)
@@ -105,13 +107,13 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
         if self.reason is not None or self._to_server is None or not self._framing.has_more:
             self._resume()
             return
-        began = time.thread_time()
+        began, dropped = time.thread_time(), self._framing.dropped
         try:
             self._take()
         except Exception as error:  # noqa: BLE001 -- asyncpg's, of what it cannot make sense of: ends this connection
             self._give_up(error)
             return
-        self._go_on(time.thread_time() - began)
+        self._go_on(time.thread_time() - began + dropped * _DROPPED)
 
     def _take(self) -> None:
         framing, notes = self._framing, self._framing.notes

@@ -33,8 +33,7 @@ def schemaless(name: str) -> str:
 @cache
 def install() -> str:
     """All of schema pgrole, in the order of the files' names, as one script."""
-    files = sorted(resources.path("sql", "install").glob("*.sql"))
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return "\n".join(resources.texts("sql", "install"))
 
 
 def _without_schema(text: str, *, verifiers: bool) -> str:

@@ -111,9 +111,17 @@ def _decode(value: bytes) -> str:
 
 
 async def fetch(
-    connection: Connection, statement: str, query: str, *arguments: object, seconds: float | None = None
+    connection: Connection,
+    statement: str,
+    query: str,
+    *arguments: object,
+    seconds: float | None = None,
+    reason: Reason = Reason.DATABASE_ERROR,
 ) -> list[Row]:
-    """The rows of a question. Raises PgRoleError; what cannot even be decoded is of no object, but the server's."""
+    """The rows of a question. Raises PgRoleError; a row that cannot even be decoded is the server's fault.
+
+    `reason`: of the error that reading a column may raise later.
+    """
     with speaking(statement):
         try:
             records: Sequence[asyncpg.Record] = await connection.fetch(query, *arguments, timeout=seconds)
@@ -121,7 +129,7 @@ async def fetch(
             raise
         except UNDECODABLE as error:
             raise Unreadable(type(error).__name__, Reason.SERVER_NOT_READY) from None
-    return [Row(record) for record in records]
+    return [Row(record, reason) for record in records]
 
 
 async def fetch_row(

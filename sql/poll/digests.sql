@@ -1,6 +1,7 @@
--- What is there of every role? One row: digests of everything that a PgRole can declare, in two columns of one order:
--- `digests` holds 12 bytes for each role (oid, digest), `names` their names with NUL between. Both are NULL as long as no
--- transaction with an id has ended since the last round: then nothing can have changed.
+-- What is there of every role? A row for each 50,000 roles, in the order of their oids: digests of everything that a
+-- PgRole can declare, in two columns of one order: `digests` holds 12 bytes for each role (oid, digest), `names` their
+-- names with NUL between. As long as no transaction with an id has ended since the last round, nothing can have changed:
+-- then there is one row in which both are NULL.
 -- Nothing but PostgreSQL's own catalogs is read; whole rows are hashed, so that it is the same in every version. Of what
 -- is too long to be unpacked in every round, the version of the row is: whoever may log in can store as much as they like.
 -- $1 text the snapshot of the last round   $2 bigint the key of the digests
@@ -15,7 +16,7 @@ LEFT JOIN LATERAL (
     SELECT
         string_agg(pg_catalog.oidsend(n.oid) || pg_catalog.int8send(d.digest), ''::bytea ORDER BY n.oid) AS digests,
         string_agg(textsend(n.rolname::text), '\x00'::bytea ORDER BY n.oid) AS names
-    FROM pg_catalog.pg_roles AS n
+    FROM (SELECT r.oid, r.rolname, row_number() OVER (ORDER BY r.oid) AS number FROM pg_catalog.pg_roles AS r) AS n
     JOIN (
         SELECT p.role, bit_xor(p.hash) AS digest
         FROM (
@@ -45,4 +46,6 @@ LEFT JOIN LATERAL (
         GROUP BY p.role
     ) AS d ON d.role = n.oid
     WHERE now.snapshot IS DISTINCT FROM $1::text
+    GROUP BY n.number / 50000
+    ORDER BY min(n.oid)
 ) AS every ON true

@@ -24,14 +24,19 @@ SERVER = "court"
 #: The objects that are there from the first to the last test.
 FIRST = ("app", "shared", "mate")
 
-#: All that a role is and has, and whose it is.
+#: All that a role is and has, and whose it is. A claim's generations change with every object and policy.
 ROLES = """
 SELECT jsonb_build_object(
     'roles', (SELECT jsonb_agg(to_jsonb(a) ORDER BY a.oid) FROM pg_authid AS a),
     'members', (SELECT jsonb_agg(to_jsonb(m) ORDER BY m::text) FROM pg_auth_members AS m),
     'settings', (SELECT jsonb_agg(to_jsonb(s) ORDER BY s::text) FROM pg_db_role_setting AS s),
     'comments', (SELECT jsonb_agg(to_jsonb(d) ORDER BY d::text) FROM pg_shdescription AS d),
-    'claims', (SELECT jsonb_agg(to_jsonb(c) ORDER BY c.role_name) FROM pgrole.claim AS c)
+    'claims', (
+        SELECT jsonb_agg(
+            to_jsonb(c) - ARRAY['object_generation', 'server_uid', 'server_generation'] ORDER BY c.role_name
+        )
+        FROM pgrole.claim AS c
+    )
 )::text
 """
 

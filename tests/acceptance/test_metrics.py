@@ -203,7 +203,8 @@ async def test_one_visit_can_be_followed_by_its_id_from_hint_to_status(stage: St
 
         async def is_over() -> bool:
             lines = controller.log.splitlines()
-            return any("visit ends  " in line and f"visit={visit[1]}" in line for line in lines)
+            own = [line for line in lines if f"visit={visit[1]}" in line]
+            return all(any(f"{last}  " in line for line in own) for last in ("visit ends", "status written"))
 
         assert await reached(is_over, PATIENCE)
         lines = [line for line in controller.log.splitlines() if f"visit={visit[1]}" in line]

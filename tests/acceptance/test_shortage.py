@@ -150,9 +150,11 @@ class TestDisk:
             await both.declare("kept")
             await both.kube.wait_ready("kept")
             # From now on there is place for roles, and none for what is remembered of them.
-            await database.execute(_each("CREATE ROLE old_%s", 400))
-            await database.execute(_each("DROP ROLE old_%s", 399))
-            await database.execute("VACUUM pg_authid")
+            await database.execute(_each("CREATE ROLE old_%s", 2000))
+            await database.execute(_each("DROP ROLE old_%s", 1999))
+            for _ in range(2):  # the second one hands on the pages of indexes that the first one emptied
+                await _wait_horizon(database)
+                await database.execute("VACUUM pg_authid")
             await database.execute("VACUUM FULL pgrole.role_state")
             async with open_database(own_postgres.dsn()):  # after that the next session writes files of its own
                 disk.fill()
@@ -285,6 +287,13 @@ def _names_connections(obj: Json) -> bool:
 
 def _lacks_connections(obj: Json) -> bool:
     return "no connection left" in condition(obj, "Ready").get("message", "")
+
+
+async def _wait_horizon(database: Database) -> None:
+    """Until no transaction can see what has been deleted so far: VACUUM removes all of it."""
+    now = await database.fetchval("SELECT pg_current_xact_id()::xid::text::bigint")
+    older = "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_xmin::text::bigint <= {}"
+    await database.wait_value(older.format(now), 0)
 
 
 def _each(statement: str, count: int) -> str:

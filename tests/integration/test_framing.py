@@ -148,7 +148,7 @@ def test_only_values_that_asyncpg_reads_safely_are_described(kind: int) -> None:
 
 
 LARGE = {
-    "an error": error(b"x" * 70_000),
+    "an error": error(b"x" * 9_000_000),
     "a notice": error(b"x" * 20_000_000, kind=b"N"),
     "a notification": notification(b"x" * 9000),
     "a parameter": parameter("p", "x" * 9000),
@@ -188,6 +188,44 @@ def test_an_error_in_another_encoding_stays_an_error(text: bytes) -> None:
     passed[5:].decode()
     if text.decode(errors="replace").encode() == text:
         assert passed == data
+
+
+@pytest.mark.parametrize("size", [1000, 65_531, 65_537, 1_000_000])
+@pytest.mark.parametrize("text", [b"x" * 300_000, "é".encode() * 100_000, b"D\xff" * 35_000])
+def test_a_long_error_is_cut_and_what_follows_is_read(text: bytes, size: int) -> None:
+    framed = framing()
+    long, short = error(text), error(b"not this one")
+    passed = take_all(framed, GREETING + long + AT_REST + short + AT_REST, size)
+    assert passed.startswith(GREETING)
+    assert passed.endswith(AT_REST + short + AT_REST)
+    found = passed[len(GREETING) : -len(AT_REST + short + AT_REST)]
+    assert 60_000 < len(found) < 200_000
+    assert struct.unpack("!i", found[1:5])[0] == len(found) - 1
+    assert found[5:].decode().endswith("\0\0")
+    assert found[5:100] == long[5:100].replace(b"\xff", b"?")
+
+
+def test_a_long_notice_is_left_out_and_what_follows_is_read() -> None:
+    long = error(b"x" * 300_000, kind=b"N")
+    assert take_all(framing(), GREETING + long + ANSWER + long + AT_REST, 10_000) == GREETING + ANSWER + AT_REST
+
+
+async def test_an_error_that_names_all_that_depends_on_a_role_does_not_end_the_session(
+    own_postgres: PostgresServer,
+) -> None:
+    arguments = ", ".join([f'"{"t" * 63}"."{"u" * 63}"'] * 99)
+    async with connect(Endpoint(own_postgres.dsn()), "test") as connection:
+        await connection.execute(f'CREATE ROLE owner; CREATE SCHEMA "{"t" * 63}"')
+        await connection.execute(f'CREATE DOMAIN "{"t" * 63}"."{"u" * 63}" AS int')
+        for number in range(100):
+            await connection.execute(
+                f"CREATE FUNCTION public.f{number}({arguments}) RETURNS int LANGUAGE sql AS 'SELECT 1';"
+                f"ALTER FUNCTION public.f{number} OWNER TO owner"
+            )
+        pid = await connection.fetchval("SELECT pg_backend_pid()")
+        with pytest.raises(PgRoleError, match="still needed"), speaking():
+            await connection.execute("DROP ROLE owner")
+        assert await connection.fetchval("SELECT pg_backend_pid()") == pid
 
 
 async def test_an_error_that_names_a_role_in_another_encoding_is_said_with_its_meaning() -> None:
@@ -299,6 +337,8 @@ FLOODS = {
     "rows": row(b"x") * 5000,
     "ends of nothing": message(b"1") * 5000,
     "errors": error() * 2000,
+    "long errors": (error(b"x" * 7_000_000) + AT_REST) * 2,
+    "long notices": (error(b"x" * 7_000_000, kind=b"N") + AT_REST) * 2,
 }
 
 
