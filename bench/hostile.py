@@ -1,8 +1,9 @@
 """Servers that attack whoever connects, and tenants that do to a server what a role with LOGIN may.
 
 `python -m bench.hostile` serves one of each kind, and writes their ports as JSON; `python -m bench.hostile DSN` attacks
-as the role of the DSN. Both last until they are ended: apart from the process that measures, and at a lower priority,
-since what is measured is what the controller makes of it, and not who gets the processor.
+as the role of the DSN. Both last until they are ended: apart from the process that measures, and with no more of this
+machine's processors than is left (`yield_processor`). Hostile servers have machines of their own; what is measured is
+what the controller makes of them.
 """
 
 import json
@@ -31,8 +32,12 @@ _DRIP_SECONDS = 0.3
 #: Between two settings that a tenant stores: PostgreSQL itself has work with them.
 _STORE_SECONDS = 0.5
 _START_SECONDS = 60.0
-_LOWER_PRIORITY = 10
 _COMMAND = (sys.executable, "-m", "bench.hostile")
+
+
+def yield_processor(pid: int = 0) -> None:
+    """This process, or another, and what it starts from now on run only while nothing else wants to. Linux only."""
+    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def message(kind: bytes, body: bytes) -> bytes:
@@ -274,7 +279,7 @@ async def _store_always(dsn: str) -> NoReturn:
 
 
 def main() -> None:
-    os.nice(_LOWER_PRIORITY)
+    yield_processor()
     if sys.argv[1:]:
         anyio.run(_attack, sys.argv[1])
     else:

@@ -13,8 +13,8 @@ import statistics
 import sys
 import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice, pairwise
@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import asyncpg
 
-from bench.hostile import attacking, serving_hostile
+from bench.hostile import attacking, serving_hostile, yield_processor
 from bench.neighbours import SMALL, Neighbour, neighbours
-from bench.observe import Quantiles
+from bench.observe import Quantiles, cpu_seconds
 from pgrole_controller.local.apiserver import ApiServer, api_server
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.deadline import reached
@@ -229,10 +229,12 @@ class Street:
         beside: list[float] = []
         healthy = dict.fromkeys((f"s{number}" for number in range(len(self.hands))), "")
         lines, size, minutes = 0, 0, 0.0
+        shares: list[list[float]] = [[], []]
         await self.controller.start()
         await self.declared.wait(healthy)
         for _ in range(rounds):
-            alone += await _drift(self.hands, drifts, self.display)
+            with self._share(shares[0]):
+                alone += await _drift(self.hands, drifts, self.display)
             for other in self.others:
                 await self.declared.add(other.name, other.port, other.password)
             await self.declared.add(ATTACKED, self.attacked.port, self.attacked.password, login=True)
@@ -240,7 +242,8 @@ class Street:
             await self.declared.wait({**healthy, **said, ATTACKED: ""})
             before, began = self._log(), time.monotonic()
             async with attacking(await self._let_in(), self.controller.log.parent):
-                beside += await _drift(self.hands, drifts, self.display)
+                with self._share(shares[1]):
+                    beside += await _drift(self.hands, drifts, self.display)
             after = self._log()
             minutes += (time.monotonic() - began) / 60
             lines, size = lines + after[0] - before[0], size + after[1] - before[1]
@@ -254,9 +257,19 @@ class Street:
                 report,
                 f"log: {lines / minutes:.0f} lines a minute about sessions of the {len(self.others) + 1}, "
                 f"{size / minutes / 1e6:.2f} MB a minute in all",
+                "CPU of the controller, in percent of one core: alone {:.1f}, beside them {:.1f}".format(
+                    *map(statistics.fmean, shares)
+                ),
                 f"memory of the controller at its peak: {memory / (1 << 20):.0f} MiB",
             )
         )
+
+    @contextmanager
+    def _share(self, into: list[float]) -> Iterator[None]:
+        """Of one core, what the controller takes meanwhile, in percent."""
+        began, before = time.monotonic(), cpu_seconds(self.controller.pid)
+        yield
+        into.append(100 * (cpu_seconds(self.controller.pid) - before) / (time.monotonic() - began))
 
     async def _let_in(self) -> str:
         """The DSN of the tenant, one of the declared roles."""
@@ -306,6 +319,7 @@ async def measure(rounds: int, drifts: int) -> str:
         hostile = (Neighbour(kind, port, "any", SOMETHING) for kind, port in ports.items())
         others = (*await stack.enter_async_context(neighbours(_start)), *hostile)
         attacked = await stack.enter_async_context(_start(SMALL))
+        yield_processor(int((attacked.data / "postmaster.pid").read_text(encoding="utf-8").split()[0]))
         healthy = [await stack.enter_async_context(_start(SMALL)) for _ in range(HEALTHY)]
         hands = [await stack.enter_async_context(_hand(server)) for server in healthy]
         api = await stack.enter_async_context(api_server(binaries=binaries))
