@@ -83,9 +83,9 @@ class _Measurement:
         start = time.monotonic()
         if "start" in self.options.parts:
             await self._measure_start()
-        if self.options.sized:
+        if self.options.sized or "start" in self.options.parts:
             await self._measure_empty()
-        self.made.display.done("no roles", start)
+            self.made.display.done("no roles", start)
         for size in self.options.sizes if self.options.sized else ():
             start = time.monotonic()
             await self._measure_size(size)
