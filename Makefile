@@ -63,7 +63,7 @@ manifests: crds ## Generate what deploy/ has of crds/ and the alerts, and instal
 	@$(RUN) python -m tests.deploy.manifests
 
 .PHONY: bench
-bench: env ## Measure; prints the table of the README
+bench: env ## Measure, or compare with a stored run (ARGS="--markdown": as the table of the README)
 	@$(RUN) python -m bench $(ARGS)
 
 IMAGE ?= ghcr.io/pgrole-dev/pgrole-controller

@@ -12,7 +12,7 @@ from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.inspect import identify
 from pgrole_controller.postgres.poll import Poller
 
-_ROUNDS = 30
+_ROUNDS = 15
 
 #: Between two rounds, in seconds: all processes have slept.
 _PAUSE = 0.1

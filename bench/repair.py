@@ -24,7 +24,7 @@ from pgrole_controller.postgres.notification import CHANNEL, EVERYTHING, read_na
 BUSY_RATE = 200.0
 
 _REPAIR_SECONDS = 30.0
-_FLOOR_ROUNDS = 100
+_FLOOR_ROUNDS = 60
 _FLOOR_CHANNEL = "bench_floor"
 _FLOOR_ROLE = "bench_floor"
 

@@ -1,173 +1,188 @@
-"""The figures as one Markdown table, each beside its goal."""
+"""The figures of a run as the Markdown table of the README, as a list, and beside those of a stored run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.idle import Idle, Memory
-from bench.objects import Loading
-from bench.observe import Quantiles
-from bench.poll import Poll
-from bench.repair import Floor, Repairs
-from bench.restart import Restart
+from bench.comparison import Comparison, Verdict
+from bench.runs import Origin, Run
+from bench.sheet import Figure
 
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What was measured at one number of declared roles; None: not asked for."""
-
-    roles: int
-    loading: Loading
-    memory_loaded: Memory
-    restart: Restart
-    memory_restarted: Memory
-    floor: Floor
-    hot_floor: Floor
-    idle: Idle | None = None
-    quiet: Repairs | None = None
-    busy: Repairs | None = None
-    password: Repairs | None = None
-    poll: Poll | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One figure as shown, and whether it meets its goal (None: there is none)."""
-
-    text: str
-    met: bool | None = None
-
-    def __str__(self) -> str:
-        return self.text + {None: "", True: " ✓", False: " ✗"}[self.met]
+_MARKS = {None: "", True: " ✓", False: " ✗"}
+_SIGNS = {"lower": "≤", "higher": "≥"}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """Quantities that are shown in one cell, in this order; the goal is that of the first."""
+
     label: str
-    goal: str
-    cell: Callable[[Figures], Cell | None]
+    names: tuple[str, ...]
 
 
-def render(figures: Sequence[Figures], empty: Memory) -> str:
-    """`empty` is the controller's memory without objects. Rows that nothing was measured for are left out."""
-    lines = [_line(["", "goal", *(f"{one.roles:,} roles" for one in figures)]), _line(["---"] * (2 + len(figures)))]
-    for row in (*_ROWS, *_memory_rows(empty)):
-        cells = [row.cell(one) for one in figures]
-        if any(cells):
-            lines.append(_line([row.label, row.goal, *("" if cell is None else str(cell) for cell in cells)]))
-    return "\n".join(lines)
+def _distribution(label: str, name: str) -> Row:
+    return Row(f"{label}, ms, p50 / p90 / p99", tuple(f"{name}.{which}" for which in ("p50", "p90", "p99")))
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _repairs(label: str, name: str, reaction: str) -> tuple[Row, ...]:
+    return (
+        _distribution(f"**{label}**", name),
+        _distribution("of it → NOTIFY heard", f"{name}.heard"),
+        _distribution(f"of it NOTIFY heard → {reaction}", f"{name}.reaction"),
+    )
 
 
-def _quiet_goal(roles: int) -> float:
-    return 8 if roles <= 1_000 else 15
+_IN_FLOORS = "NOTIFY heard → repaired, in floors, p50"
 
-
-def _busy_goal(roles: int) -> float:
-    return 20 if roles <= 10 else 25 if roles <= 1_000 else 60
-
-
-def _quantiles(of: Quantiles, goal: float | None = None) -> Cell:
-    return Cell(f"{of.p50:.1f} / {of.p90:.1f} / {of.p99:.1f}", None if goal is None else of.p50 <= goal)
-
-
-def _whole(repairs: Repairs | None, goal: float | None = None) -> Cell | None:
-    return None if repairs is None else _quantiles(repairs.whole, goal)
-
-
-def _detection(repairs: Repairs | None) -> Cell | None:
-    return None if repairs is None else _quantiles(repairs.detection)
-
-
-def _reaction(repairs: Repairs | None) -> Cell | None:
-    return None if repairs is None else _quantiles(repairs.reaction)
-
-
-def _multiple(repairs: Repairs | None, floor: Floor) -> Cell | None:
-    if repairs is None:
-        return None
-    times = repairs.reaction.p50 / floor.total
-    return Cell(f"{times:.1f} ×", times <= 4)
-
-
-def _floor(floor: Floor) -> Cell:
-    return Cell(f"{floor.total:.2f} = {floor.notify:.2f} + {floor.read:.2f} + {floor.alter:.2f}")
-
-
-def _poll(poll: Poll | None) -> Cell | None:
-    return None if poll is None else Cell(f"{poll.nothing:.2f} / {poll.commit:.2f} / {poll.change:.2f}")
-
-
-def _commits(idle: Idle | None) -> Cell | None:
-    return None if idle is None else Cell(f"{idle.commits:.1f}", idle.commits <= 2)
-
-
-def _percent(idle: Idle | None, value: Callable[[Idle], float], goal: float | None = None) -> Cell | None:
-    if idle is None:
-        return None
-    return Cell(f"{value(idle):.2f} %", None if goal is None else value(idle) <= goal)
-
-
-_ROWS = (
-    Row("floor, ms: NOTIFY + read one role + ALTER ROLE, p50", "", lambda f: _floor(f.floor)),
-    Row("the same again and again, without a pause", "", lambda f: _floor(f.hot_floor)),
+ROWS = (
     Row(
-        "**quiet: drift committed → repaired**, ms, p50 / p90 / p99",
-        "p50 ≤ 8, 8, 15",
-        lambda f: _whole(f.quiet, _quiet_goal(f.roles)),
+        "floor, ms: NOTIFY + read one role + ALTER ROLE, p50 / each",
+        ("floor.repair", *(f"floor.repair.{part}" for part in ("notify", "read", "alter"))),
     ),
-    Row("of it → NOTIFY heard", "", lambda f: _detection(f.quiet)),
-    Row("of it NOTIFY heard → repaired", "", lambda f: _reaction(f.quiet)),
-    Row("NOTIFY heard → repaired, in floors, p50", "≤ 4 ×", lambda f: _multiple(f.quiet, f.floor)),
-    Row(
-        "**200 commits/s: drift committed → repaired**, ms, p50 / p90 / p99",
-        "p50 ≤ 20, 25, 60",
-        lambda f: _whole(f.busy, _busy_goal(f.roles)),
-    ),
-    Row("of it → NOTIFY heard", "", lambda f: _detection(f.busy)),
-    Row("of it NOTIFY heard → repaired", "", lambda f: _reaction(f.busy)),
-    Row("NOTIFY heard → repaired, in floors, p50", "≤ 4 ×", lambda f: _multiple(f.busy, f.floor)),
-    Row(
-        "**quiet: password changed, committed → set back**, ms, p50 / p90 / p99",
-        "",
-        lambda f: _whole(f.password),
-    ),
-    Row("of it → NOTIFY heard", "", lambda f: _detection(f.password)),
-    Row("of it NOTIFY heard → set back: Secret read, hashed", "", lambda f: _reaction(f.password)),
+    Row("the same again and again, without a pause", ("floor.hot",)),
+    *_repairs("quiet: drift committed → repaired", "quiet", "repaired"),
+    Row(_IN_FLOORS, ("quiet.floors",)),
+    *_repairs("200 commits/s: drift committed → repaired", "busy", "repaired"),
+    Row(_IN_FLOORS, ("busy.floors",)),
+    *_repairs("quiet: password changed, committed → set back", "password", "set back: Secret read, hashed"),
     Row(
         "one round of Poll, ms, p50: nothing was committed / something else was / one role was changed",
-        "",
-        lambda f: _poll(f.poll),
+        ("poll.nothing", "poll.commit", "poll.change"),
     ),
-    Row("idle: PostgreSQL, of a core", "≤ 1.5 %", lambda f: _percent(f.idle, lambda idle: idle.database, 1.5)),
-    Row("of it the backend that runs `watch`", "", lambda f: _percent(f.idle, lambda idle: idle.watch)),
-    Row("idle: commits of `watch` a second", "≤ 2", lambda f: _commits(f.idle)),
-    Row("idle: controller, of a core", "≤ 1 %", lambda f: _percent(f.idle, lambda idle: idle.controller, 1.0)),
-    Row(
-        "objects applied → all Ready",
-        "",
-        lambda f: Cell(f"{f.loading.objects:,} in {f.loading.seconds:.1f} s"),
-    ),
-    Row(
-        "controller started → all looked at, drifts made meanwhile repaired",
-        "",
-        lambda f: Cell(f"{f.restart.seconds:.1f} s ({f.restart.drifts} drifts)"),
-    ),
+    Row("**idle: PostgreSQL**, % of a core", ("idle.postgres",)),
+    Row("of it the backend that runs `watch`", ("idle.watch",)),
+    Row("floor, % of a core: PostgreSQL without a controller", ("floor.idle",)),
+    Row("idle: commits of `watch` a second", ("idle.commits",)),
+    Row("idle: controller, % of a core", ("idle.controller",)),
+    Row("objects added and all Ready, s", ("load.ready",)),
+    Row("**objects posted by 8 clients → all Ready**, s after the last post", ("objects.ready.last",)),
+    Row("the same, s after the first post", ("objects.ready.first",)),
+    Row("floor, s: the posts alone", ("floor.posting",)),
+    Row("**CPU for one of these objects**, ms: controller", ("objects.cpu",)),
+    Row("PostgreSQL / API server with etcd", ("objects.cpu.postgres", "objects.cpu.apiserver")),
+    Row("CPU for one status, ms: the controller's client", ("request.cpu",)),
+    Row("floor, ms of CPU: the same request through a bare connection", ("floor.request",)),
+    Row("**PostgreSQL back → drifts of the outage repaired**, s", ("outage.drift",)),
+    Row("PostgreSQL back → changed objects applied, s", ("outage.spec",)),
+    Row("**PostgreSQL back → all Ready**, s", ("outage.ready",)),
+    Row("floor, s: a client connects, reads and alters one role", ("floor.return",)),
+    Row("controller started → all looked at, drifts made meanwhile repaired, s", ("restart.repaired",)),
+    Row("a start until the first request: s of CPU / MiB resident", ("start.cpu", "start.memory")),
+    Row("floor, s of CPU: Python with asyncio, TLS and JSON", ("floor.python.cpu",)),
+    Row("**resident memory without objects**, MiB / of it its own", ("empty.memory", "empty.memory.own")),
+    Row("floor, MiB: Python with asyncio, TLS and JSON", ("floor.python.memory",)),
+    Row("**resident memory after applying**, MiB", ("loaded.memory",)),
+    Row("its own above that without objects, MiB", ("loaded.memory.above",)),
+    Row("**resident memory after a start**, MiB", ("restarted.memory",)),
+    Row("its own above that without objects, MiB", ("restarted.memory.above",)),
 )
 
 
-def _memory_rows(empty: Memory) -> Sequence[Row]:
-    def above(memory: Memory) -> Cell:
-        return Cell(f"{memory.own - empty.own:.1f} MiB", memory.own - empty.own <= 40)
+def render_markdown(run: Run) -> str:
+    """What stands under Measured in the README. Rows that nothing was measured for are left out."""
+    figures = {figure.key: figure for figure in run.figures}
+    sizes = sorted({figure.roles for figure in run.figures}, key=lambda roles: roles or 0)
+    headings = ["any" if roles is None else f"{roles:,}" for roles in sizes]
+    lines = [_line(["roles", "goal", *headings]), _line(["---"] * (2 + len(sizes)))]
+    for row in ROWS:
+        cells = [[figures[name, roles] for name in row.names if (name, roles) in figures] for roles in sizes]
+        if any(cells):
+            lines.append(_line([row.label, _goals(cells), *map(_cell, cells)]))
+    return "\n".join([f"{describe(run.origin)}.", "", *lines])
 
+
+def describe(origin: Origin) -> str:
+    """Where and of what it was measured, in one sentence without its full stop."""
     return (
-        Row(
-            "controller's resident memory, after applying / after a start",
-            "",
-            lambda f: Cell(f"{f.memory_loaded.resident:.0f} / {f.memory_restarted.resident:.0f} MiB"),
-        ),
-        Row("its own memory above that without objects, after applying", "≤ 40 MiB", lambda f: above(f.memory_loaded)),
-        Row("the same after a start", "≤ 40 MiB", lambda f: above(f.memory_restarted)),
+        f"`{origin.command}` of {origin.controller} ({origin.commit or 'no commit known'}) on {origin.date}, "
+        f"{origin.minutes:.0f} min, {origin.repetitions} repetitions (medians): {origin.machine}, "
+        f"{origin.stolen:.0f} % of it stolen by its host, Linux {origin.kernel}, PostgreSQL {origin.postgresql}, "
+        f"Kubernetes {origin.kubernetes}, Python {origin.python}"
     )
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(figures: Sequence[Figure]) -> str:
+    if not figures:
+        return ""
+    return " / ".join(number(figure.value) for figure in figures) + _MARKS[figures[0].met]
+
+
+def _goals(cells: Sequence[Sequence[Figure]]) -> str:
+    firsts = [some[0] for some in cells if some]
+    if all(first.goal is None for first in firsts):
+        return ""
+    texts = ["–" if first.goal is None else f"{first.goal:g}" for first in firsts]
+    return f"{_SIGNS[firsts[0].quantity.better]} {texts[0] if len(set(texts)) == 1 else ', '.join(texts)}"
+
+
+def number(value: float) -> str:
+    """Three digits or so, never an exponent."""
+    return f"{value:,.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
+
+
+def render_list(run: Run) -> str:
+    """A line for each figure: value, how far its repetitions are apart, goal, floor."""
+    headings = ("figure", "roles", "value", "unit", "noise", "goal", "floor")
+    return _align([headings, *map(_listed, run.figures)])
+
+
+def _listed(figure: Figure) -> tuple[str, ...]:
+    sign = _SIGNS[figure.quantity.better]
+    return (
+        figure.quantity.name,
+        _roles(figure),
+        number(figure.value),
+        figure.quantity.unit,
+        "?" if figure.noise is None else number(figure.noise),
+        "" if figure.goal is None else f"{sign} {figure.goal:g}{_MARKS[figure.met]}",
+        "" if figure.floor is None else number(figure.floor),
+    )
+
+
+def render_comparison(compared: Sequence[Comparison], missing: Sequence[Figure]) -> str:
+    """Figure by figure, then how many of each verdict, and what the stored run has beyond this one."""
+    headings = ("figure", "roles", "stored", "now", "unit", "ratio", "beside floors", "noise of both", "")
+    counts = {verdict: sum(one.verdict is verdict for one in compared) for verdict in Verdict}
+    lines = [
+        _align([headings, *map(_compared, compared)]),
+        "",
+        f"{counts[Verdict.WORSE]} worse, {counts[Verdict.BETTER]} better, {counts[Verdict.NOISE]} within noise",
+    ]
+    if missing:
+        lines.append(f"{len(missing)} of the stored figures were not measured")
+    return "\n".join(lines)
+
+
+def _compared(one: Comparison) -> tuple[str, ...]:
+    return (
+        one.new.quantity.name,
+        _roles(one.new),
+        number(one.old.value),
+        number(one.new.value),
+        one.new.quantity.unit,
+        _ratio(one.ratio),
+        _ratio(one.paced),
+        number(one.noise),
+        one.verdict.value,
+    )
+
+
+def _roles(figure: Figure) -> str:
+    return "" if figure.roles is None else f"{figure.roles:,}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f} ×"
+
+
+def _align(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text: numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(_pad, row, widths, range(len(row)))).rstrip() for row in rows)
+
+
+def _pad(text: str, width: int, column: int) -> str:
+    return text.ljust(width) if column == 0 or not text[:1].isdigit() else text.rjust(width)

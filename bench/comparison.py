@@ -1,0 +1,85 @@
+"""Two runs, figure by figure: ratios, and which differences are more than the noise of both.
+
+A difference counts when it is larger than the noise of the two runs together: of each, how far its repetitions are
+apart; where it has one alone, `UNKNOWN_NOISE` of its value. What is below the margin or the resolution of the quantity
+never counts. Where a figure has a floor, a difference counts only when it is still there beside the floors: the machine
+may have been slower, and that is no regression. Floors are the machine's own figures, and never judged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bench.sheet import Figure
+
+#: Of the value, where there was one repetition alone.
+UNKNOWN_NOISE = 0.10
+
+
+class Verdict(StrEnum):
+    WORSE = "WORSE"
+    BETTER = "better"
+    NOISE = "within noise"
+    FLOOR = "floor"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`ratio`: new to old (None: the old value is 0); `paced`: the same of the multiples of the floors, if compared.
+
+    `noise` of both runs, in the unit.
+    """
+
+    old: Figure
+    new: Figure
+    ratio: float | None
+    paced: float | None
+    noise: float
+    verdict: Verdict
+
+
+def compare(old: Sequence[Figure], new: Sequence[Figure]) -> tuple[Comparison, ...]:
+    """Of the figures that both have, in the order of the new ones."""
+    before = {figure.key: figure for figure in old}
+    return tuple(_compare(before[figure.key], figure) for figure in new if figure.key in before)
+
+
+def missing(old: Sequence[Figure], new: Sequence[Figure]) -> tuple[Figure, ...]:
+    """The figures of the old run that the new one does not have."""
+    known = {figure.key for figure in new}
+    return tuple(figure for figure in old if figure.key not in known)
+
+
+def _compare(old: Figure, new: Figure) -> Comparison:
+    noise = _noise(old, new)
+    adjusted = _adjusted(old, new)
+    return Comparison(
+        old,
+        new,
+        new.value / old.value if old.value else None,
+        adjusted / old.value if adjusted is not None and old.value else None,
+        noise,
+        _judge(old, new, adjusted, noise),
+    )
+
+
+def _noise(old: Figure, new: Figure) -> float:
+    spread = sum(UNKNOWN_NOISE * abs(one.value) if one.noise is None else one.noise for one in (old, new))
+    return max(spread, new.quantity.margin * abs(old.value), new.quantity.resolution)
+
+
+def _adjusted(old: Figure, new: Figure) -> float | None:
+    """The new value on a machine that is as fast as the old one's was; None: it has no floor that tells."""
+    if not new.quantity.paced or not old.floor or not new.floor:
+        return None
+    return new.value * old.floor / new.floor
+
+
+def _judge(old: Figure, new: Figure, adjusted: float | None, noise: float) -> Verdict:
+    if new.quantity.is_floor:
+        return Verdict.FLOOR
+    sign = 1 if new.quantity.better == "lower" else -1
+    worsened = [sign * (value - old.value) for value in (new.value, adjusted) if value is not None]
+    if min(worsened) > noise:
+        return Verdict.WORSE
+    return Verdict.BETTER if max(worsened) < -noise else Verdict.NOISE

@@ -1,0 +1,96 @@
+"""Figures: what was measured of each quantity, once in each repetition."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from bench.idle import Idle
+from bench.observe import Quantiles
+from bench.quantities import QUANTITIES, Quantity
+from bench.repair import Floor, Repairs
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One quantity at one number of roles (None: at none in particular). `values`: one or more, in its unit.
+
+    `goal` and `floor` are in the same unit; the floor is that of the same run.
+    """
+
+    quantity: Quantity
+    roles: int | None
+    values: tuple[float, ...]
+    goal: float | None = None
+    floor: float | None = None
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        return self.quantity.name, self.roles
+
+    @property
+    def value(self) -> float:
+        return median(self.values)
+
+    @property
+    def noise(self) -> float | None:
+        """How far apart the repetitions are, in the unit; None: there was one alone."""
+        return max(self.values) - min(self.values) if len(self.values) > 1 else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is; None: there is none."""
+        if self.goal is None:
+            return None
+        return self.value <= self.goal if self.quantity.better == "lower" else self.value >= self.goal
+
+
+class Sheet:
+    """Where figures are noted as they are measured."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, int | None], list[float]] = {}
+
+    def note(self, name: str, value: float, roles: int | None = None) -> None:
+        """One repetition of a known quantity. Raises KeyError for another."""
+        self._values.setdefault((QUANTITIES[name].name, roles), []).append(value)
+
+    def note_floor(self, floor: Floor, hot: Floor, roles: int) -> None:
+        self.note("floor.repair", floor.total, roles)
+        self.note("floor.repair.notify", floor.notify, roles)
+        self.note("floor.repair.read", floor.read, roles)
+        self.note("floor.repair.alter", floor.alter, roles)
+        self.note("floor.hot", hot.total, roles)
+
+    def note_repairs(self, name: str, repairs: Repairs, roles: int, floor: Floor | None = None) -> None:
+        """`floor`: the multiple of it from NOTIFY to repair is a figure, too."""
+        for suffix, part in (("", repairs.whole), (".heard", repairs.detection), (".reaction", repairs.reaction)):
+            self._note_quantiles(f"{name}{suffix}", part, roles)
+        if floor is not None:
+            self.note(f"{name}.floors", repairs.reaction.p50 / floor.total, roles)
+
+    def note_idle(self, idle: Idle, roles: int) -> None:
+        self.note("idle.postgres", idle.database, roles)
+        self.note("idle.watch", idle.watch, roles)
+        self.note("idle.commits", idle.commits, roles)
+        self.note("idle.controller", idle.controller, roles)
+
+    def figures(self) -> tuple[Figure, ...]:
+        """In the order of `QUANTITIES`, then of roles."""
+        ranks = {name: rank for rank, name in enumerate(QUANTITIES)}
+        keys = sorted(self._values, key=lambda key: (ranks[key[0]], key[1] or 0))
+        return tuple(self._figure(name, roles) for name, roles in keys)
+
+    def _figure(self, name: str, roles: int | None) -> Figure:
+        quantity = QUANTITIES[name]
+        floor = None if quantity.floor is None else self._median(quantity.floor, (roles, None))
+        return Figure(quantity, roles, tuple(self._values[name, roles]), quantity.goal(roles), floor)
+
+    def _median(self, name: str, where: Iterable[int | None]) -> float | None:
+        """At the first of these numbers of roles at which it was measured."""
+        found = (self._values[name, roles] for roles in where if (name, roles) in self._values)
+        return next((median(values) for values in found), None)
+
+    def _note_quantiles(self, name: str, of: Quantiles, roles: int) -> None:
+        self.note(f"{name}.p50", of.p50, roles)
+        self.note(f"{name}.p90", of.p90, roles)
+        self.note(f"{name}.p99", of.p99, roles)
