@@ -13,7 +13,7 @@ import pytest
 from pgrole_controller import metrics
 from pgrole_controller.controller import lane as lane_module
 from pgrole_controller.controller.identities import Identities
-from pgrole_controller.controller.lane import FIRST_DELAY, Lane
+from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
@@ -25,6 +25,7 @@ from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Hint, Key
+from pgrole_controller.core.reconnect import FIRST_DELAY
 from pgrole_controller.core.schedule import Success
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
