@@ -313,8 +313,10 @@ class Lane:
         self._identities.find(self)
         self.session, self.echoes = session, Echoes()
         metrics.SESSIONS.labels(self.server.name).inc()
-        for key in self._changed & self.keys():
-            self.hint(key, "changed while there was no server", Rank.CHANGE)
+        keys = self.keys()
+        self._reporter.withdraw(keys, Reason.SERVER_NOT_READY)
+        for key in self._changed & keys:
+            self.hint(key, "connected", Rank.CHANGE)
         self._changed.clear()
         self.hint_all("connected", Rank.DEPENDENCY)
         await self._await_release(session)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, cast
@@ -45,6 +45,9 @@ class Reports:
     def __init__(self, queue: Queue) -> None:
         self.told: dict[Key, list[Reason]] = {}
         self._queue = queue
+
+    def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
+        pass
 
     def report(self, finding: Finding) -> None:
         if finding.outcome is not None:
