@@ -30,10 +30,10 @@ HOPEFUL_SECONDS = 60.0
 #: Between two attempts while that is so, in seconds.
 _HOPEFUL = {Cause.ENDED: 0.2, Cause.REFUSED: 0.2, Cause.STARTING: 0.25, Cause.LOST: 1.0}
 
-#: Back-off, in seconds: doubled from the first to the longest, and never less than the last after an error that stays.
+#: Back-off, in seconds: doubled from the first to the longest, and at least the third where the server is troubled.
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 15.0
-_AT_LEAST = 1.0
+TROUBLED_SECONDS = 1.0
 
 #: To all servers together, attempts a second at most in such a minute: each costs about 1 ms of CPU.
 MOST_A_SECOND = 50.0
@@ -65,9 +65,10 @@ def next_attempt(before: Outage | None, cause: Cause, error: str, now: float, aw
     if cause in _HOPEFUL and now - since < HOPEFUL_SECONDS:
         delay = max(_HOPEFUL[cause], away / MOST_A_SECOND)
     else:
-        at_least = _AT_LEAST if cause is Cause.OTHER else 0.0
-        delay = max(min(FIRST_DELAY * 2.0 ** min(backed_off, 16), LONGEST_DELAY), at_least)
+        delay = min(FIRST_DELAY * 2.0 ** min(backed_off, 16), LONGEST_DELAY)
         backed_off += 1
+        if cause is not Cause.OVERTAKEN:
+            delay = max(delay, TROUBLED_SECONDS)
     is_news = before is None or now - before.told_at >= (REPEAT_SECONDS if error == before.told else ANOTHER_SECONDS)
     told, told_at = (error, now) if is_news or before is None else (before.told, before.told_at)
     return Outage(since, failures + 1, backed_off, delay, told, told_at, is_news)

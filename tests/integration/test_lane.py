@@ -25,7 +25,7 @@ from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Hint, Key
-from pgrole_controller.core.reconnect import FIRST_DELAY
+from pgrole_controller.core.reconnect import FIRST_DELAY, TROUBLED_SECONDS
 from pgrole_controller.core.schedule import Success
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
@@ -36,7 +36,7 @@ from tests.servers import Servers
 DEADLINE = 45.0
 SECRET = "hunter2"
 #: How often the broken session is to fail.
-FAILURES = 4
+FAILURES = 6
 
 
 class Reports:
@@ -175,9 +175,10 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
     assert all(Reason.SERVER_NOT_READY not in reports.told[key] for key in (late.key, Key("shop", "app-well")))
     assert sessions.get() == sessions_before + 1
     assert errors >= FAILURES
-    # Jitter takes a fifth at most; the first pause has none.
-    for number, (one, next_one) in enumerate(pairwise(begun[: FAILURES + 1])):
-        assert next_one - one >= 0.8 * FIRST_DELAY * 2.0**number
+    # The first is after a session, if a short one; from the next on it is the server's trouble.
+    gaps = [later - sooner for sooner, later in pairwise(begun[: FAILURES + 1])]
+    assert all(gap >= TROUBLED_SECONDS for gap in gaps[1:])
+    assert gaps[-1] >= FIRST_DELAY * 2.0 ** (FAILURES - 2)
     lines = [record for record in caplog.records if record.message == "unexpected error in a session"]
     assert len(lines) >= FAILURES
     assert {vars(line)["server"] for line in lines} == {"broken"}
