@@ -1,5 +1,7 @@
 """When a server without a session is tried again, and which failures are told."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,7 +95,7 @@ def test_whatever_the_errors_are_few_of_them_are_told(steps: list[tuple[Cause, s
             assert outage.told == error
         now += outage.delay
     assert told[0] == 0.0
-    assert all(later - sooner >= ANOTHER_SECONDS for sooner, later in zip(told, told[1:], strict=False))
+    assert all(later - sooner >= ANOTHER_SECONDS for sooner, later in pairwise(told))
 
 
 def test_an_outage_is_told_once_and_again_each_minute_while_it_lasts() -> None:
