@@ -15,7 +15,7 @@ import anyio
 from bench.stand import NAMESPACE, Stand, role_name
 from pgrole_controller.local.deadline import reached
 
-_PATH = f"/apis/pgrole.dev/v1alpha1/namespaces/{NAMESPACE}/pgroles"
+PATH = f"/apis/pgrole.dev/v1alpha1/namespaces/{NAMESPACE}/pgroles"
 _WRITERS = 16
 _READY_SECONDS = 600.0
 _GONE_SECONDS = 60.0
@@ -45,8 +45,8 @@ async def make(stand: Stand, specs: Mapping[str, Spec]) -> Loading:
     left = iter(specs.items())
     waiting = set(specs)
     start = time.monotonic()
-    async with _session(stand) as session:
-        version = (await _get(session, {"limit": "1"}))["metadata"]["resourceVersion"]
+    async with connect_api(stand) as session:
+        version = (await get(session, {"limit": "1"}))["metadata"]["resourceVersion"]
         async with anyio.create_task_group() as tasks:
             for _ in range(_WRITERS):
                 tasks.start_soon(_create, session, left)
@@ -62,9 +62,9 @@ async def make(stand: Stand, specs: Mapping[str, Spec]) -> Loading:
 
 async def remove(stand: Stand, names: Collection[str]) -> None:
     """Deletes the objects, and waits until they are gone."""
-    async with _session(stand) as session:
+    async with connect_api(stand) as session:
         for name in names:
-            async with session.delete(f"{_PATH}/{name}") as response:
+            async with session.delete(f"{PATH}/{name}") as response:
                 response.raise_for_status()
         for name in names:
             if not await reached(partial(_is_gone, session, name), _GONE_SECONDS):
@@ -72,7 +72,7 @@ async def remove(stand: Stand, names: Collection[str]) -> None:
 
 
 async def _is_gone(session: aiohttp.ClientSession, name: str) -> bool:
-    async with session.get(f"{_PATH}/{name}") as response:
+    async with session.get(f"{PATH}/{name}") as response:
         return response.status == 404
 
 
@@ -84,37 +84,45 @@ async def _create(session: aiohttp.ClientSession, left: Iterator[tuple[str, Spec
             "metadata": {"name": name, "namespace": NAMESPACE},
             "spec": spec,
         }
-        async with session.post(_PATH, json=body) as response:
+        async with session.post(PATH, json=body) as response:
             response.raise_for_status()
 
 
 async def _watch_ready(session: aiohttp.ClientSession, version: str) -> AsyncGenerator[str]:
     """The name of each object when it is seen to be Ready for its present generation, again when it changes."""
+    async with aclosing(watch(session, version)) as objects:
+        async for obj in objects:
+            if is_ready(obj):
+                yield obj["metadata"]["name"]
+
+
+async def watch(session: aiohttp.ClientSession, version: str) -> AsyncGenerator[dict[str, Any]]:
+    """Each object as often as it changes after this version."""
     while True:  # the server ends the watch of a client that it finds slow
-        async with session.get(_PATH, params={"watch": "true", "resourceVersion": version}) as response:
+        async with session.get(PATH, params={"watch": "true", "resourceVersion": version}) as response:
             response.raise_for_status()
             async for line in response.content:
                 obj = json.loads(line)["object"]
                 version = obj["metadata"]["resourceVersion"]
-                if _is_ready(obj):
-                    yield obj["metadata"]["name"]
+                yield obj
 
 
-def _is_ready(obj: dict[str, Any]) -> bool:
+def is_ready(obj: dict[str, Any]) -> bool:
     status = obj.get("status") or {}
     said = {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
     return said.get("Ready") == "True" and bool(status["observedGeneration"] == obj["metadata"]["generation"])
 
 
-async def _get(session: aiohttp.ClientSession, query: dict[str, str]) -> dict[str, Any]:
-    async with session.get(_PATH, params=query) as response:
+async def get(session: aiohttp.ClientSession, query: dict[str, str]) -> dict[str, Any]:
+    """A list of objects."""
+    async with session.get(PATH, params=query) as response:
         response.raise_for_status()
         answer: dict[str, Any] = await response.json()
         return answer
 
 
 @asynccontextmanager
-async def _session(stand: Stand) -> AsyncIterator[aiohttp.ClientSession]:
+async def connect_api(stand: Stand) -> AsyncIterator[aiohttp.ClientSession]:
     trust = ssl.create_default_context(cafile=str(stand.api.ca))
     async with aiohttp.ClientSession(
         stand.api.url,

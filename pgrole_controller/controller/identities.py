@@ -1,4 +1,6 @@
-"""Which live server each lane is connected to: two PgServers that name one would fight over its roles."""
+"""Which live server each lane is connected to: two PgServers that name one would fight over its roles. And how many are
+connected to none.
+"""
 
 from typing import Protocol
 
@@ -18,6 +20,7 @@ class Holder(Protocol):
 class Identities:
     def __init__(self) -> None:
         self._held: dict[object, Holder] = {}
+        self._away: set[int] = set()
 
     def hold(self, holder: Holder, identity: Identity) -> None:
         """Raises Refused when an older PgServer names that very server; a younger one is told so by connecting anew."""
@@ -28,6 +31,15 @@ class Identities:
                 raise Refused(Reason.CONFLICT, f'PgServer "{other.server.name}", which is older, names the same server')
             other.reconnect("an older PgServer names the same server")
         self._held[server] = holder
+
+    def miss(self, holder: Holder) -> int:
+        """This one has no session: how many have none."""
+        self._away.add(id(holder))
+        return len(self._away)
+
+    def find(self, holder: Holder) -> None:
+        """This one has a session, or needs none any more."""
+        self._away.discard(id(holder))
 
     def give_up(self, holder: Holder) -> None:
         self._held = {server: held for server, held in self._held.items() if held is not holder}

@@ -1,7 +1,8 @@
 """The lane of one server: keeps a session with it and visits the keys that are ready; says so while there is none.
 
 Expected flow: connect, look at every object of the lane and at every claim whose object is gone, then visit what the
-queue gives; when the session fails, connect again at once, then with back-off, and look at everything again.
+queue gives; when the session fails, connect again (`core.reconnect` says when), and look at everything again: first
+at what is known to have changed.
 
 Guarantees: a server that hangs or refuses delays only this lane; nothing is visited before the store has synced, nor
 before this process leads. Until then the session is kept ready.
@@ -36,8 +37,10 @@ from pgrole_controller.core.ending import name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, next_attempt
 from pgrole_controller.core.schedule import After, Retry, Visit
 from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.causes import cause_of
 from pgrole_controller.postgres.connection import Endpoint, Unexpected
 from pgrole_controller.postgres.disown import disown
 from pgrole_controller.postgres.fence import Fence
@@ -55,9 +58,8 @@ BATCH = 100
 EMPTYING = 4
 EMPTYING_OF_NAMESPACE = 1
 
-#: Between attempts to connect, in seconds; doubled up to the second, with jitter.
-FIRST_DELAY = 0.25
-LONGEST_DELAY = 15.0
+#: An outage that lasts for so long is said on every object, in seconds; at once on what changes meanwhile.
+SAID_SECONDS = 5.0
 
 #: Between two hints for everything because many were announced, in seconds.
 MANY_SECONDS = 1.0
@@ -106,9 +108,10 @@ class Lane:
         self._verifiers = Verifiers()
         self._why = ""  # a lesser mode of detection was chosen last
         self.retimed = anyio.Event()  # set when the period of the resync changes, and replaced
-        self._delay = 0.0
         self._since = -math.inf  # of the session, on the loop's clock
-        self._failures = 0  # in a row
+        self._outage: Outage | None = None  # failures in a row, with sessions between them that did not last
+        self._said = False  # the trouble, on every object
+        self._changed: set[Key] = set()  # while there was no server
         self._orphans_due = math.inf  # on the loop's clock
         self._orphans = Orphans()
         self._everything = anyio.Event()  # set: every object is to be looked at
@@ -128,6 +131,7 @@ class Lane:
                 if self.server.lapsed:
                     self.server = replace(self.server, endpoint=None)
                 self._identities.give_up(self)
+        self._identities.find(self)
         self.ended.set()
 
     @property
@@ -148,7 +152,7 @@ class Lane:
     def reconnect(self, why: str) -> None:
         """Ends the session, or the wait for the next one, and begins another at once."""
         log.info(why, extra={"server": self.server.name})
-        self._failures = 0
+        self._outage = None
         self.connected = False  # to what is declared now
         if self._turn is not None:
             self._turn.cancel()
@@ -190,7 +194,7 @@ class Lane:
                 log.error("unexpected error in a session", extra=extra)
             self._fail(error)
             try:
-                await self._pause(error)
+                await self._pause()
             except Exception as unexpected:  # noqa: BLE001 -- this server's error
                 metrics.INTERNAL_ERRORS.labels("session").inc()
                 extra = {"server": server.name, **describe_error(unexpected)}
@@ -200,6 +204,8 @@ class Lane:
     async def _stand_by(self) -> None:
         log.info("ready to lead", extra={"server": self.server.name})
         self.standing_by, self.trouble, self._since = True, None, anyio.current_time()
+        self._said = False
+        self._identities.find(self)
         await self._lead.stand_by()
         self.standing_by = False
 
@@ -214,29 +220,36 @@ class Lane:
             self._queue.put(self.server.name, Hint(key, reason, rank))
 
     def _fail(self, error: PgRoleError) -> None:
+        now = anyio.current_time()
         had_one = self.connected or self.standing_by
+        if had_one and now - self._since >= HEALTHY_SECONDS:
+            self._outage = None
+        cause = Cause.ENDED if had_one and self._outage is None else cause_of(error)
+        outage = self._outage = next_attempt(self._outage, cause, error.message, now, self._identities.miss(self))
         message = "session with PostgreSQL ended" if had_one else "no session with PostgreSQL"
-        log.warning(message, extra={"server": self.server.name, "error": error.message})
+        extra = {"server": self.server.name, "error": error.message, "attempts": outage.failures}
+        log.log(logging.WARNING if outage.is_news or had_one else logging.DEBUG, message, extra=extra)
         metrics.SESSION_FAILURES.labels(self.server.name).inc()
-        if had_one and anyio.current_time() - self._since >= HEALTHY_SECONDS:
-            self._failures = 0
         self.connected = self.standing_by = False
-        self._failures += 1
-        self._delay = min(FIRST_DELAY * 2.0 ** min(self._failures - 1, 16), LONGEST_DELAY)
-        # Said on every object, but only when it stays so: a connection that was dropped is mostly there again at once.
-        stays = self._failures > 1 or self.trouble is not None
-        if stays and (self.trouble is None or self.trouble.message != error.message):
-            self.trouble = error
+        # A connection that was dropped is mostly there again at once.
+        if outage.failures == 1 and cause in (Cause.ENDED, Cause.OVERTAKEN):
+            return
+        if self.trouble is None or (outage.is_news and self.trouble.message != error.message):
+            self.trouble, self._said = error, False
+        if not self._said and now - outage.since >= SAID_SECONDS:
+            self._said = True
             self.hint_all("server not ready", Rank.DEPENDENCY)
 
-    async def _pause(self, error: PgRoleError) -> None:
+    async def _pause(self) -> None:
         """Waits for the next attempt, and meanwhile says on the objects that there is no server."""
+        delay = self._outage.delay if self._outage else 0.0
+        delay *= random.uniform(1.0, 1.2)  # noqa: S311 -- spreads attempts, no secret
         if self.trouble is None:
-            await anyio.sleep(self._delay)
+            await anyio.sleep(delay)
             return
-        said = Transient(Reason.SERVER_NOT_READY, f'server "{self.server.name}": {error.message}')
-        with anyio.move_on_after(self._delay * random.uniform(0.8, 1.2)):  # noqa: S311 -- spreads attempts, no secret
-            await decline(self.server.name, self._queue, self._objects, self._reporter, said)
+        said = Transient(Reason.SERVER_NOT_READY, f'server "{self.server.name}": {self.trouble.message}')
+        with anyio.move_on_after(delay):
+            await decline(self.server.name, self._queue, self._objects, self._reporter, said, self._changed)
 
     def _heard(self, names: tuple[str, ...] | None) -> None:
         hear(self.server.name, names, self.echoes)
@@ -296,9 +309,15 @@ class Lane:
             level = logging.INFO if expected else logging.WARNING  # while we ran, somebody dropped it
             log.log(level, "schema pgrole was installed", extra={"server": self.server.name})
         self.connected, self.trouble, self._since = True, None, anyio.current_time()
-        self.standing_by = False
+        self.standing_by = self._said = False
+        self._identities.find(self)
         self.session, self.echoes = session, Echoes()
         metrics.SESSIONS.labels(self.server.name).inc()
+        keys = self.keys()
+        self._reporter.withdraw(keys, Reason.SERVER_NOT_READY)
+        for key in self._changed & keys:
+            self.hint(key, "connected", Rank.CHANGE)
+        self._changed.clear()
         self.hint_all("connected", Rank.DEPENDENCY)
         await self._await_release(session)
         self._note_suspended(await session.is_suspended())
@@ -420,11 +439,18 @@ def _is_suspended_there(finding: Finding) -> bool:
     return outcome is not None and outcome.reason is Reason.SUSPENDED and not (ask and ask.suspended)
 
 
-async def decline(lane: str, queue: Queue, objects: Objects, reporter: Reporter, error: PgRoleError) -> None:
-    """Visits the keys of a lane without a server: says why nothing can be done, until cancelled or closed."""
+async def decline(
+    lane: str, queue: Queue, objects: Objects, reporter: Reporter, error: PgRoleError, changed: set[Key] | None = None
+) -> None:
+    """Visits the keys of a lane without a server: says why nothing can be done, until cancelled or closed.
+
+    Those of objects that changed are put into `changed`.
+    """
     while visits := await queue.take(lane, 1):
         (visit,) = visits
         found = False
+        if changed is not None and visit.rank is Rank.CHANGE:
+            changed.add(visit.key)
         try:
             with logs.tracing(begin_visits(lane, visits).batch):
                 finding = _declined(objects.read(visit.key, None, Allowance()), error)

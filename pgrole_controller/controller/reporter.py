@@ -5,7 +5,7 @@ depends on, a finalizer or an errand, is done first, a few at once.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -88,6 +88,10 @@ class Reporter:
         reported = standing_fields(finding.fields, outcome)
         self._statuses.put(Said(stored, outcome, finding.claim, finding.next_rotation, reported, logs.current_visit()))
         self._end(finding, _next_visit(finding, outcome))
+
+    def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
+        """What is not yet written with this reason is no longer so, and these objects are about to be visited."""
+        self._statuses.withdraw(keys, reason)
 
     def close(self) -> None:
         """No more findings: `run` returns when those that it has are written."""

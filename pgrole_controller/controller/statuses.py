@@ -9,7 +9,7 @@ another generation, or another object, than the one that was visited: its own vi
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -56,6 +56,7 @@ class Said:
     next_rotation: datetime | None
     reported: tuple[str, ...]  # fields that drifted and were left as they are
     visit: str = ""
+    withdrawn: bool = False
 
     @property
     def key(self) -> Key:
@@ -91,6 +92,16 @@ class Statuses:
         """The object is about to go: nothing is said on it any more."""
         self._failed.pop(key, None)
         self._waiting.pop(key, None)
+
+    def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
+        """What waits to be said of these objects with this reason is no longer so; their next visit says what is."""
+        for key in keys:
+            said = self._waiting.get(key)
+            if said is not None and said.outcome.reason is reason:
+                self._waiting[key] = replace(said, withdrawn=True)
+            failed, _ = self._failed.get(key, (None, 0.0))
+            if failed is not None and failed.outcome.reason is reason:
+                del self._failed[key]
 
     def close(self) -> None:
         """Nothing is put any more: `run` returns when what waits is written."""
@@ -158,7 +169,7 @@ class Statuses:
 
     async def _write(self, said: Said) -> None:
         stored = self._store.get(said.key)
-        if stored is None or stored.uid != said.stored.uid:
+        if said.withdrawn or stored is None or stored.uid != said.stored.uid:
             return
         obj = stored.object()
         generation = generation_of(stored)

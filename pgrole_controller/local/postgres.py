@@ -104,6 +104,11 @@ class PostgresServer:
         """Stop it; after 20 s it is killed."""
         await self.process.stop(mode.value)
 
+    def single_user(self, *settings: str) -> list[str]:
+        """The command line that takes SQL, a statement a line, from its input while the server is stopped."""
+        options = [part for setting in settings for part in ("-c", setting)]
+        return _unprivileged([self.programs / "postgres", "--single", "-D", self.data, *options, "postgres"])
+
     async def restart(self, mode: Stop = Stop.FAST) -> None:
         await self.stop(mode)
         await self.start()

@@ -19,6 +19,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.sqlstate import classify
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.authentication import Unacceptable
+from pgrole_controller.postgres.causes import StandbyError
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
 from pgrole_controller.postgres.pinning import PINNED, Manner, check_identity
 from pgrole_controller.postgres.protocol import Terms, check_messages, on_terms, own_terms
@@ -232,7 +233,9 @@ class _Search:
             error.message = texts[0]
             error.args = (texts[0],)
             return error
-        return Transient(Reason.SERVER_NOT_READY, shorten(f"no host can be used: {'; '.join(texts)}", _LONGEST_LIST))
+        error = Transient(Reason.SERVER_NOT_READY, shorten(f"no host can be used: {'; '.join(texts)}", _LONGEST_LIST))
+        error.__cause__ = ExceptionGroup("of each host", list(self.failures.values()))
+        return error
 
 
 async def _open(
@@ -315,7 +318,8 @@ async def _enter(
 def _check_usable(row: asyncpg.Record) -> None:
     """Raises Transient for a standby, and unless we act as the role that logged in."""
     if row["in_recovery"]:
-        raise Transient(Reason.SERVER_NOT_READY, "the server is a standby (pg_is_in_recovery): it cannot be written to")
+        text = "the server is a standby (pg_is_in_recovery): it cannot be written to"
+        raise Transient(Reason.SERVER_NOT_READY, text) from StandbyError()
     check_identity(row)
 
 

@@ -4,7 +4,9 @@ https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-PROTECTION
 """
 
 import contextlib
+import os
 import ssl
+import time
 from typing import Literal
 
 from pgrole_controller.core.errors import Reason, Refused
@@ -12,6 +14,10 @@ from pgrole_controller.core.errors import Reason, Refused
 Mode = Literal["disable", "require", "verify-ca", "verify-full"]
 
 _ALPN = "postgresql"
+
+#: The system's authorities take 50 ms of CPU to read: those who connect within this time, in seconds, share them.
+SHARED_SECONDS = 10.0
+_shared: dict[tuple[str | None, str | None], tuple[float, ssl.SSLContext]] = {}
 
 
 def make_context(mode: Mode, ca: str | None) -> ssl.SSLContext | Literal[False]:
@@ -31,15 +37,29 @@ def make_context(mode: Mode, ca: str | None) -> ssl.SSLContext | Literal[False]:
     if ca is not None:
         context = _trust(ca)
     elif mode == "verify-full":
-        context = ssl.create_default_context()
+        return _share()
     else:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+    return _settle(context, mode)
+
+
+def _settle(context: ssl.SSLContext, mode: Mode) -> ssl.SSLContext:
     context.sslobject_class = _Brief
     context.check_hostname = mode == "verify-full"
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([_ALPN])
+    return context
+
+
+def _share() -> ssl.SSLContext:
+    """Of the system's authorities, read again after a while."""
+    place, now = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")), time.monotonic()
+    made_at, context = _shared.get(place, (0.0, None))
+    if context is None or now - made_at >= SHARED_SECONDS:
+        context = _settle(ssl.create_default_context(), "verify-full")
+        _shared[place] = (now, context)
     return context
 
 

@@ -21,6 +21,7 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.calm import TimedController, staying_calm
+from tests.acceptance.figures import scrape
 from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
 from tests.acceptance.world import Database, Json, Kube, condition, make_kube, open_database, remove, says
 from tests.servers import Servers
@@ -236,7 +237,8 @@ class TestServer:
             await siege.servers.wait_for(HOSTILE, lambda obj: says(obj, "ServerNotReady"), "said", PATIENCE)
 
             async def is_tried() -> bool:
-                return siege.controller.log.count('"no session with PostgreSQL"') >= ATTEMPTS
+                figures = await scrape(siege.controller)
+                return figures.sum("pgrole_session_failures_total", server=HOSTILE) >= ATTEMPTS
 
             async with attacking(partial(_drift_always, siege)):
                 assert await reached(is_tried, PATIENCE)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, cast
@@ -13,7 +13,7 @@ import pytest
 from pgrole_controller import metrics
 from pgrole_controller.controller import lane as lane_module
 from pgrole_controller.controller.identities import Identities
-from pgrole_controller.controller.lane import FIRST_DELAY, Lane
+from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
@@ -25,6 +25,7 @@ from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Hint, Key
+from pgrole_controller.core.reconnect import FIRST_DELAY, TROUBLED_SECONDS
 from pgrole_controller.core.schedule import Success
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
@@ -35,7 +36,7 @@ from tests.servers import Servers
 DEADLINE = 45.0
 SECRET = "hunter2"
 #: How often the broken session is to fail.
-FAILURES = 4
+FAILURES = 6
 
 
 class Reports:
@@ -44,6 +45,9 @@ class Reports:
     def __init__(self, queue: Queue) -> None:
         self.told: dict[Key, list[Reason]] = {}
         self._queue = queue
+
+    def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
+        pass
 
     def report(self, finding: Finding) -> None:
         if finding.outcome is not None:
@@ -171,9 +175,10 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
     assert all(Reason.SERVER_NOT_READY not in reports.told[key] for key in (late.key, Key("shop", "app-well")))
     assert sessions.get() == sessions_before + 1
     assert errors >= FAILURES
-    # Jitter takes a fifth at most; the first pause has none.
-    for number, (one, next_one) in enumerate(pairwise(begun[: FAILURES + 1])):
-        assert next_one - one >= 0.8 * FIRST_DELAY * 2.0**number
+    # The first is after a session, if a short one; from the next on it is the server's trouble.
+    gaps = [later - sooner for sooner, later in pairwise(begun[: FAILURES + 1])]
+    assert all(gap >= TROUBLED_SECONDS for gap in gaps[1:])
+    assert gaps[-1] >= FIRST_DELAY * 2.0 ** (FAILURES - 2)
     lines = [record for record in caplog.records if record.message == "unexpected error in a session"]
     assert len(lines) >= FAILURES
     assert {vars(line)["server"] for line in lines} == {"broken"}

@@ -1,0 +1,74 @@
+"""When a server that has no session is tried again, and which of the failures are told.
+
+A server that is restarted is back within seconds, and nothing tells of it: during the first minute of an outage it is
+tried as often as each attempt is cheap for it. After that, and where it answers with an error that stays, the back-off
+doubles. Time is in seconds of any one clock that never goes back, and given by the caller.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Cause(Enum):
+    """Why there is no session.
+
+    ENDED: one that had lasted ended. REFUSED: nothing listens there, which costs the server nothing. STARTING: SQLSTATE
+    57P03. LOST: the connection broke, or the server is in recovery. OVERTAKEN: another process of ours came first.
+    """
+
+    ENDED = "ended"
+    REFUSED = "refused"
+    STARTING = "starting"
+    LOST = "lost"
+    OVERTAKEN = "overtaken"
+    OTHER = "other"
+
+
+#: For so long from its beginning an outage is hoped to be a short one, in seconds.
+HOPEFUL_SECONDS = 60.0
+
+#: Between two attempts while that is so, in seconds.
+_HOPEFUL = {Cause.ENDED: 0.2, Cause.REFUSED: 0.2, Cause.STARTING: 0.25, Cause.LOST: 1.0}
+
+#: Back-off, in seconds: doubled from the first to the longest, and at least the third where the server is troubled.
+FIRST_DELAY = 0.25
+LONGEST_DELAY = 15.0
+TROUBLED_SECONDS = 1.0
+
+#: To all servers together, attempts a second at most in such a minute: each costs about 1 ms of CPU.
+MOST_A_SECOND = 50.0
+
+#: An outage that lasts is logged again so often, and with another error no sooner than this, in seconds.
+REPEAT_SECONDS = 60.0
+ANOTHER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Failures in a row, since `since`. `delay`: seconds until the next attempt; `told`: the error that was told last.
+
+    `is_news`: the last failure is to be told.
+    """
+
+    since: float
+    failures: int
+    backed_off: int
+    delay: float
+    told: str
+    told_at: float
+    is_news: bool
+
+
+def next_attempt(before: Outage | None, cause: Cause, error: str, now: float, away: int = 1) -> Outage:
+    """The outage after one more failure. `away`: how many servers, this one included, have no session at the moment."""
+    since, failures, backed_off = (before.since, before.failures, before.backed_off) if before else (now, 0, 0)
+    if cause in _HOPEFUL and now - since < HOPEFUL_SECONDS:
+        delay = max(_HOPEFUL[cause], away / MOST_A_SECOND)
+    else:
+        delay = min(FIRST_DELAY * 2.0 ** min(backed_off, 16), LONGEST_DELAY)
+        backed_off += 1
+        if cause is not Cause.OVERTAKEN:
+            delay = max(delay, TROUBLED_SECONDS)
+    is_news = before is None or now - before.told_at >= (REPEAT_SECONDS if error == before.told else ANOTHER_SECONDS)
+    told, told_at = (error, now) if is_news or before is None else (before.told, before.told_at)
+    return Outage(since, failures + 1, backed_off, delay, told, told_at, is_news)

@@ -1,0 +1,119 @@
+"""Why there is no session, as real servers, sockets and names give it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import asyncpg
+import pytest
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.reconnect import Cause
+from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.causes import cause_of
+from pgrole_controller.postgres.connection import Endpoint, connect
+from tests.servers import Servers
+
+SECONDS = 30.0
+
+
+async def cause_at(endpoint: Endpoint) -> Cause:
+    with pytest.raises(PgRoleError) as caught:
+        async with connect(endpoint, "work"):
+            pass
+    return cause_of(caught.value)
+
+
+def at(*hosts: str, port: int, user: str = "postgres", password: str = "") -> Endpoint:
+    return Endpoint.of(hosts, port, "postgres", user, password, "disable")
+
+
+@asynccontextmanager
+async def closing() -> AsyncIterator[int]:
+    """The port of a proxy whose server is away: it takes each connection and closes it."""
+
+    async def handle(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, handle)
+        yield listener.extra(anyio.abc.SocketAttribute.local_port)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_where_nobody_listens_it_is_refused(host: str) -> None:
+    port = free_port()
+    assert await cause_at(at(host, port=port)) is Cause.REFUSED
+    assert await cause_at(Endpoint(f"postgresql://u:p@{host}:{port}/postgres")) is Cause.REFUSED
+
+
+async def test_where_no_host_of_several_listens_it_is_refused() -> None:
+    assert await cause_at(at("127.0.0.1", "localhost", port=free_port())) is Cause.REFUSED
+
+
+async def test_a_socket_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert await cause_at(Endpoint(f"postgresql:///postgres?host={tmp_path}&user=u")) is Cause.REFUSED
+
+
+async def test_a_name_that_cannot_be_looked_up_backs_off() -> None:
+    assert await cause_at(at("nowhere.invalid", port=5432)) is Cause.OTHER
+
+
+async def test_of_several_hosts_the_one_counts_that_is_to_be_spared_the_most() -> None:
+    assert await cause_at(at("127.0.0.1", "nowhere.invalid", port=free_port())) is Cause.OTHER
+
+
+async def test_a_connection_that_is_closed_at_once_is_lost() -> None:
+    async with closing() as port:
+        assert await cause_at(at("127.0.0.1", port=port)) is Cause.LOST
+
+
+async def test_credentials_that_are_refused_back_off(own_postgres: PostgresServer) -> None:
+    endpoint = at("127.0.0.1", port=own_postgres.port, password="wrong")
+    assert await cause_at(endpoint) is Cause.OTHER
+    assert await cause_at(replace(endpoint, hosts=("127.0.0.1", "localhost"))) is Cause.OTHER
+
+
+async def test_a_server_that_lets_nobody_in_yet_is_starting_and_one_in_recovery_is_lost(servers: Servers) -> None:
+    async with servers.run() as server:
+        await server.stop()
+        (server.data / "standby.signal").touch()
+        configuration = server.data / "postgresql.auto.conf"
+        configuration.write_text("hot_standby = off\n", encoding="utf-8")
+        await server.process.start()
+        endpoint = Endpoint(server.dsn())
+
+        async def is_starting() -> bool:
+            return await cause_at(endpoint) is Cause.STARTING
+
+        assert await reached(is_starting, SECONDS)
+        await server.stop()
+        configuration.write_text("hot_standby = on\n", encoding="utf-8")
+        await server.process.start()
+
+        async def is_lost() -> bool:
+            return await cause_at(endpoint) is Cause.LOST
+
+        assert await reached(is_lost, SECONDS)
+
+
+def test_what_nothing_foresees_backs_off_and_what_another_process_did_is_no_trouble() -> None:
+    assert cause_of(Transient(Reason.SERVER_NOT_READY, "a Secret is missing")) is Cause.OTHER
+    assert cause_of(Transient(Reason.PROGRESSING, "another process leads")) is Cause.OVERTAKEN
+    for error in (TimeoutError(), PermissionError(13, "no"), FileNotFoundError(2, "no", "/token"), OSError("what")):
+        transient = Transient(Reason.SERVER_NOT_READY, "failed")
+        transient.__cause__ = error
+        assert cause_of(transient) is Cause.OTHER
+    mixed = Transient(Reason.SERVER_NOT_READY, "failed")
+    mixed.__cause__ = OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 113] No route to host")
+    assert cause_of(mixed) is Cause.OTHER
+    mixed.__cause__ = asyncpg.TooManyConnectionsError("sorry, too many clients already")
+    assert cause_of(mixed) is Cause.OTHER
