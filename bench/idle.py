@@ -67,9 +67,12 @@ def read_memory_of(pid: int) -> Memory:
 
 def _used(stand: Stand, watch: int) -> tuple[float, float, float]:
     """CPU seconds so far of the watch backend, of PostgreSQL and of the controller."""
-    main = stand.server.process.pid
-    database = _ended_children(main) + sum(cpu_seconds(pid) for pid in (main, *descendants(main)))
-    return cpu_seconds(watch), database, cpu_seconds(stand.controller.pid)
+    return cpu_seconds(watch), cpu_of_family(stand.server.process.pid), cpu_seconds(stand.controller.pid)
+
+
+def cpu_of_family(pid: int) -> float:
+    """CPU seconds so far of a process and all that it has started."""
+    return _ended_children(pid) + sum(cpu_seconds(one) for one in (pid, *descendants(pid)))
 
 
 def _ended_children(pid: int) -> float:
