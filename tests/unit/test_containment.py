@@ -413,6 +413,6 @@ async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(obje
         tasks.cancel_scope.cancel()
     assert visits[0].key == POISONED
     assert {visit.key: visit.rank for visit in visits} == {
-        POISONED: Rank.CHANGE,
+        POISONED: Rank.DRIFT,
         **dict.fromkeys(WELL, Rank.DEPENDENCY),
     }
