@@ -74,14 +74,18 @@ async def measure_applying(
         loading = await load(made, present, present + objects, writers=clients)
         ready = _used(made)
     await anyio.sleep(_REST)
-    spent = [1000 * (now - then) / objects for now, then in zip(_used(made), used, strict=True)]
+    controller, postgres, api_server = (
+        1000 * (now - then) / objects for now, then in zip(_used(made), used, strict=True)
+    )
     return Applying(
         objects,
         loading.posting,
         loading.seconds,
         loading.seconds - loading.posting,
         1000 * (ready[0] - used[0]) / objects,
-        *spent,
+        controller,
+        postgres,
+        api_server,
         before=before,
         after=read_memory(made),
         repairs=Quantiles.of(repairs) if repairs else None,

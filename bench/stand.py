@@ -94,7 +94,7 @@ async def stand(display: Display, profile: Path | None = None) -> AsyncIterator[
 
 
 def _controller(api: ApiServer, server: PostgresServer, folder: Path, profile: Path | None) -> Process:
-    profiled = ["-m", "cProfile", "-o", str(profile)] if profile else []
+    profiled: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
     command: list[str | Path] = [
         *(sys.executable, *profiled, "-m", "pgrole_controller", "run", "--kubeconfig", api.kubeconfig),
         *("--health-port", "0", "--log-format", "json"),
