@@ -25,31 +25,35 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """So many objects were applied, and were all Ready so long after the first request."""
+    """So many objects were applied, the last `posting` seconds after the first request, and were all Ready so long
+    after it.
+    """
 
     objects: int
     seconds: float
+    posting: float
 
 
-async def load(stand: Stand, first: int, last: int) -> Loading:
+async def load(stand: Stand, first: int, last: int, *, writers: int = _WRITERS) -> Loading:
     """Creates the objects of the roles `first` to `last - 1` and waits until all of them are Ready."""
-    return await make(stand, {f"bench-{number}": _spec(number) for number in range(first, last)})
+    return await make(stand, {f"bench-{number}": _spec(number) for number in range(first, last)}, writers=writers)
 
 
 def _spec(number: int) -> Spec:
     return {"name": role_name(number), "login": True, "connectionLimit": 20, "comment": "made to measure"}
 
 
-async def make(stand: Stand, specs: Mapping[str, Spec]) -> Loading:
-    """Creates the objects, by name, and waits until all of them are Ready."""
+async def make(stand: Stand, specs: Mapping[str, Spec], *, writers: int = _WRITERS) -> Loading:
+    """Creates the objects, by name, `writers` at once, and waits until all of them are Ready."""
     left = iter(specs.items())
     waiting = set(specs)
+    posted: list[float] = []
     start = time.monotonic()
     async with connect_api(stand) as session:
         version = (await get(session, {"limit": "1"}))["metadata"]["resourceVersion"]
         async with anyio.create_task_group() as tasks:
-            for _ in range(_WRITERS):
-                tasks.start_soon(_create, session, left)
+            for _ in range(writers):
+                tasks.start_soon(_create, session, left, posted)
             with anyio.fail_after(_READY_SECONDS):
                 async with aclosing(_watch_ready(session, version)) as names:
                     async for name in names:
@@ -57,7 +61,7 @@ async def make(stand: Stand, specs: Mapping[str, Spec]) -> Loading:
                         stand.display.advance(f"{len(waiting):,} of {len(specs):,} objects are not Ready yet")
                         if not waiting:
                             break
-    return Loading(len(specs), time.monotonic() - start)
+    return Loading(len(specs), time.monotonic() - start, max(posted, default=start) - start)
 
 
 async def remove(stand: Stand, names: Collection[str]) -> None:
@@ -76,7 +80,8 @@ async def _is_gone(session: aiohttp.ClientSession, name: str) -> bool:
         return response.status == 404
 
 
-async def _create(session: aiohttp.ClientSession, left: Iterator[tuple[str, Spec]]) -> None:
+async def _create(session: aiohttp.ClientSession, left: Iterator[tuple[str, Spec]], posted: list[float]) -> None:
+    """Appends when the last of them was answered."""
     for name, spec in left:
         body = {
             "apiVersion": "pgrole.dev/v1alpha1",
@@ -86,6 +91,7 @@ async def _create(session: aiohttp.ClientSession, left: Iterator[tuple[str, Spec
         }
         async with session.post(PATH, json=body) as response:
             response.raise_for_status()
+    posted.append(time.monotonic())
 
 
 async def _watch_ready(session: aiohttp.ClientSession, version: str) -> AsyncGenerator[str]:

@@ -147,6 +147,17 @@ async def measure_repairs(
     return Repairs(Quantiles.of(whole), Quantiles.of(detection), Quantiles.of(reaction))
 
 
+async def note_repairs(stand: Stand, spread: Spread, roles: int, took: list[float]) -> None:
+    """Drifts of the first `roles` roles, one at a time, until cancelled: appends seconds from commit to repair."""
+    ear = _Ear()
+    async with stand.connect() as hand, stand.connect() as listening:
+        await listening.add_listener(CHANNEL, ear.receive)
+        while True:
+            began, _, repaired = await _drift(hand, ear, *await spread.draw(roles))
+            took.append(repaired - began)
+            await anyio.sleep(_rest(roles) + random.uniform(0, PHASES))
+
+
 def _rest(roles: int) -> float:
     """Longer than the watch looks away after a look, which grows with the roles: one drift shall not delay the next."""
     return 0.08 + 1e-5 * roles

@@ -76,14 +76,16 @@ class Stand:
 
 
 @asynccontextmanager
-async def stand(display: Display) -> AsyncIterator[Stand]:
-    """All of it, with a namespace and without objects; the controller is not started yet. Leaves nothing."""
+async def stand(display: Display, profile: Path | None = None) -> AsyncIterator[Stand]:
+    """All of it, with a namespace and without objects; the controller is not started yet. Leaves nothing, but for
+    `profile`: where cProfile writes what the controller did.
+    """
     binaries = await find(display)
     with TemporaryDirectory(prefix="pgrole-bench-") as folder:
         async with postgres(settings=_SETTINGS) as server, api_server(binaries=binaries) as api:
             await apply_crds(api)
             await create_namespace(api, NAMESPACE)
-            controller = _controller(api, server, Path(folder))
+            controller = _controller(api, server, Path(folder), profile)
             try:
                 yield Stand(api, server, controller, display)
             finally:
@@ -91,9 +93,10 @@ async def stand(display: Display) -> AsyncIterator[Stand]:
                     await controller.stop()
 
 
-def _controller(api: ApiServer, server: PostgresServer, folder: Path) -> Process:
+def _controller(api: ApiServer, server: PostgresServer, folder: Path, profile: Path | None) -> Process:
+    profiled: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
     command: list[str | Path] = [
-        *(sys.executable, "-m", "pgrole_controller", "run", "--kubeconfig", api.kubeconfig),
+        *(sys.executable, *profiled, "-m", "pgrole_controller", "run", "--kubeconfig", api.kubeconfig),
         *("--health-port", "0", "--log-format", "json"),
     ]
     return Process(

@@ -42,6 +42,10 @@ class Echoes:
         self._early |= self._sending & names
         return [max(now - self._sent.pop(name), 0.0) for name in names if name in self._sent]
 
+    def expects(self, role_name: str) -> bool:
+        """Whether what is noticed of it now is likely to be our own change."""
+        return role_name in self._sent or role_name in self._sending
+
     def forget(self, role_name: str) -> None:
         """What was sent had no effect: nothing tells of it."""
         self._sent.pop(role_name, None)

@@ -24,6 +24,7 @@ from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects, Request
 from pgrole_controller.controller.orphans import Orphans
+from pgrole_controller.controller.pace import Pace
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
 from pgrole_controller.controller.reporter import Reporter
@@ -49,9 +50,6 @@ from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.session import Session, attend
 
 log = logging.getLogger(__name__)
-
-#: How many keys one visit takes at most: one query and one transaction.
-BATCH = 100
 
 #: How many roles are emptied at once, each on connections of its own, and how many of those are of one namespace: a
 #: tenant's locks delay its own deletions first.
@@ -114,6 +112,7 @@ class Lane:
         self._changed: set[Key] = set()  # while there was no server
         self._orphans_due = math.inf  # on the loop's clock
         self._orphans = Orphans()
+        self._pace = Pace()
         self._everything = anyio.Event()  # set: every object is to be looked at
         self._turn: anyio.CancelScope | None = None
         self._emptying = anyio.CapacityLimiter(EMPTYING)
@@ -252,13 +251,14 @@ class Lane:
             await decline(self.server.name, self._queue, self._objects, self._reporter, said, self._changed)
 
     def _heard(self, names: tuple[str, ...] | None) -> None:
+        own = {name for name in names or () if self.echoes.expects(name)}
         hear(self.server.name, names, self.echoes)
         if names is None:
             self._everything.set()
             return
         for name in names:
             for key in self._objects.sharing(self.server.name, name):
-                self._queue.put(self.server.name, Hint(key, "notify", Rank.CHANGE))
+                self._queue.put(self.server.name, Hint(key, "notify", Rank.CHANGE if name in own else Rank.DRIFT))
             for key in self._objects.joining(self.server.name, name):
                 self._queue.put(self.server.name, Hint(key, "notify of a role to join", Rank.DEPENDENCY))
 
@@ -328,7 +328,7 @@ class Lane:
             while not self._queue.closed:
                 visits: tuple[Visit, ...] = ()
                 with anyio.CancelScope(deadline=self._orphans_due):
-                    visits = await self._queue.take(self.server.name, BATCH)
+                    visits = await self._queue.take(self.server.name, self._pace.limit)
                 if visits:
                     await self._visit(session, visits, tasks)
                 if anyio.current_time() >= self._orphans_due and not self._queue.closed:
@@ -374,6 +374,7 @@ class Lane:
         trace = begin_visits(self.server.name, visits)
         tally = Tally(self.server.name, visits)
         under_way = {visit.key for visit in visits}
+        began = anyio.current_time()
         try:
             with logs.tracing(trace.batch):
                 findings = await reconcile(
@@ -384,6 +385,7 @@ class Lane:
                 with logs.tracing(trace.of[finding.key]):
                     self._hand_on(finding, tally, session, beside)
                 under_way.discard(finding.key)
+            self._pace.note(len(visits), anyio.current_time() - began)
         finally:
             # Also when it is cancelled: a visit that never ends would be the last one to its key.
             for key in under_way:

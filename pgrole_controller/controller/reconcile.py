@@ -91,9 +91,10 @@ def refuse(request: Request, error: PgRoleError) -> Finding:
 
 
 def _remind(request: Request, verifiers: Verifiers) -> Request:
-    if request.ask is None:
+    remembered = verifiers.get(request.role_name)
+    if request.ask is None or remembered is None:
         return request
-    return replace(request, ask=replace(request.ask, remembered=verifiers.get(request.role_name)))
+    return replace(request, ask=replace(request.ask, remembered=remembered))
 
 
 def _server(session: Session, declared: DeclaredServer) -> Server:

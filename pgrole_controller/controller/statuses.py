@@ -63,6 +63,15 @@ class Said:
         return self.stored.key
 
 
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """A status to be written onto an object, and the one that it has."""
+
+    stored: Stored
+    previous: Mapping[str, Any]
+    status: dict[str, Any]
+
+
 #: What of a status proves whose a role is, where no database does.
 _PROOF = ("role", "server")
 
@@ -82,11 +91,12 @@ class Statuses:
         self._send, self._receive = anyio.create_memory_object_stream[Key](float("inf"))
 
     def put(self, said: Said) -> None:
-        """Takes the place of what was put for this object before."""
+        """Takes the place of what was put for this object before. What says nothing new is done with."""
         if self._closed:
             return
         self._failed.pop(said.key, None)
-        self._enqueue(said)
+        if said.key in self._waiting or said.key in self._writing or not self._stands(said):
+            self._enqueue(said)
 
     def forget(self, key: Key) -> None:
         """The object is about to go: nothing is said on it any more."""
@@ -167,14 +177,22 @@ class Statuses:
         if self._failed.get(said.key, (None, 0.0))[0] is said and not self._closed:
             self._enqueue(said)
 
-    async def _write(self, said: Said) -> None:
+    def _stands(self, said: Said) -> bool:
+        """Whether there is nothing to write."""
+        try:
+            return self._compose(said) is None
+        except Exception:  # noqa: BLE001 -- contained where it is written
+            return False
+
+    def _compose(self, said: Said) -> _Writing | None:
+        """What is to be written now, None for nothing."""
         stored = self._store.get(said.key)
         if said.withdrawn or stored is None or stored.uid != said.stored.uid:
-            return
+            return None
         obj = stored.object()
         generation = generation_of(stored)
         if generation != generation_of(said.stored):
-            return
+            return None
         previous = mapping(obj.get("status"))
         if said.outcome.reason is Reason.INTERNAL_ERROR:  # what the status holds may be the very reason
             previous = {name: previous[name] for name in _PROOF if isinstance(previous.get(name), dict)}
@@ -182,10 +200,17 @@ class Statuses:
         status = build_status(previous, said.outcome, standing, generation, datetime.now(UTC))
         if unchanged(previous, status):
             log.debug("status stands", extra={"object": str(said.key), "reason": said.outcome.reason.value})
+            return None
+        return _Writing(stored, previous, status)
+
+    async def _write(self, said: Said) -> None:
+        writing = self._compose(said)
+        if writing is None:
             return
+        stored, previous = writing.stored, writing.previous
         before = previous.get("conditions") or []
         try:
-            self._store.put(await apply_status(self._client, PGROLES, stored, status), by=stored.key)
+            self._store.put(await apply_status(self._client, PGROLES, stored, writing.status), by=stored.key)
         except ApiError as error:
             # A definition that came later may refuse the object itself and every status with it: an Event can say it.
             if error.status in (422, 500) and said.key not in self._failed:
@@ -194,7 +219,7 @@ class Statuses:
         log.debug("status written", extra={"object": str(said.key), "reason": said.outcome.reason.value})
         for field in said.reported:
             if field not in _reported(previous):
-                metrics.DRIFTS.labels(standing.server_name, field, "reported").inc()
+                metrics.DRIFTS.labels(server_of(stored.object()), field, "reported").inc()
         self._announce(said.outcome, before, stored)
 
 

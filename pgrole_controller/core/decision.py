@@ -55,13 +55,13 @@ def _decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     except Refused as refusal:
         return _restrain(ask, sight, server, policy, refusal)
     wanted, pending = _within_reach(ask.wanted, sight.around)
-    asked = replace(ask, wanted=wanted)
+    asked = ask if wanted is ask.wanted else replace(ask, wanted=wanted)
     claim = find_own_claim(asked, sight, server)
     target = find_target(claim, sight, server, policy) if claim else sight.named
     settled = settle(asked, claim, target, sight, server, policy)
     if settled.left:
         asked = replace(asked, ignore=asked.ignore | {"password"})
-    else:
+    elif settled.password is not wanted.password or "password" in asked.ignore:
         asked = replace(asked, wanted=replace(wanted, password=settled.password), ignore=asked.ignore - {"password"})
     releases = tuple(former for former in sight.former if former[1] != ask.owner.object_uid)
     if claim is None:
@@ -69,6 +69,8 @@ def _decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     else:
         plan = _keep(asked, claim, target, sight, server, policy, settled)
     waiting = (*pending, settled.pending) if settled.pending else pending
+    if not (waiting or settled.errand or releases):
+        return plan
     return replace(plan, pending=waiting, errand=settled.errand, releases=releases)
 
 
@@ -130,6 +132,8 @@ def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[PgRol
         names = _name_some(nowhere)
         text = f"spec.databaseParameters: there is no such database yet: {names}; all else is as declared"
         pending.append(Waiting(Reason.DATABASE_ERROR, text))
+    if not pending:
+        return wanted, ()
     return replace(
         wanted,
         member_of=tuple(held for held in wanted.member_of if held.role not in missing),
@@ -144,6 +148,8 @@ def _name_some(names: Sequence[str]) -> str:
 
 def _leave(ignore: frozenset[str], wanted: Role, there: Role) -> Role:
     """What is wanted, but for the fields that are left to others."""
+    if not ignore:
+        return wanted
     values = {item.name: getattr(there if item.name in ignore else wanted, item.name) for item in fields(Role)}
     return Role(**values)
 
@@ -233,7 +239,9 @@ def _keep(
     """The role is this object's: bring in what differs, and say whether somebody else had changed it."""
     applied = _digest(ask)
     # What is left to others is so only as far as the object could have asked for it itself.
-    wanted = _leave(ask.ignore, ask.wanted, restrain(policy, target.role, sight.around)) if target else ask.wanted
+    wanted = ask.wanted
+    if ask.ignore and target:
+        wanted = _leave(ask.ignore, wanted, restrain(policy, target.role, sight.around))
     changes = diff(wanted, target.role if target else None)
     same_server = claim.system_identifier == server.system_identifier
     replaced = same_server and target is not None and target.oid != claim.role_oid

@@ -17,9 +17,10 @@ class Key(NamedTuple):
 class Rank(IntEnum):
     """Which hints go first: the lower, the sooner."""
 
-    CHANGE = 0  # an object or a role changed
-    DEPENDENCY = 1  # something that the object waits for or uses changed
-    RESYNC = 2  # nothing is known to have changed
+    DRIFT = 0  # somebody else changed a role, as far as one can tell
+    CHANGE = 1  # an object changed, or a role by what was done here
+    DEPENDENCY = 2  # something that the object waits for or uses changed
+    RESYNC = 3  # nothing is known to have changed
 
 
 class Hint(NamedTuple):

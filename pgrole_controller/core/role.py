@@ -103,18 +103,18 @@ def to_moment(microseconds: Microseconds) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
+#: Of what goes into a digest, but for the name.
+_DEFAULTS = tuple((item.name, item.default) for item in fields(Role) if item.name not in ("name", "password"))
+
+
 def digest(role: Role) -> str:
     """What `applied` in a claim holds: equal for equal roles, in every version of this program.
 
     Only what differs from the defaults goes in, so that a field added later changes no digest of an older role. The
     password is not part of it: of that, the claim remembers what it was made from.
     """
-    plain = Role(name=role.name)
-    values: dict[str, Any] = {
-        item.name: getattr(role, item.name)
-        for item in fields(role)
-        if item.name == "name" or (item.name != "password" and getattr(role, item.name) != getattr(plain, item.name))
-    }
+    values: dict[str, Any] = {"name": role.name}
+    values |= {name: value for name, default in _DEFAULTS if (value := getattr(role, name)) != default}
     if "member_of" in values:
         values["member_of"] = [(held.role, held.admin, held.inherit, held.set) for held in role.member_of]
     text = json.dumps(values, sort_keys=True, ensure_ascii=True)

@@ -2,7 +2,8 @@
 
 Guarantees: one visit to a key at a time, in whatever lane; hints for it that arrive before its visit lead to that one
 visit, and those that arrive during it to exactly one more; no hint is lost; a key that waits is visited however many of
-better rank come. Every operation costs O(log n) of the keys that wait, but `remove_lane`; keys at rest cost nothing.
+better rank come; while drifts and changes wait, every other visit is to one of each, so that neither waits for all of
+the others. Every operation costs O(log n) of the keys that wait, but `remove_lane`; keys at rest cost nothing.
 
 Assumptions: time is in seconds of any one clock that never goes back, and given by the caller.
 """
@@ -92,6 +93,7 @@ class _Lane:
     by_rank: dict[Rank, OrderedDict[Key, None]] = field(default_factory=_no_ranks)
     seen: float = float("-inf")  # the last time at which delayed keys were looked at
     turn: int = 0  # places given by rank while somebody has waited too long
+    drift_was_last: bool = False  # of the drifts and changes that wait
 
 
 class Schedule:
@@ -295,7 +297,7 @@ class Schedule:
 def _choose(queue: _Lane, now: float) -> Key:
     """The first of the best rank; in one of so many turns the one that has waited the longest, if that is too long."""
     oldest, since = next(iter(queue.by_age.items()))
-    best = next(iter(next(keys for keys in queue.by_rank.values() if keys)))
+    best = next(iter(_best(queue)))
     if oldest == best or now - since <= PATIENCE:
         return best
     queue.turn += 1
@@ -303,3 +305,13 @@ def _choose(queue: _Lane, now: float) -> Key:
         return best
     queue.turn = 0
     return oldest
+
+
+def _best(queue: _Lane) -> OrderedDict[Key, None]:
+    """The keys of the best rank; of drifts and changes each in its turn."""
+    drifts, changes = queue.by_rank[Rank.DRIFT], queue.by_rank[Rank.CHANGE]
+    if drifts and changes:
+        queue.drift_was_last = not queue.drift_was_last
+        return drifts if queue.drift_was_last else changes
+    queue.drift_was_last = False
+    return next(keys for keys in queue.by_rank.values() if keys)

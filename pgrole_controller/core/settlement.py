@@ -50,7 +50,7 @@ def settle(
     ask: Ask, claim: Claim | None, there: Found | None, sight: Sight, server: Server, policy: Policy
 ) -> Settlement:
     record = _record(ask, claim)
-    if there is None:  # what was set went with the role
+    if there is None and record != Record():  # what was set went with the role
         record = replace(record, source="", digest="")
     left = _is_left(ask, there, claim, record)
     if server.away:
@@ -93,7 +93,7 @@ def _is_left(ask: Ask, there: Found | None, claim: Claim | None, record: Record)
 
 def _leave(ask: Ask, record: Record) -> Settlement:
     if ask.password.origin is Origin.ELSEWHERE:
-        return Settlement(replace(record, source="", digest=""))
+        return Settlement(replace(record, source="", digest="") if record.source or record.digest else record)
     return Settlement(replace(record, source=record.source or LEFT))
 
 

@@ -299,11 +299,13 @@ class _Reflection:
         return f"not an event: {len(line)} bytes" if self._metadata_only else f"not an event: {line[:200]!r}"
 
     def _apply(self, kind: str, obj: dict[str, Any]) -> None:
+        gone = kind == "DELETED"
         try:
+            if not gone and self._store.knows(obj):  # mostly our own write, which its answer told of
+                return
             stored = self._pack(obj)
         except (ValueError, TypeError, AttributeError) as error:
             raise BadStream(str(error)) from error
-        gone = kind == "DELETED"
         if gone:
             self._store.remove(stored.key, stored.uid)
         else:

@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_PREFIX = "pgrole.dev/"
 
+#: Of objects that are kept parsed, in bytes of JSON: of all, and of one. Parsed, they take several times as much.
+PARSED_BYTES = 2**19
+PARSED_LARGEST = 2**14
+
 _REMOVED_KEPT = 4_096
 #: Of what anybody may write onto a Secret, up to 256 KiB of annotations, so much is kept.
 _HASH_KEPT = 128
@@ -38,12 +42,48 @@ class Stored:
     created: str = ""  # creationTimestamp; of `pack` alone
 
     def object(self) -> dict[str, Any]:
-        """The object, parsed anew at each call: keep it no longer than needed."""
-        parsed: dict[str, Any] = json.loads(zlib.decompress(self.body))
-        return parsed
+        """The object, which others are given too: change nothing in it, and keep it no longer than needed."""
+        return _parsed.get(self.body)
 
     def is_same(self, other: "Stored") -> bool:
         return (self.uid, self.resource_version) == (other.uid, other.resource_version)
+
+
+class Parsed:
+    """The objects that were read last, by their bodies: each is asked for several times within moments.
+
+    So many bytes of JSON are kept as were read, of an object at most `largest`: however large somebody's objects are,
+    and however well they are compressed.
+    """
+
+    def __init__(self, most: int = PARSED_BYTES, largest: int = PARSED_LARGEST) -> None:
+        self._most = most
+        self._largest = largest
+        self._size = 0
+        self._kept: OrderedDict[bytes, tuple[dict[str, Any], int]] = OrderedDict()
+
+    def get(self, body: bytes) -> dict[str, Any]:
+        known = self._kept.get(body)
+        if known is not None:
+            self._kept.move_to_end(body)
+            return known[0]
+        text = zlib.decompress(body)
+        parsed: dict[str, Any] = json.loads(text)
+        self.put(body, parsed, len(text))
+        return parsed
+
+    def put(self, body: bytes, parsed: dict[str, Any], size: int) -> None:
+        """`parsed` is what `body` holds, `size` its bytes before they were compressed."""
+        if size > self._largest or body in self._kept:
+            return
+        self._kept[body] = parsed, size
+        self._size += size
+        while self._size > self._most:
+            _, (_, gone) = self._kept.popitem(last=False)
+            self._size -= gone
+
+
+_parsed = Parsed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +124,8 @@ def parse(answer: bytes) -> dict[str, Any]:
 
 
 def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Stored:
-    """An object of the API server as it is stored; without managedFields and kubectl's copy: stripped in place.
+    """An object of the API server as it is stored; without managedFields and kubectl's copy: stripped in place. It may
+    be given out by `object()`: the caller does nothing more with it.
 
     `api_version` and `kind` are for items of a list, which need not carry theirs. Raises ValueError when it is
     no object.
@@ -96,7 +137,10 @@ def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Store
         annotations.pop(LAST_APPLIED, None)
     if "kind" not in obj and kind:
         obj = {"apiVersion": api_version, "kind": kind, **obj}
-    return Stored(*_identify(metadata), _compress(obj), str(metadata.get("creationTimestamp") or ""))
+    identity, text = _identify(metadata), _write(obj)
+    body = zlib.compress(text, level=1)
+    _parsed.put(body, obj, len(text))
+    return Stored(*identity, body, str(metadata.get("creationTimestamp") or ""))
 
 
 def pack_metadata(obj: dict[str, Any]) -> Stored:
@@ -132,8 +176,15 @@ def _identify(metadata: dict[str, Any]) -> tuple[Key, str, str]:
         raise ValueError(message) from error
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _write(obj: dict[str, Any]) -> bytes:
+    return _encode(obj).encode()
+
+
 def _compress(obj: dict[str, Any]) -> bytes:
-    return zlib.compress(json.dumps(obj, ensure_ascii=False, separators=(",", ":")).encode(), level=1)
+    return zlib.compress(_write(obj), level=1)
 
 
 _NOTHING_KEPT = _compress({"metadata": {}})  # one for all: most Secrets of a cluster are nobody's here
@@ -208,6 +259,15 @@ class Store:
 
     def count_index(self, value: str) -> int:
         return len(self._indexed.get(value, ()))
+
+    def knows(self, obj: dict[str, Any]) -> bool:
+        """Whether `put` would take nothing new from this object of the API server: then it need not be packed.
+
+        Raises ValueError when it is no object.
+        """
+        key, uid, version = _identify(_metadata_of(obj))
+        known = self._objects.get(key)
+        return uid in self._removed or (known is not None and not is_older(known.resource_version, than=version))
 
     def put(self, new: Stored, by: Key | None = None) -> Change | None:
         """Takes an object from a watch or from the answer to a write, whichever comes first. `by`: as in Change.

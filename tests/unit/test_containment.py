@@ -37,7 +37,7 @@ from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.outcome import Ending
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Surroundings
-from pgrole_controller.core.schedule import Retry
+from pgrole_controller.core.schedule import Retry, Success
 from pgrole_controller.core.sight import Sight
 from pgrole_controller.core.wanted import wanted_role
 from pgrole_controller.kube.client import Client
@@ -413,6 +413,19 @@ async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(obje
         tasks.cancel_scope.cancel()
     assert visits[0].key == POISONED
     assert {visit.key: visit.rank for visit in visits} == {
-        POISONED: Rank.CHANGE,
+        POISONED: Rank.DRIFT,
         **dict.fromkeys(WELL, Rank.DEPENDENCY),
     }
+
+
+async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objects) -> None:
+    """It is looked at all the same, in turn with what else was changed."""
+    queue = Queue()
+    lane = Lane(SERVER, objects, queue, cast("Reporter", None), Identities(), Lead())
+    lane.echoes.send(["poisoned"])
+    lane.echoes.answer(["poisoned"], 0.0)
+    lane._heard(("poisoned",))
+    assert [(visit.key, visit.rank) for visit in await queue.take("default", 100)] == [(POISONED, Rank.CHANGE)]
+    queue.done(POISONED, Success())
+    lane._heard(("poisoned",))
+    assert [(visit.key, visit.rank) for visit in await queue.take("default", 100)] == [(POISONED, Rank.DRIFT)]

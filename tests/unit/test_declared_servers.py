@@ -1,5 +1,6 @@
 """controller/servers: PgServers that come, change and go while something else is under way."""
 
+import copy
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
@@ -296,7 +297,7 @@ async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:
     world.put("a")
     before = world.observed.pgservers.get(Key("", "a"))
     assert before is not None
-    obj = before.object()
+    obj = copy.deepcopy(before.object())
     obj["metadata"]["resourceVersion"] = "99"
     changed = world.servers._changed = anyio.Event()
     world.observed.pgservers.put(pack(obj | {"status": {"roles": {"declared": 1, "ready": 1}}}), by=Key("", "a"))

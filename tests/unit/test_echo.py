@@ -61,3 +61,14 @@ def test_an_echo_is_overdue_after_a_while_and_is_given_up_later() -> None:
 def test_memory_is_bounded() -> None:
     echoes = sent(*(f"r{number}" for number in range(2 * MOST)))
     assert echoes.overdue(OVERDUE + 1) == MOST
+
+
+def test_own_changes_are_expected_until_they_are_heard_of() -> None:
+    echoes = Echoes()
+    echoes.send(["app"])
+    assert echoes.expects("app")
+    echoes.answer(["app"], 1.0)
+    assert echoes.expects("app")
+    assert not echoes.expects("other")
+    echoes.hear(("app",), 1.1)
+    assert not echoes.expects("app")

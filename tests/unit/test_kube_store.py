@@ -1,13 +1,14 @@
 import json
 import random
 import tracemalloc
+import zlib
 from typing import Any
 
 import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.core.hint import Key
-from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack, pack_metadata
+from pgrole_controller.kube.store import Change, Parsed, Store, Stored, is_older, pack, pack_metadata
 
 
 def made(name: str = "a", uid: str = "u1", version: str = "1", **spec: object) -> Stored:
@@ -40,6 +41,52 @@ def test_an_object_is_kept_compact_without_what_only_others_read() -> None:
     assert "last-applied" not in json.dumps(stored.object())
     assert len(stored.body) < len(json.dumps(stored.object()))
     assert stored.object()["metadata"]["annotations"] == {"team": "käse"}
+
+
+def compressed(obj: dict[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(obj).encode())
+
+
+def test_an_object_that_is_asked_for_again_is_not_parsed_again() -> None:
+    parsed = Parsed()
+    body = compressed({"a": 1})
+    assert parsed.get(body) == {"a": 1}
+    assert parsed.get(body) is parsed.get(body)
+
+
+def test_of_parsed_objects_so_many_bytes_are_kept_as_were_read_the_last_ones() -> None:
+    parsed = Parsed(most=100, largest=60)
+    first, second, third = (compressed({"a": letter * 30}) for letter in "xyz")  # 39 bytes each
+    kept = parsed.get(first), parsed.get(second)
+    assert parsed.get(first) is kept[0]
+    parsed.get(third)
+    assert parsed.get(first) is kept[0]
+    assert parsed.get(second) is not kept[1]
+
+
+def test_a_large_object_is_parsed_each_time_however_small_it_is_compressed() -> None:
+    parsed = Parsed(most=1000, largest=60)
+    body = compressed({"a": "x" * 60})
+    assert len(body) < 60
+    assert parsed.get(body) is not parsed.get(body)
+
+
+def test_an_object_is_known_when_it_would_tell_nothing_new() -> None:
+    store = Store()
+    store.put(made(version="5"))
+
+    def seen(uid: str, version: str) -> dict[str, Any]:
+        return {"metadata": {"namespace": "shop", "name": "a", "uid": uid, "resourceVersion": version}}
+
+    assert store.knows(seen("u1", "5"))
+    assert store.knows(seen("u1", "4"))
+    assert not store.knows(seen("u1", "6"))
+    assert not store.knows(seen("u2", "6"))
+    store.remove(KEY, "u1")
+    assert store.knows(seen("u1", "6"))
+    assert not store.knows(seen("u2", "6"))
+    with pytest.raises(ValueError, match="without metadata"):
+        store.knows({})
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """controller/reporter: what a visit left to be done is done for the object as it is by then, or not at all."""
 
+import copy
 import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
+import anyio
 import pytest
 
 from pgrole_controller.controller.errands import Errands
@@ -14,10 +16,12 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.sources import PgRoleSource
+from pgrole_controller.controller.statuses import Said, Statuses
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.credential import Credential, Errand, PasswordAsk, Record, SecretsSeen
-from pgrole_controller.core.hint import Hint
-from pgrole_controller.core.outcome import RECONCILED
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.hint import Hint, Key
+from pgrole_controller.core.outcome import RECONCILED, Ending, Outcome
 from pgrole_controller.core.schedule import After
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
@@ -92,7 +96,7 @@ class Api:
 
     async def request(self, _method: str, path: str, *, body: dict[str, Any], **_: object) -> bytes:
         self.asked += 1
-        written = made(1).object() | {"status": body.get("status", {})}
+        written = copy.deepcopy(made(1).object()) | {"status": body.get("status", {})}
         written["metadata"] |= {"resourceVersion": "9", "generation": self.generation}
         if "status" not in path:
             written["metadata"]["finalizers"] = [FINALIZER]
@@ -135,3 +139,29 @@ async def test_no_errand_is_begun_by_one_that_does_not_lead_any_more(objects: Ob
     assert isinstance(result, After)
     assert result.seconds > 0
     assert runs.run_for == []
+
+
+KEY = Key("shop", "app")
+OTHER = Outcome(Ending.STALLED, Reason.CONFLICT, "another has it")
+
+
+async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Objects) -> None:
+    api = Api()
+    told: list[Outcome] = []
+    statuses = Statuses(cast("Client", api), objects.store, lambda outcome, *_: told.append(outcome))
+    objects.store.put(made(1))
+    for _ in range(2):
+        statuses.put(Said(made(1), RECONCILED, None, None, ()))
+    assert set(statuses._waiting) == {KEY}  # not written yet: it does not stand
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(statuses.run)
+        await anyio.wait_all_tasks_blocked()
+        assert (api.asked, told) == (1, [RECONCILED])
+        now = objects.store.get(KEY)
+        assert now is not None
+        statuses.put(Said(now, RECONCILED, None, None, ()))
+        assert not statuses._waiting
+        statuses.put(Said(now, OTHER, None, None, ()))
+        assert set(statuses._waiting) == {KEY}
+        statuses.close()
+    assert api.asked == 2

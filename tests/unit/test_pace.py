@@ -1,0 +1,47 @@
+"""controller/pace: how many keys are visited at once."""
+
+import pytest
+
+from pgrole_controller.controller.pace import BATCH_SECONDS, LEAST, MOST, Pace
+
+
+def settle(seconds_per_key: float, *, backlog: int = 10_000, fixed: float = 0.005) -> Pace:
+    """After many batches at this pace."""
+    pace = Pace()
+    for _ in range(50):
+        keys = min(pace.limit, backlog)
+        pace.note(keys, fixed + keys * seconds_per_key)
+    return pace
+
+
+@pytest.mark.parametrize("seconds_per_key", [0.0025, 0.005, 0.01])
+def test_a_batch_takes_no_longer_than_a_moment(seconds_per_key: float) -> None:
+    pace = settle(seconds_per_key)
+    assert pace.limit >= LEAST
+    assert pace.limit * seconds_per_key <= BATCH_SECONDS
+    assert pace.limit * seconds_per_key > BATCH_SECONDS / 3
+
+
+def test_batches_grow_with_the_backlog_up_to_their_bound() -> None:
+    assert settle(0.0001).limit == MOST
+    assert settle(0.0001, backlog=3).limit == Pace().limit
+
+
+def test_however_slow_the_server_some_are_visited_at_once() -> None:
+    assert settle(30.0).limit == LEAST
+
+
+def test_what_was_slow_for_a_moment_is_fast_again() -> None:
+    pace = Pace()
+    pace.note(pace.limit, 4.0)
+    assert pace.limit == LEAST
+    for _ in range(10):
+        pace.note(pace.limit, 0.005)
+    assert pace.limit == MOST
+
+
+def test_a_small_batch_that_was_quick_is_no_reason_for_larger_ones() -> None:
+    pace = Pace()
+    before = pace.limit
+    pace.note(1, 0.0001)
+    assert pace.limit == before
