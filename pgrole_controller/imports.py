@@ -50,6 +50,19 @@ def _complete(module: ModuleType, name: str) -> Any:  # noqa: ANN401 - a name of
     return getattr(module, name)
 
 
+def import_plain(package: str, extension: str) -> None:
+    """Imports a package in pure Python, without an extension that it can do without; as ever where it cannot."""
+    if package in sys.modules:
+        return
+    sys.modules[extension] = None  # type: ignore[assignment] # ImportError for whoever imports it
+    try:
+        import_module(package)
+    except ImportError:
+        return  # whoever needs it imports it with its extension, or is told why not
+    finally:
+        del sys.modules[extension]
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Around imports. No collection looks for garbage among modules, then or later: they live as long as it."""
