@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pgrole_controller import __version__
-from pgrole_controller.imports import sparing
+from pgrole_controller.imports import import_plain, sparing
 
 with sparing():
     from pgrole_controller.claims.arguments import add_claims
@@ -98,6 +98,8 @@ def _run(options: argparse.Namespace) -> int:
     values = read_settings(RUN, vars(options), os.environ)
     # Here, since it takes a while: `--help` and a wrong setting answer at once.
     with sparing():
+        # Else libstdc++ is loaded, 1 MiB, for lists that aiohttp reads at most once in a request.
+        import_plain("frozenlist", "frozenlist._frozenlist")
         import anyio
 
         from pgrole_controller.controller.app import run

@@ -2,27 +2,92 @@
 
 import gc
 import ssl
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 from typing import Any
+
+
+def register(package: str, homes: Sequence[str] = ()) -> None:
+    """Has a package be there without its `__init__` having run: what imports a module of it runs that module alone.
+
+    A name that it is asked for is, with `homes`, a module of it or a name in one of these modules. Else the `__init__`
+    runs, in place. Harmless for a package that is imported already, or missing.
+    """
+    spec = find_spec(package) if package not in sys.modules else None
+    if spec is not None:
+        _register(package, spec, homes)
+
+
+def _register(package: str, spec: ModuleSpec, homes: Sequence[str]) -> None:
+    module = module_from_spec(spec)
+
+    def find(name: str) -> Any:  # noqa: ANN401 - a name of a module can be anything
+        if homes and not name.startswith("__"):
+            if find_spec(f"{package}.{name}") is not None:
+                return import_module(f"{package}.{name}")
+            for home in homes:
+                try:
+                    return getattr(import_module(f"{package}.{home}"), name)
+                except (ImportError, AttributeError):
+                    continue
+        return _complete(module, name)
+
+    vars(module)["__getattr__"] = find
+    sys.modules[package] = module
+    parent, _, child = package.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+
+
+def _complete(module: ModuleType, name: str) -> Any:  # noqa: ANN401 - a name of a module can be anything
+    if vars(module).pop("__getattr__", None) is not None and module.__spec__ is not None and module.__spec__.loader:
+        module.__spec__.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def import_plain(package: str, extension: str) -> None:
+    """Imports a package in pure Python, without an extension that it can do without; as ever where it cannot."""
+    if package in sys.modules:
+        return
+    sys.modules[extension] = None  # type: ignore[assignment] # ImportError for whoever imports it
+    try:
+        import_module(package)
+    except ImportError:
+        return  # whoever needs it imports it with its extension, or is told why not
+    finally:
+        del sys.modules[extension]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Around imports. No collection looks for garbage among modules, then or later: they live as long as it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 @contextmanager
 def sparing() -> Iterator[None]:
-    """Around imports. No collection looks for garbage among modules, then or later: they live as long as the process.
+    """`uncollected`, for the imports of a start.
 
     Contexts for TLS that are made meanwhile, as aiohttp makes two, read this machine's CAs with their first connection.
     """
-    collects = gc.isenabled()
-    gc.disable()
     ssl.SSLContext.set_default_verify_paths = _read_later  # type: ignore[assignment,method-assign]
     try:
-        yield
+        with uncollected():
+            yield
     finally:
         del ssl.SSLContext.set_default_verify_paths  # that of its base is seen again
-        gc.freeze()
-        if collects:
-            gc.enable()
 
 
 class _UnreadContext(ssl.SSLContext):

@@ -13,21 +13,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import (
+from pgrole_controller import __version__, imports
+
+# Its exposition imports what serves HTTP, which is not used here.
+imports.register(
+    "prometheus_client",
+    ("metrics", "metrics_core", "registry", "process_collector", "platform_collector", "gc_collector"),
+)
+
+from prometheus_client import (  # noqa: E402 - light only once it is registered
     CollectorRegistry,
     Counter,
     Gauge,
     GCCollector,
     Histogram,
+    Metric,
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
-    generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from pgrole_controller import __version__
+from prometheus_client.core import GaugeMetricFamily  # noqa: E402
+from prometheus_client.registry import Collector  # noqa: E402
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4"
 
@@ -289,7 +295,25 @@ def render(scrape: Scrape | None, heartbeat_age: float) -> bytes:
     `heartbeat_age`: seconds since the event loop turned.
     """
     _asked.scrape, _asked.heartbeat_age = scrape, heartbeat_age
-    return generate_latest(REGISTRY)
+    return "".join(line for metric in REGISTRY.collect() for line in _write(metric)).encode()
+
+
+def _write(metric: Metric) -> Iterator[str]:
+    """As `generate_latest` of prometheus_client does, for the types that are used here."""
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    kind = "untyped" if metric.type == "unknown" else metric.type
+    yield f"# HELP {name} {_escape(metric.documentation)}\n# TYPE {name} {kind}\n"
+    for sample in metric.samples:
+        labels = ",".join(f'{label}="{_quote(value)}"' for label, value in sorted(sample.labels.items()))
+        yield f"{sample.name}{f'{{{labels}}}' if labels else ''} {float(sample.value)!r}\n"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _quote(value: str) -> str:
+    return _escape(value).replace('"', r"\"")
 
 
 def source_of(reason: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from urllib.parse import parse_qs, parse_qsl, unquote, unquote_plus, urlsplit
 
 from pgrole_controller.api.duration import read_duration
-from pgrole_controller.api.password import OBJECT_NAME
+from pgrole_controller.api.names import OBJECT_NAME
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.detection import Mode

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.meta import Model
-from pgrole_controller.api.password import OBJECT_NAME, SECRET_KEY
+from pgrole_controller.api.names import OBJECT_KEY, OBJECT_NAME
 
 _KEYS = "spec.connectionSecret.template.data: keys are letters, digits, -, _ and ., and have at most 253 characters"
 _LONGEST_KEY = 253
@@ -49,7 +49,7 @@ class Template(Model):
         json_schema_extra=_texts(
             32,
             _LONGEST_TEXT,
-            rule(f"self.all(key, size(key) <= {_LONGEST_KEY} && key.matches('{SECRET_KEY}'))", _KEYS),
+            rule(f"self.all(key, size(key) <= {_LONGEST_KEY} && key.matches('{OBJECT_KEY}'))", _KEYS),
         ),
     )
 

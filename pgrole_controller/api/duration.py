@@ -1,11 +1,8 @@
-"""Durations as Go writes them, such as 720h or 1h30m."""
+"""Durations as Go writes them, such as 720h or 1h30m. Settings are read with it too: pydantic only for models."""
 
 import re
 from datetime import timedelta
 from typing import Any
-
-from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.cel import rule, rules
 
@@ -26,6 +23,9 @@ def read_duration(text: str) -> timedelta:
 
 def between(least: str, most: str, message: str) -> Any:  # noqa: ANN401 -- pydantic's marker
     """The check of a field; `message` is what is said of any other text."""
+    from pydantic import AfterValidator
+    from pydantic_core import PydanticCustomError
+
     lowest, highest = read_duration(least), read_duration(most)
 
     def check(text: str) -> str:

@@ -8,10 +8,7 @@ from pydantic_core import PydanticCustomError
 from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.duration import between, duration_schema
 from pgrole_controller.api.meta import Model
-
-#: Of names of objects, as Kubernetes has them: DNS subdomains.
-OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-SECRET_KEY = r"^[-._a-zA-Z0-9]+$"  # noqa: S105 -- a pattern
+from pgrole_controller.api.names import OBJECT_KEY, OBJECT_NAME
 
 _ONE_SOURCE = "spec.password must have exactly one of secretRef, generate and disabled: true"
 _ROTATION = (
@@ -33,7 +30,7 @@ class SecretRef(Model):
         ),
         min_length=1,
         max_length=253,
-        pattern=SECRET_KEY,
+        pattern=OBJECT_KEY,
     )
 
 

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.duration import between, duration_schema
 from pgrole_controller.api.meta import Condition, Model, ObjectMeta
-from pgrole_controller.api.password import OBJECT_NAME, SECRET_KEY
+from pgrole_controller.api.names import OBJECT_KEY, OBJECT_NAME
 
 _INTERVAL = ("100ms", "1h", "spec.drift.interval must be a duration of 100ms to 1h, such as 1s")
 _RESYNC = ("1s", "720h", "spec.resyncInterval must be a duration of 1s to 720h, such as 1h")
@@ -43,7 +43,7 @@ class CaRef(Model):
         description="Its key with the certificates in PEM.",
         min_length=1,
         max_length=253,
-        pattern=SECRET_KEY,
+        pattern=OBJECT_KEY,
     )
 
 

@@ -5,13 +5,14 @@ import itertools
 import logging
 import secrets
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import metrics
+from pgrole_controller.api import reading
 from pgrole_controller.controller.declaration import Site
 from pgrole_controller.controller.errands import Errands
 from pgrole_controller.controller.errors import CannotStart
@@ -162,6 +163,11 @@ async def _read_cluster_id(client: Client) -> str:
         await anyio.sleep(1.0)
 
 
+async def _load_models() -> None:
+    """Before the first object is stored: importing takes longer than the loop may be kept."""
+    await asyncio.get_running_loop().run_in_executor(None, reading.load)
+
+
 class _Controller:
     def __init__(self, plan: Plan, client: Client, cluster: str, health: Health, lead: Lead) -> None:
         client = client.limited(lambda: lead.leading)
@@ -269,7 +275,8 @@ class _Controller:
             self._queue.release()
 
     async def _reflect_pgroles(self) -> None:
-        await self._reflect(PGROLES, self._store, self._source.changed, self._plan.namespace, False)
+        changed, namespace = self._source.changed, self._plan.namespace
+        await self._reflect(PGROLES, self._store, changed, namespace, False, _load_models)
 
     def _make_lane(self, declared: DeclaredServer) -> Lane:
         return Lane(declared, self._objects, self._queue, self._reporter, self._identities, self._lead)
@@ -284,7 +291,7 @@ class _Controller:
         tasks.start_soon(self._reflect, SECRETS, secrets, source.changed, self._plan.namespace, True)
         tasks.start_soon(source.announce_all)
         observed, changed = self._observed, self._servers.changed
-        tasks.start_soon(self._reflect, PGSERVERS, observed.pgservers, changed, None, False)
+        tasks.start_soon(self._reflect, PGSERVERS, observed.pgservers, changed, None, False, _load_models)
         own = self._plan.site.namespace
         tasks.start_soon(self._reflect, SECRETS, observed.secrets, changed, own, True)
         tasks.start_soon(self._reflect, CONFIGMAPS, observed.config_maps, changed, own, True)
@@ -306,11 +313,12 @@ class _Controller:
         changed: Callable[[Change], None],
         namespace: str | None,
         metadata_only: bool,
+        prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         while True:
             relisted = self._relisted
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._reflect_once, resource, store, changed, namespace, metadata_only)
+                tasks.start_soon(self._reflect_once, resource, store, changed, namespace, metadata_only, prepare)
                 await relisted.wait()
                 tasks.cancel_scope.cancel()
 
@@ -321,8 +329,11 @@ class _Controller:
         changed: Callable[[Change], None],
         namespace: str | None,
         metadata_only: bool,
+        prepare: Callable[[], Awaitable[None]] | None,
     ) -> None:
-        await reflect(self._client, resource, store, changed, namespace=namespace, metadata_only=metadata_only)
+        await reflect(
+            self._client, resource, store, changed, namespace=namespace, metadata_only=metadata_only, prepare=prepare
+        )
 
     async def _decline_unknown(self) -> None:
         """Objects for a server that nobody declared."""

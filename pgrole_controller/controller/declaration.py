@@ -4,12 +4,10 @@ A PgServer names no other namespace: else whoever may write one could send any S
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.duration import read_duration
-from pgrole_controller.api.pgserver import CaRef, Namespaces, PgServer, ServerConnection
+from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.allowance import Allowance, Requirement
 from pgrole_controller.core.connection import Address
@@ -21,6 +19,9 @@ from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.secrets import read_secret
 from pgrole_controller.kube.store import Stored, mapping, parse
 from pgrole_controller.postgres.connection import Endpoint, Minting
+
+if TYPE_CHECKING:  # imported with the first object: `api.reading`
+    from pgrole_controller.api.pgserver import CaRef, Namespaces, PgServer, ServerConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,9 @@ class Site:
 async def read_declaration(client: Client, stored: Stored, site: Site) -> DeclaredServer:
     """Never raises: what is wrong with it is in the result."""
     try:
-        server = PgServer.model_validate(stored.object())
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()[:5]
-        )
-        return unusable(stored, Refused(Reason.INVALID_SPEC, problems))
+        server = read_pgserver(stored.object())
+    except Invalid as error:
+        return unusable(stored, Refused(Reason.INVALID_SPEC, str(error)))
     declared = _declare(stored, server, site.forbidden_metadata)
     try:
         endpoint = await _read_endpoint(client, server.spec.connection, site)
@@ -87,7 +85,7 @@ def _generation(stored: Stored) -> int:
     return int(stored.object()["metadata"].get("generation") or 0)
 
 
-def _declare(stored: Stored, server: PgServer, forbidden_metadata: tuple[str, ...]) -> DeclaredServer:
+def _declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, ...]) -> DeclaredServer:
     spec = server.spec
     connection, allow = spec.connection, spec.allow
     return DeclaredServer(
@@ -116,7 +114,7 @@ def _declare(stored: Stored, server: PgServer, forbidden_metadata: tuple[str, ..
     )
 
 
-def _requirements(namespaces: Namespaces) -> tuple[Requirement, ...]:
+def _requirements(namespaces: "Namespaces") -> tuple[Requirement, ...]:
     labels = sorted(namespaces.match_labels.items())
     return (
         *(Requirement(label, "In", frozenset({value})) for label, value in labels),
@@ -128,7 +126,7 @@ def _with(declared: DeclaredServer, endpoint: Endpoint | None, problem: PgRoleEr
     return replace(declared, endpoint=endpoint, problem=problem)
 
 
-async def _read_endpoint(client: Client, connection: ServerConnection, site: Site) -> Endpoint:
+async def _read_endpoint(client: Client, connection: "ServerConnection", site: Site) -> Endpoint:
     """Raises Waiting for a Secret or ConfigMap that is not there, or has not what it should have."""
     name = connection.credentials_secret_ref.name
     which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {site.namespace}'
@@ -150,7 +148,7 @@ async def _read_endpoint(client: Client, connection: ServerConnection, site: Sit
     )
 
 
-async def _read_ca(client: Client, reference: CaRef, own_namespace: str) -> str:
+async def _read_ca(client: Client, reference: "CaRef", own_namespace: str) -> str:
     which = f'spec.connection.caRef: {reference.kind} "{reference.name}" in namespace {own_namespace}'
     if reference.kind == "Secret":
         secret = await read_secret(client, Key(own_namespace, reference.name))

@@ -4,12 +4,11 @@ import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
-from pydantic import ValidationError
 
-from pgrole_controller.api.pgrole import PgRole
+from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.namespaces import Namespaces, NamespaceUnknown
 from pgrole_controller.controller.server import DEFAULT_SERVER
@@ -27,6 +26,9 @@ from pgrole_controller.core.sight import Ask
 from pgrole_controller.core.wanted import ask_of, proof_of, wanted_role
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, mapping, sequence
+
+if TYPE_CHECKING:  # imported with the first object: `api.reading`
+    from pgrole_controller.api.pgrole import PgRole
 
 #: How many of the objects that name one role are read when one of them is: the oldest, beside those whose status says
 #: that they had it. Anybody may make thousands; among those beyond, who comes first has the claim.
@@ -291,7 +293,7 @@ class Objects:
         stored = None if name is None else self._secrets.get(Key(namespace, name))
         return None if stored is None else SecretVersion(stored.uid, stored.resource_version)
 
-    def _rivals(self, stored: Stored, obj: dict[str, Any], allowance: Allowance) -> Iterator[tuple[PgRole, Policy]]:
+    def _rivals(self, stored: Stored, obj: dict[str, Any], allowance: Allowance) -> Iterator[tuple["PgRole", Policy]]:
         for other in self._find_rivals(stored, server_of(obj), role_of(obj)):
             rival = _parse_rival(other)
             namespace = self.namespaces.of_rival(other.key, stored.key) if rival else None
@@ -334,7 +336,7 @@ def _finalizer(ask: Ask, held: bool) -> bool | None:
     return None
 
 
-def _parse_rival(stored: Stored) -> PgRole | None:
+def _parse_rival(stored: Stored) -> "PgRole | None":
     """None for one that is not understood: it can claim nothing, and says so itself."""
     try:
         rival = _parse(stored.object())
@@ -345,11 +347,8 @@ def _parse_rival(stored: Stored) -> PgRole | None:
     return rival
 
 
-def _parse(obj: dict[str, Any]) -> PgRole:
+def _parse(obj: dict[str, Any]) -> "PgRole":
     try:
-        return PgRole.model_validate(obj)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()[:5]
-        )
-        raise Refused(Reason.INVALID_SPEC, problems) from error
+        return read_pgrole(obj)
+    except Invalid as error:
+        raise Refused(Reason.INVALID_SPEC, str(error)) from error

@@ -1,10 +1,9 @@
 """From a PgRole object to what it asks for."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.duration import read_duration
-from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.core.claim import Owner, Proof
 from pgrole_controller.core.connection import Connection
 from pgrole_controller.core.credential import Credential, Origin, PasswordAsk, SecretsSeen, request_of
@@ -17,6 +16,9 @@ from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import FIELD_NAMES, Role, to_microseconds
 from pgrole_controller.core.sight import Ask, Rival
 
+if TYPE_CHECKING:  # imported with the first object: `api.reading`
+    from pgrole_controller.api.pgrole import PgRole
+
 #: The annotation whose every new value asks for another generated password.
 ROTATE = "pgrole.dev/rotate"
 
@@ -28,7 +30,7 @@ RESERVED_NAMES = frozenset({"public", "none"})
 _FIELDS = {name: field for field, name in FIELD_NAMES.items()}
 
 
-def wanted_role(pgrole: PgRole) -> Role:
+def wanted_role(pgrole: "PgRole") -> Role:
     """The role that the object declares. Raises Refused for what the schema let through and PostgreSQL cannot hold."""
     spec = pgrole.spec
     name = pgrole.role_name
@@ -53,20 +55,20 @@ def wanted_role(pgrole: PgRole) -> Role:
     )
 
 
-def _memberships(pgrole: PgRole) -> tuple[Membership, ...]:
+def _memberships(pgrole: "PgRole") -> tuple[Membership, ...]:
     held = [Membership(one.role, one.admin, one.inherit, one.set_) for one in pgrole.spec.member_of]
     return tuple(sorted(held, key=lambda membership: membership.role))
 
 
-def _database_parameters(pgrole: PgRole) -> tuple[tuple[str, Parameters], ...]:
+def _database_parameters(pgrole: "PgRole") -> tuple[tuple[str, Parameters], ...]:
     declared = ((one.database, canonical(one.parameters)) for one in pgrole.spec.database_parameters)
     return tuple(sorted((database, parameters) for database, parameters in declared if parameters))
 
 
 def ask_of(
-    pgrole: PgRole,
+    pgrole: "PgRole",
     owner: Owner,
-    rivals: Iterable[tuple[PgRole, Policy]],
+    rivals: Iterable[tuple["PgRole", Policy]],
     proof: Proof | None,
     *,
     secrets: SecretsSeen | None = None,
@@ -103,7 +105,7 @@ def ask_of(
     )
 
 
-def _password(pgrole: PgRole) -> PasswordAsk:
+def _password(pgrole: "PgRole") -> PasswordAsk:
     password = pgrole.spec.password
     if password is None:
         return PasswordAsk()
@@ -120,7 +122,7 @@ def _password(pgrole: PgRole) -> PasswordAsk:
     )
 
 
-def _connection(pgrole: PgRole) -> Connection | None:
+def _connection(pgrole: "PgRole") -> Connection | None:
     secret = pgrole.spec.connection_secret
     if secret is None:
         return None
@@ -151,7 +153,7 @@ def proof_of(status: Mapping[str, Any], server_name: str) -> Proof | None:
         return None
 
 
-def _proofs(rivals: Iterable[PgRole]) -> Iterator[tuple[str, Proof]]:
+def _proofs(rivals: Iterable["PgRole"]) -> Iterator[tuple[str, Proof]]:
     for rival in rivals:
         status = rival.status
         if status and status.role and status.server and status.server.system_identifier.isdecimal():
@@ -174,7 +176,7 @@ def _check_name(name: str) -> None:
     raise Refused(Reason.INVALID_SPEC, f'the role name "{name}" {problem}: set another spec.name')
 
 
-def _older(pgrole: PgRole, rivals: Iterable[tuple[PgRole, Policy]]) -> tuple[Rival, ...]:
+def _older(pgrole: "PgRole", rivals: Iterable[tuple["PgRole", Policy]]) -> tuple[Rival, ...]:
     """Those that are older and at work, the oldest first; age is creationTimestamp, then uid."""
     older = sorted(
         ((rival, policy) for rival, policy in rivals if _age(rival) < _age(pgrole)), key=lambda one: _age(one[0])
@@ -182,12 +184,12 @@ def _older(pgrole: PgRole, rivals: Iterable[tuple[PgRole, Policy]]) -> tuple[Riv
     return tuple(rival for one, policy in older if (rival := _rival(one, policy)) is not None)
 
 
-def _age(pgrole: PgRole) -> tuple[str, str]:
+def _age(pgrole: "PgRole") -> tuple[str, str]:
     created = pgrole.metadata.creation_timestamp
     return (created.isoformat() if created else "", pgrole.metadata.uid or "")
 
 
-def _rival(rival: PgRole, policy: Policy) -> Rival | None:
+def _rival(rival: "PgRole", policy: Policy) -> Rival | None:
     if rival.spec.suspend or rival.metadata.deletion_timestamp is not None:
         return None
     try:

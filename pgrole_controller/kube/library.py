@@ -10,10 +10,9 @@ its `__init__`, in place; so does a version of kubernetes_asyncio that is laid o
 
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec, module_from_spec
-from types import ModuleType
 from typing import Any
+
+from pgrole_controller import imports
 
 ROOT = "kubernetes_asyncio"
 CLIENT = f"{ROOT}.client"
@@ -23,30 +22,13 @@ PACKAGES = ("urllib3", ROOT, CLIENT, f"{ROOT}.config")
 def register() -> None:
     """Harmless where they were imported before."""
     for name in PACKAGES:
-        spec = find_spec(name) if name not in sys.modules else None
-        if spec is not None:
-            _register(name, spec)
+        imports.register(name)
     try:
         configuration = import_module(f"{CLIENT}.configuration").Configuration
         vars(sys.modules[CLIENT]).setdefault("Configuration", configuration)
         vars(sys.modules[CLIENT]).setdefault("ApiClient", _make_api_client)
     except (ImportError, AttributeError, KeyError):
         return  # laid out in another way: whoever wants these names gets them by the packages' `__init__`
-
-
-def _register(name: str, spec: ModuleSpec) -> None:
-    module = module_from_spec(spec)
-    vars(module)["__getattr__"] = lambda attribute: _complete(module, attribute)
-    sys.modules[name] = module
-    parent, _, child = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], child, module)
-
-
-def _complete(module: ModuleType, attribute: str) -> Any:  # noqa: ANN401 - a name of a module can be anything
-    if vars(module).pop("__getattr__", None) is not None and module.__spec__ is not None and module.__spec__.loader:
-        module.__spec__.loader.exec_module(module)
-    return getattr(module, attribute)
 
 
 def _make_api_client(*arguments: object, **named: object) -> Any:  # noqa: ANN401 - kubernetes_asyncio's

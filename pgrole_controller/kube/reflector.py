@@ -16,7 +16,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,6 +75,7 @@ async def reflect(
     namespace: str | None = None,
     name: str | None = None,
     metadata_only: bool = False,
+    prepare: Callable[[], Awaitable[None]] | None = None,
     timing: Timing = DEFAULT,
     clock: Callable[[], float] = time.monotonic,
     draw: Callable[[], float] = random.random,
@@ -83,10 +84,10 @@ async def reflect(
 
     `namespace` None: all; `name`: this one object. `metadata_only`: neither asked for nor kept is more than
     `pack_metadata` takes (Secrets).
-    `draw` gives numbers in [0, 1).
+    `prepare` is awaited before the store is given its first object. `draw` gives numbers in [0, 1).
     """
     store.subscribe(changed)
-    run = _Reflection(client, resource, store, namespace, name, metadata_only, timing, clock, draw)
+    run = _Reflection(client, resource, store, namespace, name, metadata_only, prepare, timing, clock, draw)
     while True:
         await run.round()
 
@@ -100,6 +101,7 @@ class _Reflection:
         namespace: str | None,
         name: str | None,
         metadata_only: bool,
+        prepare: Callable[[], Awaitable[None]] | None,
         timing: Timing,
         clock: Callable[[], float],
         draw: Callable[[], float],
@@ -110,6 +112,7 @@ class _Reflection:
         self._selected = {} if name is None else {"fieldSelector": f"metadata.name={name}"}
         self._store = store
         self._metadata_only = metadata_only
+        self._prepare = prepare
         self._timing = timing
         self._clock = clock
         self._draw = draw
@@ -199,10 +202,17 @@ class _Reflection:
                 query = dict(self._selected)
                 continue
             listed.extend(self._items(page))
+            if listed:
+                await self._get_ready()
             token = page["metadata"].get("continue")
             if not token:
                 return page["metadata"]["resourceVersion"], listed
             query["continue"] = token
+
+    async def _get_ready(self) -> None:
+        if self._prepare is not None:
+            await self._prepare()
+            self._prepare = None
 
     def _items(self, page: dict[str, Any]) -> list[Stored]:
         """An item already stored in that version is given as stored: a second copy would double the memory."""
@@ -265,6 +275,8 @@ class _Reflection:
                 log.debug("watching", extra={"resource": self._resource.plural, "version": version})
                 async for line in lines:
                     self._store.last_contact = self._clock()
+                    if self._prepare is not None and b'"BOOKMARK"' not in line:
+                        await self._get_ready()
                     self._take(line)
         except ApiError as error:
             if error.status == 410 or "Too large resource version" in error.message:

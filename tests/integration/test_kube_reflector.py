@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 
 from pgrole_controller.core.hint import Key
@@ -240,6 +241,33 @@ async def test_a_compacted_version_is_listed_again_with_what_went_meanwhile(fake
         assert again.old is not None
         assert again.new is not None
         assert again.old.uid != again.new.uid
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("at_first", [True, False], ids=["listed", "watched"])
+async def test_what_is_to_be_prepared_is_ready_before_the_first_object_and_asked_for_once(
+    fake: FakeApiServer, faked: Client, at_first: bool
+) -> None:
+    store, prepared = Store(), list[int]()
+
+    async def prepare() -> None:
+        await anyio.lowlevel.checkpoint()
+        prepared.append(len(store))
+
+    async def run() -> None:
+        await reflect(faked, WIDGETS, store, lambda _: None, prepare=prepare, timing=QUICK)
+
+    if at_first:
+        fake.put("shop", "a")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await until(lambda: fake.count("watch") == 1, "a watch")
+        assert prepared == [0] * at_first
+        fake.put("shop", "b")
+        await until(lambda: store.get(Key("shop", "b")), "what was watched")
+        fake.put("shop", "c")
+        await until(lambda: store.get(Key("shop", "c")), "what was watched next")
+        assert prepared == [0]
         tasks.cancel_scope.cancel()
 
 

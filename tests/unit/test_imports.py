@@ -44,14 +44,21 @@ def test_run_imports_nothing_that_it_does_not_need() -> None:
     unneeded = (
         "aiohttp.web_urldispatcher",
         "dateutil",
+        "http.server",
         "kubernetes_asyncio.client.api",
         "kubernetes_asyncio.client.api_client",
         "kubernetes_asyncio.client.models",
         "kubernetes_asyncio.config.kube_config",
         "kubernetes_asyncio.dynamic",
         "multiprocessing",
+        "pgrole_controller.api.meta",
+        "pgrole_controller.api.pgrole",
+        "pgrole_controller.api.pgserver",
         "pgrole_controller.claims.command",
         "pgrole_controller.local",
+        "prometheus_client.exposition",
+        "pydantic",
+        "pydantic_core",
         "urllib3.connection",
         "yaml",
     )
@@ -124,6 +131,88 @@ print(Configuration.__module__, ApiClient.__module__, client.__file__)
 """
     expected = f"kubernetes_asyncio.client kubernetes_asyncio.client {package / 'client.py'}"
     assert run(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{Path.cwd()}") == expected
+
+
+def test_metrics_are_written_without_what_serves_http_and_whoever_else_imports_the_library_finds_all_of_it() -> None:
+    code = """
+import sys
+from pgrole_controller import metrics
+assert b"pgrole_build_info" in metrics.render(None, 0.0)
+assert "prometheus_client.exposition" not in sys.modules
+import prometheus_client
+assert prometheus_client.Counter is metrics.Counter
+assert prometheus_client.REGISTRY is not metrics.REGISTRY
+assert prometheus_client.generate_latest(metrics.REGISTRY)
+assert prometheus_client.metrics.Counter is metrics.Counter
+assert prometheus_client.start_http_server and prometheus_client.__all__
+assert not hasattr(prometheus_client, "NoSuchName")
+"""
+    assert run(code) == ""
+
+
+def test_a_package_that_has_its_names_elsewhere_runs_its_init(tmp_path: Path) -> None:
+    package = tmp_path / "laid_out_anew"
+    package.mkdir()
+    (package / "__init__.py").write_text("print('runs')\nfrom laid_out_anew.inner import Thing\nOther = 2\n")
+    (package / "home.py").write_text("from . import inner\nThird = inner.Thing + 2\n")
+    (package / "inner.py").write_text("Thing = 1\n")
+    code = """
+from pgrole_controller.imports import register
+register("laid_out_anew", ("gone", "home"))
+register("not_installed_at_all")
+from laid_out_anew import Third, inner
+print(Third, inner.Thing)
+from laid_out_anew import Other, Thing
+print(Other, Thing)
+"""
+    assert run(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{Path.cwd()}").split() == ["3", "1", "runs", "2", "1"]
+
+
+def test_a_package_is_imported_without_an_extension_unless_it_needs_that(tmp_path: Path) -> None:
+    able = "try:\n    from able import fast\nexcept ImportError:\n    fast = None\n"
+    for name, text in (("able", able), ("unable", "from unable import fast\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+        (tmp_path / name / "fast.py").write_text("")
+    code = """
+import sys
+from pgrole_controller.imports import import_plain
+import_plain("frozenlist", "frozenlist._frozenlist")
+import frozenlist
+assert frozenlist.FrozenList is frozenlist.PyFrozenList
+import aiohttp, aiohttp.web
+assert "frozenlist._frozenlist" not in sys.modules
+for name in ("able", "unable", "not_installed_at_all"):
+    import_plain(name, f"{name}.fast")
+import able, unable
+print(able.fast, unable.fast is not None)
+"""
+    assert run(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{Path.cwd()}") == "None True"
+
+
+def test_models_are_loaded_once_whoever_asks_and_refuse_what_is_wrong() -> None:
+    code = """
+import gc, sys
+from threading import Thread
+from pgrole_controller.api import reading
+assert "pydantic" not in sys.modules
+loads = [Thread(target=reading.load) for _ in range(4)]
+for load in loads:
+    load.start()
+obj = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": {"name": "a", "namespace": "b"}, "spec": {}}
+assert reading.read_pgrole(obj).role_name == "a"
+for load in loads:
+    load.join()
+from pgrole_controller.api.pgrole import PgRole
+assert type(reading.read_pgrole(obj)) is PgRole
+for read, kind in ((reading.read_pgrole, "PgRole"), (reading.read_pgserver, "PgServer")):
+    try:
+        read({**obj, "kind": kind, "spec": {"name": 3, "connection": 3}})
+    except reading.Invalid as error:
+        print(str(error).split(":")[0])
+assert gc.isenabled()
+"""
+    assert run(code).split() == ["spec.name", "spec.connection"]
 
 
 def test_authorities_are_read_with_the_first_connection_that_needs_them(tmp_path: Path) -> None:

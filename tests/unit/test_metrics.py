@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 import yaml
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pgrole_controller import metrics
@@ -194,6 +195,27 @@ def test_what_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
 def test_nothing_is_in_the_default_registry_of_the_library() -> None:
     assert b"_created" not in render(None, 0.0)
     assert metrics.REGISTRY is not __import__("prometheus_client").REGISTRY
+
+
+def test_what_is_rendered_reads_as_what_the_library_renders() -> None:
+    odd = 'a "quoted" \\ and a\nnew line'
+    metrics.expect_server(odd)
+    metrics.REPAIR_SECONDS.labels("notify").observe(1e9)
+    metrics.LAST_NOTIFICATION.labels(odd).set(float("nan"))
+    metrics.REPAIR_SECONDS.labels("object").observe(float("inf"))
+
+    def rendered(text: bytes) -> list[str]:
+        """Comments as they are, samples as they are read; of the process itself names only."""
+        lines = [line for line in text.decode().splitlines() if not line.startswith(("process_", "python_gc"))]
+        samples = [
+            repr(sample) for family in text_string_to_metric_families("\n".join(lines)) for sample in family.samples
+        ]
+        return [line for line in lines if line.startswith("#")] + samples
+
+    ours = render(Scrape((SERVER,), leading=True), 0.0)
+    assert rendered(ours) == rendered(generate_latest(REGISTRY))
+    assert f'{{server="{metrics._quote(odd)}"}}' in ours.decode()
+    forget_server(odd)
 
 
 def test_a_server_that_is_forgotten_has_no_series_left() -> None:
