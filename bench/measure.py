@@ -10,6 +10,7 @@ import anyio
 from bench.drifts import DRIFTS, Spread
 from bench.floors import measure_alone, measure_python
 from bench.idle import measure_idle, read_memory
+from bench.incidents import measure_objects, measure_outages
 from bench.objects import load
 from bench.password import measure_passwords
 from bench.poll import measure_poll
@@ -25,7 +26,7 @@ from pgrole_controller.local.display import Display
 
 #: What is measured at each size, beside `load`: objects applied, restarts, memory.
 SIZED = ("load", "request", "idle", "quiet", "busy", "password", "poll")
-PARTS = ("start", *SIZED)
+PARTS = ("start", *SIZED, "objects", "outage")
 
 #: Between two rounds of the floor, in seconds, as between two drifts: all processes have slept.
 _FLOOR_PAUSE = 0.1
@@ -57,6 +58,10 @@ async def measure(options: Options, display: Display, arguments: Sequence[str]) 
             postgresql = await connection.fetchval("SHOW server_version")
         kubernetes = made.api.version
         await _Measurement(made, sheet, options).run()
+    if "objects" in options.parts:
+        await measure_objects(display, sheet, options.repetitions)
+    if "outage" in options.parts:
+        await measure_outages(display, sheet, options.repetitions)
     after = processors_time()
     origin = originate(
         command=shlex.join(["python", "-m", "bench", *arguments]),

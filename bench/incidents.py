@@ -1,0 +1,58 @@
+"""What happens at once, each in a stand of its own: a thousand objects are posted, PostgreSQL is away for a while."""
+
+import anyio
+
+from bench.applying import measure_applying
+from bench.floors import measure_return
+from bench.objects import load
+from bench.outage import measure_outage
+from bench.sheet import Sheet
+from bench.stand import stand
+from pgrole_controller.controller.lane import HEALTHY_SECONDS
+from pgrole_controller.controller.reporter import CONFIRM_AGAIN
+from pgrole_controller.local.display import Display
+
+#: Objects that are posted at once, by so many clients, beside those that were there before.
+OBJECTS = 1_000
+CLIENTS = 8
+_BEFORE = 200
+
+#: Objects that an outage meets.
+OUTAGES = (100, 1_000)
+
+#: In seconds: what was changed is looked at once more.
+_REST = CONFIRM_AGAIN + 3.0
+
+#: Between two outages, in seconds: a session that ends sooner counts as a failure to connect.
+_APART = HEALTHY_SECONDS + 2.0
+
+
+async def measure_objects(display: Display, sheet: Sheet, repetitions: int) -> None:
+    for _ in range(repetitions):
+        async with stand(display) as made:
+            await made.start_controller()
+            await load(made, 0, _BEFORE)
+            await anyio.sleep(_REST)
+            found = await measure_applying(made, _BEFORE, OBJECTS, CLIENTS)
+        sheet.note("floor.posting", found.posting, OBJECTS)
+        sheet.note("objects.ready.last", found.after_last, OBJECTS)
+        sheet.note("objects.ready.first", found.after_first, OBJECTS)
+        sheet.note("objects.cpu", found.controller, OBJECTS)
+        sheet.note("objects.cpu.postgres", found.postgres, OBJECTS)
+        sheet.note("objects.cpu.apiserver", found.api_server, OBJECTS)
+
+
+async def measure_outages(display: Display, sheet: Sheet, repetitions: int) -> None:
+    present = 0
+    async with stand(display) as made:
+        await made.start_controller()
+        for size in OUTAGES:
+            await load(made, present, size)
+            present = size
+            for _ in range(repetitions):
+                sheet.note("floor.return", await measure_return(made), size)
+                await anyio.sleep(_APART)
+                found = await measure_outage(made, size)
+                sheet.note("outage.drift", found.drifted, size)
+                sheet.note("outage.spec", found.changed, size)
+                sheet.note("outage.ready", found.ready, size)
