@@ -223,14 +223,16 @@ def test_every_page_is_listed_in_the_readme_and_every_decision_in_their_index() 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_line_is_longer_than_120_columns(page: Path) -> None:
-    """Except rows of tables, which cannot be wrapped, and what `python -m bench` prints."""
+    """Rows of tables cannot be wrapped: 180. What `python -m bench` prints is as wide as it is."""
     text = re.sub(
         r"<!-- bench -->.*?<!-- /bench -->",
         lambda found: "\n" * found[0].count("\n"),
-        page.read_text("utf-8"),
+        page.read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )
-    long = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 120 and not line.startswith("|")]
+    long = [
+        number for number, line in enumerate(text.splitlines(), 1) if len(line) > (180 if line.startswith("|") else 120)
+    ]
     assert long == []
 
 
@@ -244,7 +246,7 @@ def test_the_architecture_has_a_glossary_of_at_most_20_words_and_takes_ten_minut
 
 @pytest.mark.parametrize("record", sorted((ROOT / "docs/decisions").glob("[0-9]*.md")), ids=lambda path: path.stem)
 def test_a_decision_has_its_context_and_its_consequence(record: Path) -> None:
-    headings = re.findall(r"^## (.+)$", record.read_text("utf-8"), flags=re.MULTILINE)
+    headings = re.findall(r"^## (.+)$", record.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert headings == ["Context", "Decision", "Consequence"]
 
 
