@@ -1,7 +1,8 @@
 """`python -m bench.isolation`: how long a repair takes on healthy servers, alone and while others misbehave and attack.
 
-The healthy servers alone and all of them, in turns, so that whatever else this machine does is in both. Those that
-attack are in `bench.hostile`, and so is what a tenant does meanwhile to the one server that lets it in. A drift begins
+The healthy servers alone and all of them, in turns, so that whatever else this machine does is in both: also what a
+tenant does to the one server that lets it in, which keeps a core busy whether the controller knows that server or not.
+Those that attack are in `bench.hostile`, and so is what the tenant does. A drift begins
 when its COMMIT has returned to the client, and is repaired when PostgreSQL says that the transaction committed which
 wrote the role's row (track_commit_timestamp), by the same clock.
 """
@@ -129,7 +130,7 @@ class Declared:
             "sslMode": "disable",
             "credentialsSecretRef": {"name": name},
         }
-        allow = {"namespaces": {"matchNames": ["*"]}, "roleNames": ["*"]}
+        allow = {"namespaces": {"matchNames": ["*"]}, "roleNames": ["*"], "adopt": True}
         await self._apply(
             f"{_GROUP}/pgservers/{name}", _object("PgServer", name, {"connection": connection, "allow": allow})
         )
@@ -167,7 +168,19 @@ class Declared:
 
     async def _wait(self, true: Any, what: str) -> None:  # noqa: ANN401 -- a condition
         if not await reached(true, _SECONDS, every=0.2):
-            raise AssertionError(f"the servers {what} within {_SECONDS:.0f} s")
+            found = "\n".join([await self._describe("pgservers"), await self._describe(f"namespaces/{NAMESPACE}/pgroles")])
+            raise AssertionError(f"the servers {what} within {_SECONDS:.0f} s; not Ready are\n{found}")
+
+    async def _describe(self, what: str) -> str:
+        """Those that are not Ready, with the reason."""
+        found = []
+        for one in (await self.api.request("GET", f"{_GROUP}/{what}"))["items"]:
+            conditions = one.get("status", {}).get("conditions", [])
+            ready = next((each for each in conditions if each["type"] == "Ready"), None)
+            if ready is None or ready["status"] != "True":
+                said = f"{ready['reason']}: {ready['message']}" if ready else "nothing"
+                found.append(f"  {one['metadata']['name']} {said[:300]}")
+        return "\n".join(found)
 
 
 def _object(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -233,11 +246,12 @@ class Street:
         await self.controller.start()
         await self.declared.wait(healthy)
         for _ in range(rounds):
-            with self._share(shares[0]):
-                alone += await _drift(self.hands, drifts, self.display)
+            async with attacking(await self._let_in(), self.controller.log.parent):
+                with self._share(shares[0]):
+                    alone += await _drift(self.hands, drifts, self.display)
             for other in self.others:
                 await self.declared.add(other.name, other.port, other.password)
-            await self.declared.add(ATTACKED, self.attacked.port, self.attacked.password, login=True)
+            await self.declared.add(ATTACKED, self.attacked.port, self.attacked.password, login=True, adopt=True)
             said = {other.name: other.words for other in self.others}
             await self.declared.wait({**healthy, **said, ATTACKED: ""})
             before, began = self._log(), time.monotonic()
@@ -272,10 +286,11 @@ class Street:
         into.append(100 * (cpu_seconds(self.controller.pid) - before) / (time.monotonic() - began))
 
     async def _let_in(self) -> str:
-        """The DSN of the tenant, one of the declared roles."""
+        """The DSN of the tenant, one of the roles that will be declared."""
         connection = await asyncpg.connect(self.attacked.dsn())
         try:
-            await connection.execute(f"ALTER ROLE {_role(0)} RESET ALL; ALTER ROLE {_role(0)} PASSWORD 'tenant'")
+            await connection.execute(f"DO $$ BEGIN CREATE ROLE {_role(0)}; EXCEPTION WHEN duplicate_object THEN END $$")
+            await connection.execute(f"ALTER ROLE {_role(0)} RESET ALL; ALTER ROLE {_role(0)} LOGIN PASSWORD 'tenant'")
         finally:
             await connection.close(timeout=5)
         return self.attacked.dsn(_role(0), password="tenant")

@@ -95,7 +95,11 @@ class Stopwatch:
 def _describe(handle: events.Handle) -> str:
     callback = handle._callback  # type: ignore[attr-defined]
     owner = getattr(callback, "__self__", None)
-    return f"task {owner.get_name()}" if isinstance(owner, Task) else repr(callback)
+    if isinstance(owner, Task):
+        return f"task {owner.get_name()}"
+    # Not its repr: that of a response that has not begun keeps aiohttp from reading its headers later.
+    named = getattr(callback, "func", callback)
+    return f"{type(owner).__name__} {getattr(named, '__qualname__', type(named).__name__)}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes an environment that `uv sync` made fit for an image whose interpreter is /usr/bin/python3.13, and leaves out
-# what only those need who install or compile: settle.sh ENVIRONMENT
+# Adapts an environment created by `uv sync` to an image whose interpreter is /usr/bin/python3.13, and removes what is
+# needed only to install or compile: settle.sh ENVIRONMENT
 set -eu
 cd "$1"
 ln -sf /usr/bin/python3.13 bin/python

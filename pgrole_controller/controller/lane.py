@@ -191,8 +191,8 @@ class Lane:
                 metrics.INTERNAL_ERRORS.labels("session").inc()
                 extra = {"server": server.name, **describe_error(error.__cause__ or error)}
                 log.error("unexpected error in a session", extra=extra)
-            self._fail(error)
             try:
+                self._fail(error)
                 await self._pause()
             except Exception as unexpected:  # noqa: BLE001 -- this server's error
                 metrics.INTERNAL_ERRORS.labels("session").inc()

@@ -31,18 +31,22 @@ class StandbyError(ConnectionError):
 
 def cause_of(error: PgRoleError) -> Cause:
     """`error` is from an attempt at a session, or from one that ended too soon."""
-    if error.reason is Reason.PROGRESSING:
-        return Cause.OVERTAKEN
-    return _read(error.__cause__)
+    return _read(error, frozenset())
 
 
-def _read(error: BaseException | None) -> Cause:
+def _read(error: BaseException | None, within: frozenset[int]) -> Cause:
+    """`within`: the errors that this one was found in, by id. What is raised from a group can be in that group."""
+    if id(error) in within:
+        return _SPARED[0]
+    within |= {id(error)}
     match error:
         case BaseExceptionGroup():
-            causes = [_read(one) for one in error.exceptions]
+            causes = [_read(one, within) for one in error.exceptions]
             return max(causes, key=_SPARED.index)
+        case PgRoleError(reason=Reason.PROGRESSING):
+            return Cause.OVERTAKEN
         case PgRoleError():
-            return cause_of(error)
+            return _read(error.__cause__, within)
         case asyncpg.CannotConnectNowError():
             return Cause.STARTING
         case Unacceptable():

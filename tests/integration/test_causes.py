@@ -117,3 +117,11 @@ def test_what_nothing_foresees_backs_off_and_what_another_process_did_is_no_trou
     assert cause_of(mixed) is Cause.OTHER
     mixed.__cause__ = asyncpg.TooManyConnectionsError("sorry, too many clients already")
     assert cause_of(mixed) is Cause.OTHER
+
+
+def test_an_error_that_is_raised_from_a_group_with_itself_in_it_has_a_cause() -> None:
+    error = Transient(Reason.SERVER_NOT_READY, "no answer in time")
+    error.__cause__ = ExceptionGroup("", [error])
+    assert cause_of(error) in Cause
+    error.__cause__ = ExceptionGroup("", [error, TimeoutError()])
+    assert cause_of(error) is Cause.OTHER

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,11 +210,44 @@ def test_what_each_role_in_the_cluster_gives_to_whoever_takes_it_over_is_documen
         table_row(section(read("docs/security.md"), "## What the controller can do in a cluster"), name)
 
 
-def test_every_page_is_listed_in_the_readme() -> None:
+def test_every_page_is_listed_in_the_readme_and_every_decision_in_their_index() -> None:
     listed = section(read("README.md"), "## More")
+    index = read("docs/decisions/README.md")
     for page in documentation():
         name = str(page.relative_to(ROOT))
-        assert name == "README.md" or f"]({name})" in listed, name
+        if page.parent.name == "decisions" and page.name != "README.md":
+            assert f"]({page.name})" in index, name
+        else:
+            assert name == "README.md" or f"]({name})" in listed, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_is_longer_than_120_columns(page: Path) -> None:
+    """Rows of tables cannot be wrapped: 180. What `python -m bench` prints is as wide as it is."""
+    text = re.sub(
+        r"<!-- bench -->.*?<!-- /bench -->",
+        lambda found: "\n" * found[0].count("\n"),
+        page.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )
+    long = [
+        number for number, line in enumerate(text.splitlines(), 1) if len(line) > (180 if line.startswith("|") else 120)
+    ]
+    assert long == []
+
+
+def test_the_architecture_has_a_glossary_of_at_most_20_words_and_takes_ten_minutes() -> None:
+    text = read("docs/architecture.md")
+    entries = re.findall(r"^- (\*\*.*?): ", section(text, "## Glossary"), flags=re.MULTILINE)
+    words = [word for entry in entries for word in re.findall(r"\*\*(.+?)\*\*", entry)]
+    assert 0 < len(words) <= 20
+    assert len(without_code(text).split()) <= 2200  # at 220 words a minute
+
+
+@pytest.mark.parametrize("record", sorted((ROOT / "docs/decisions").glob("[0-9]*.md")), ids=lambda path: path.stem)
+def test_a_decision_has_its_context_and_its_consequence(record: Path) -> None:
+    headings = re.findall(r"^## (.+)$", record.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert headings == ["Context", "Decision", "Consequence"]
 
 
 @pytest.mark.parametrize("obj", examples())

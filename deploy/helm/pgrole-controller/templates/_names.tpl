@@ -38,7 +38,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* The metadata of an object whose name is the full one with `suffix`; `namespace` empty: of the cluster. */ -}}
+{{- /* Metadata of an object named with the full name and `suffix`; empty `namespace`: cluster-scoped. */ -}}
 {{- define "pgrole-controller.metadata" -}}
 metadata:
   name: {{ include "pgrole-controller.name" .root }}{{ .suffix }}
@@ -49,7 +49,7 @@ metadata:
     {{- include "pgrole-controller.labels" .root | nindent 4 }}
 {{- end -}}
 
-{{- /* A role with the rules of `suffix` (_rules.tpl) and its binding to the controller. `namespace` empty: a ClusterRole. */ -}}
+{{- /* A role with the rules of `suffix` (_rules.tpl), and its binding; empty `namespace`: a ClusterRole. */ -}}
 {{- define "pgrole-controller.role" -}}
 {{- $kind := ternary "Role" "ClusterRole" (ne .namespace "") -}}
 apiVersion: rbac.authorization.k8s.io/v1

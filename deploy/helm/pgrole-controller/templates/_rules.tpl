@@ -1,6 +1,6 @@
-{{- /* What the controller may do, each set with what it is for. deploy/kustomize says the same. */ -}}
+{{- /* The controller's rights, by purpose. Keep in sync with deploy/kustomize. */ -}}
 
-{{- /* Its own namespace: who leads, and the CAs that PgServers name. */ -}}
+{{- /* Own namespace: the Lease, and the CAs that PgServers name. */ -}}
 {{- define "pgrole-controller.rules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -14,7 +14,7 @@
   verbs: [get, list, watch]
 {{- end -}}
 
-{{- /* PgServers, which belong to no namespace. */ -}}
+{{- /* PgServers, which are cluster-scoped. */ -}}
 {{- define "pgrole-controller.rules-servers" -}}
 - apiGroups: [pgrole.dev]
   resources: [pgservers]
@@ -24,7 +24,7 @@
   verbs: [patch]
 {{- end -}}
 
-{{- /* PgRoles, the Secrets that they name, and what is told of them. */ -}}
+{{- /* PgRoles, the Secrets that they name, and Events. */ -}}
 {{- define "pgrole-controller.rules-roles" -}}
 - apiGroups: [pgrole.dev]
   resources: [pgroles]
@@ -50,7 +50,7 @@
   verbs: [create, patch, delete]
 {{- end -}}
 
-{{- /* The credentials that PgServers name, where the rights on Secrets end at one namespace. */ -}}
+{{- /* Credentials that PgServers name, if rights on Secrets are limited to one namespace. */ -}}
 {{- define "pgrole-controller.rules-credentials" -}}
 - apiGroups: [""]
   resources: [secrets]
