@@ -168,7 +168,8 @@ class Declared:
 
     async def _wait(self, true: Any, what: str) -> None:  # noqa: ANN401 -- a condition
         if not await reached(true, _SECONDS, every=0.2):
-            found = "\n".join([await self._describe("pgservers"), await self._describe(f"namespaces/{NAMESPACE}/pgroles")])
+            kinds = ("pgservers", f"namespaces/{NAMESPACE}/pgroles")
+            found = "\n".join([await self._describe(kind) for kind in kinds])
             raise AssertionError(f"the servers {what} within {_SECONDS:.0f} s; not Ready are\n{found}")
 
     async def _describe(self, what: str) -> str:
