@@ -1,9 +1,8 @@
 """Servers that attack whoever connects, and tenants that do to a server what a role with LOGIN may.
 
 `python -m bench.hostile` serves one of each kind, and writes their ports as JSON; `python -m bench.hostile DSN` attacks
-as the role of the DSN. Both last until they are ended: apart from the process that measures, and with no more of this
-machine's processors than is left (`yield_processor`). Hostile servers have machines of their own; what is measured is
-what the controller makes of them.
+as the role of the DSN. Both last until they are ended: apart from the process that measures, and on one processor alone
+(`yield_processor`). Hostile servers have machines of their own; what is measured is what the controller makes of them.
 """
 
 import json
@@ -36,8 +35,24 @@ _COMMAND = (sys.executable, "-m", "bench.hostile")
 
 
 def yield_processor(pid: int = 0) -> None:
-    """This process, or another, and what it starts from now on run only while nothing else wants to. Linux only."""
+    """This process, or another, and what it starts from now on run only while nothing else wants to. Linux only.
+
+    On a processor of their own where there is one (`leave_processor`): the kernel does not take the processor away from
+    a long system call.
+    """
     os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setaffinity(pid, {_last_processor()})
+
+
+def leave_processor() -> None:
+    """This process, and what it starts from now on, leave one processor to those that attack."""
+    others = os.sched_getaffinity(0) - {_last_processor()}
+    if others:
+        os.sched_setaffinity(0, others)
+
+
+def _last_processor() -> int:
+    return (os.cpu_count() or 1) - 1
 
 
 def message(kind: bytes, body: bytes) -> bytes:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import asyncpg
 
-from bench.hostile import attacking, serving_hostile, yield_processor
+from bench.hostile import attacking, leave_processor, serving_hostile, yield_processor
 from bench.neighbours import SMALL, Neighbour, neighbours
 from bench.observe import Quantiles, cpu_seconds
 from pgrole_controller.local.apiserver import ApiServer, api_server
@@ -327,6 +327,7 @@ def _spell(quantiles: Quantiles) -> str:
 
 
 async def measure(rounds: int, drifts: int) -> str:
+    leave_processor()
     display = Display(sys.stderr)
     binaries = await find(display)
     async with AsyncExitStack() as stack:

@@ -315,6 +315,7 @@ class Lane:
         metrics.SESSIONS.labels(self.server.name).inc()
         keys = self.keys()
         self._reporter.withdraw(keys, Reason.SERVER_NOT_READY)
+        self._queue.forgive(self.server.name)
         for key in self._changed & keys:
             self.hint(key, "connected", Rank.CHANGE)
         self._changed.clear()

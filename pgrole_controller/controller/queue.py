@@ -57,6 +57,10 @@ class Queue:
         if lane is not None:
             self._wake(lane)
 
+    def forgive(self, lane: str) -> None:
+        """How often keys of the lane failed counts no more."""
+        self._schedule.forgive(lane)
+
     def figures(self, lane: str) -> Figures:
         return self._schedule.figures(lane, anyio.current_time())
 

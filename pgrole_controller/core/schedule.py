@@ -178,6 +178,12 @@ class Schedule:
             self.forget(key)
         self._lanes.pop(lane, None)
 
+    def forgive(self, lane: str) -> None:
+        """How often keys of the lane failed counts no more: the cause was the lane's, and it is gone."""
+        for entry in self._entries.values():
+            if entry.lane == lane:
+                entry.failures = 0
+
     def restart(self, now: float) -> None:
         """Whatever is due waits from now on: nobody could take it before."""
         for queue in self._lanes.values():

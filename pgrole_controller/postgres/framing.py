@@ -201,17 +201,15 @@ class Framing:
 
     def _check(self, kind: int, body: bytes) -> bytes | None:
         """The body as asyncpg may have it; None: not at all. Raises ValueError where it is not as it should be."""
+        if kind == 65:  # A: NotificationResponse. Tenants can send as many as they like: that must not end the session.
+            self._note(body)
+            return None
+        self._charge(kind, body)
         match kind:
-            case 65:  # A: NotificationResponse
-                self._note(body)
-                return None
             case 78:  # N: NoticeResponse
                 return None
             case 83:  # S: ParameterStatus
                 self._check_parameter(body)
-                return body
-        self._charge(kind, body)
-        match kind:
             case 68:  # D: DataRow
                 check_row(body)
             case 84:  # T: RowDescription

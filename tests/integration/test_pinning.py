@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.errors import PgRoleError, Refused, Transient, Waiting
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import pinning, queries
 from pgrole_controller.postgres.claims import Selection, claims_of, list_claims
@@ -330,9 +331,11 @@ async def test_a_login_event_trigger_that_keeps_us_out_is_said_leaves_nothing_be
         else:
             assert messages[-1] == ""
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND usename = $2"
-        assert (
-            await admin.fetchval(query, HOME, CONTROLLER) <= 1
-        )  # the first attempt's, of which the server was not known
+
+        async def are_gone() -> bool:
+            return bool(await admin.fetchval(query, HOME, CONTROLLER) <= 1)
+
+        assert await reached(are_gone, 45.0)  # but for the first attempt's, of which the server was not known
     await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", HOME)
     async with connect(endpoint(server, role), "test"):
         pass

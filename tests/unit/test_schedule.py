@@ -206,6 +206,18 @@ def test_failures_back_off_from_two_seconds_doubling_to_five_minutes() -> None:
     assert delays == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
 
 
+def test_failures_that_were_the_servers_are_forgiven() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 0.0)
+    now = fail(schedule, A, 0.0, times=6)
+    schedule.forgive("another")
+    [visit] = schedule.take("s", now, MANY)
+    assert visit.failures == 6
+    schedule.forgive("s")
+    schedule.done(A, now, Retry())
+    assert schedule.next_at("s") == now + FIRST_BACKOFF
+
+
 def test_jitter_shortens_a_back_off_by_up_to_half() -> None:
     schedule = Schedule(random.Random(1).random)
     keys = [Key("shop", str(number)) for number in range(500)]
