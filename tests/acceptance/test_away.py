@@ -157,7 +157,8 @@ async def leader_is_killed(say: Say, how: How, own: Stage) -> None:
         gap = await pair.drift("app-1", PATIENCE * 2)
         say(f"away ({how}), leader killed: the gap", gap)
         assert gap < 20.0 + SLACK
-        # It has seen no Secret: what it knows of the password is what the database holds.
+        # It has seen no Secret: what it knows of the password is what the database held when it first looked.
+        await pair.second.controller.wait_log(f"looked  object={own.kube.namespace}/secured")
         await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed again'")
         await pair.database.wait_password("secured", "first password")
         assert pair.writers(logged) == ["first", "second"]

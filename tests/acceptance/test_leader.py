@@ -22,6 +22,9 @@ from tests.acceptance.wire import wire
 from tests.acceptance.world import PATIENCE, Stage, is_ready
 from tests.servers import Servers
 
+#: After that a leader that could not renew its Lease changes nothing any more (10 s), and some more.
+OWN_CLOCK_SECONDS = 12.0
+
 #: Of the Lease, in seconds.
 DURATION = 15.0
 #: How much later than promised something may be before a test fails, in seconds: the machine may be busy.
@@ -349,12 +352,15 @@ async def hand_over(arguments: tuple[str, ...], said: str, own: Stage) -> None:
         await make_ready(pair)
         made = await own.kube.wait_ready("app")
         pair.first.pause()
+        paused = anyio.current_time()
         await pair.edit_lease(holderIdentity="")
         await pair.second.leads()
         assert said in pair.second.controller.log
         logged = pair.logged()
         await own.kube.apply("app", login=True, connectionLimit=3)
         await own.kube.wait_ready("app")
+        # A Lease is taken over when whoever led must have given up by its own clock, not as early as it was here.
+        await anyio.sleep_until(paused + OWN_CLOCK_SECONDS)
         pair.first.resume()
         await lost(pair.first)
         await pair.first.stands_by()
