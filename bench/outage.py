@@ -47,7 +47,7 @@ HAVING NOT bool_or(a.rolbypassrls) AND bool_and(a.rolconnlimit = $3 OR NOT a.rol
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class OutageFigures:
     """Seconds from the first success of the client: the last drift repaired, the last changed object's role altered,
     every object Ready for its generation. `said`: of so many objects it was said meanwhile that there is no server.
     `cpu_seconds`: of the controller, from the stop of PostgreSQL until all were Ready.
@@ -88,7 +88,7 @@ class _Objects:
             self.all_ready.set()
 
 
-async def measure_outage(made: Stand, objects: int, away: float = AWAY_SECONDS) -> Outage:
+async def measure_outage(made: Stand, objects: int, away: float = AWAY_SECONDS) -> OutageFigures:
     """With the controller running and `objects` objects Ready, bench-0 and so on. Leaves all as it was."""
     numbers = random.sample(range(objects), min(objects, 2 * CHANGED))
     drifting, changing = numbers[::2], numbers[1::2]
@@ -121,7 +121,7 @@ async def measure_outage(made: Stand, objects: int, away: float = AWAY_SECONDS) 
             await seen.all_ready.wait()
         used = cpu_seconds(pid) - used
         tasks.cancel_scope.cancel()
-    return Outage(
+    return OutageFigures(
         objects, away, drifted - began, changed - began, max(seen.ready_at - began, 0.0), len(seen.said), used
     )
 
@@ -191,7 +191,7 @@ async def measure(sizes: Sequence[int], rounds: int, away: float) -> None:
             print(f"{size:7}  medians: {', '.join(medians)}", flush=True)
 
 
-def _line(one: Outage) -> str:
+def _line(one: OutageFigures) -> str:
     return (
         f"{one.objects:7} {one.away:7.1f} {one.drifted:17.2f} {one.changed:15.2f} {one.ready:12.2f} {one.said:15}"
         f" {one.cpu_seconds:17.2f}"

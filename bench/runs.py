@@ -24,7 +24,7 @@ class BadRun(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RunInfo:
     """`commit` ends in `+` where files differed from it, and is empty without git. `minutes`: how long it took.
 
     `stolen`: percent of the processors' time that this machine's host gave to others meanwhile.
@@ -43,7 +43,7 @@ class Origin:
     repetitions: int
     stolen: float
 
-    def differences(self, other: "Origin") -> tuple[str, ...]:
+    def differences(self, other: "RunInfo") -> tuple[str, ...]:
         """What of the surroundings is not the same, so that figures may differ without a change of the project."""
         names = ("machine", "kernel", "python", "postgresql", "kubernetes")
         pairs = ((name, getattr(self, name), getattr(other, name)) for name in names)
@@ -52,11 +52,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    origin: Origin
+    origin: RunInfo
     figures: tuple[Figure, ...]
 
     def save(self, path: Path) -> None:
-        origin = {name: getattr(self.origin, name) for name in Origin.__dataclass_fields__}
+        origin = {name: getattr(self.origin, name) for name in RunInfo.__dataclass_fields__}
         figures = [_as_json(figure) for figure in self.figures]
         lines = ",\n".join(f"    {json.dumps(figure, ensure_ascii=False)}" for figure in figures)
         head = json.dumps({"format": _FORMAT, **origin}, ensure_ascii=False, indent=2).removesuffix("\n}")
@@ -69,7 +69,7 @@ class Run:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["format"] != _FORMAT:
                 raise BadRun(f"{path} has format {stored['format']}, not {_FORMAT}")
-            origin = Origin(**{name: stored[name] for name in Origin.__dataclass_fields__})
+            origin = RunInfo(**{name: stored[name] for name in RunInfo.__dataclass_fields__})
             figures = tuple(_of_json(one) for one in stored["figures"] if one["name"] in QUANTITIES)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadRun(f"{path} is no stored run: {type(error).__name__}: {error}") from error
@@ -102,9 +102,9 @@ def _short(value: float) -> float:
 
 def originate(
     *, command: str, seconds: float, postgresql: str, kubernetes: str, repetitions: int, stolen: float
-) -> Origin:
+) -> RunInfo:
     """Of a run that has just ended here."""
-    return Origin(
+    return RunInfo(
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         command=command,
         minutes=round(seconds / 60, 1),

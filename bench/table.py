@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.comparison import Comparison, Verdict
-from bench.runs import Origin, Run
+from bench.runs import Run, RunInfo
 from bench.sheet import Figure
 
 _MARKS = {None: "", True: " ✓", False: " ✗"}
@@ -90,7 +90,7 @@ def render_markdown(run: Run) -> str:
     return "\n".join([f"{describe(run.origin)}.", "", *lines])
 
 
-def describe(origin: Origin) -> str:
+def describe(origin: RunInfo) -> str:
     """Where and of what it was measured, in one sentence without its full stop."""
     return (
         f"`{origin.command}` of {origin.controller} ({origin.commit or 'no commit known'}) on {origin.date}, "

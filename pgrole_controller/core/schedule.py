@@ -3,7 +3,8 @@
 Guarantees: one visit to a key at a time, in whatever lane; hints for it that arrive before its visit lead to that one
 visit, and those that arrive during it to exactly one more; no hint is lost; a key that waits is visited however many of
 better rank come; while drifts and changes wait, every other visit is to one of each, so that neither waits for all of
-the others. Every operation costs O(log n) of the keys that wait, but `remove_lane`; keys at rest cost nothing.
+the others. Every operation costs O(log n) of the waiting keys, `remove_lane` and `forgive` O(n); keys at rest cost
+nothing.
 
 Assumptions: time is in seconds of any one clock that never goes back, and given by the caller.
 """

@@ -1,7 +1,6 @@
 """Why there is no session, as far as it matters for the next attempt: read from the exception that an error is from.
 
-Guarantees: what was not foreseen is `Cause.OTHER`, which backs off. Of several hosts the one decides that is to be
-spared the most.
+Guarantees: an unknown cause is `Cause.OTHER`, which backs off. Of several hosts, the one to be spared the most decides.
 """
 
 import errno
@@ -35,7 +34,7 @@ def cause_of(error: PgRoleError) -> Cause:
 
 
 def _read(error: BaseException | None, within: frozenset[int]) -> Cause:
-    """`within`: the errors that this one was found in, by id. What is raised from a group can be in that group."""
+    """`within`: ids of the errors that contain this one. An error that is raised from a group can be in that group."""
     if id(error) in within:
         return _SPARED[0]
     within |= {id(error)}

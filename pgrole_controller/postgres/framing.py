@@ -45,7 +45,7 @@ _LONGEST: Final[dict[int, int]] = {
     ord("N"): 8 << 20,
     ord("t"): 64 * _KIB,
     ord("T"): 64 * _KIB,
-    ord("D"): 8 << 20,  # the digests and names of 100,000 roles
+    ord("D"): 8 << 20,  # the digests and names of 50,000 roles, the longest row of ours
 }
 _NAMES = {"E": "an error", "N": "a notice", "A": "a notification", "S": "a parameter", "D": "a row"}
 
@@ -162,7 +162,8 @@ class Framing:
                 taken += skipped
                 continue
             self._read(kind, data, place, kept)
-            self._drop(end - kept, len(data) - kept)
+            if end > kept:
+                self._drop(end - kept, len(data) - kept)
             place = min(end, len(data))
             taken += 1
         else:

@@ -27,7 +27,7 @@ SLICE: Final = 250
 #: Of the time of the loop: what a connection may take at once, in seconds, and as a share.
 BURST: Final = 0.1
 SHARE: Final = 0.1
-#: What it costs to receive a byte that is dropped, in seconds.
+#: Cost of receiving a byte that is dropped, in seconds.
 _DROPPED: Final = 1e-9
 
 

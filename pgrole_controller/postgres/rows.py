@@ -120,7 +120,7 @@ async def fetch(
 ) -> list[Row]:
     """The rows of a question. Raises PgRoleError; a row that cannot even be decoded is the server's fault.
 
-    `reason`: of the error that reading a column may raise later.
+    `reason`: the reason of errors that reading a column raises later.
     """
     with speaking(statement):
         try:

@@ -1,7 +1,6 @@
--- What is there of every role? A row for each 50,000 roles, in the order of their oids: digests of everything that a
--- PgRole can declare, in two columns of one order: `digests` holds 12 bytes for each role (oid, digest), `names` their
--- names with NUL between. As long as no transaction with an id has ended since the last round, nothing can have changed:
--- then there is one row in which both are NULL.
+-- Digests of every role: one row per 50,000 roles, ordered by oid, over everything that a PgRole can declare. `digests`
+-- holds 12 bytes per role (oid, digest), `names` their names in the same order, separated by NUL. If no transaction with
+-- an id has ended since the last round, nothing can have changed: then there is one row in which both are NULL.
 -- Nothing but PostgreSQL's own catalogs is read; whole rows are hashed, so that it is the same in every version. Of what
 -- is too long to be unpacked in every round, the version of the row is: whoever may log in can store as much as they like.
 -- $1 text the snapshot of the last round   $2 bigint the key of the digests

@@ -12,11 +12,11 @@ from bench.__main__ import main
 from bench.comparison import Comparison, Verdict, compare, missing
 from bench.quantities import QUANTITIES
 from bench.repair import Floor
-from bench.runs import BadRun, Origin, Run
+from bench.runs import BadRun, Run, RunInfo
 from bench.sheet import Figure, Sheet
 from bench.table import ROWS, number, render_comparison, render_list, render_markdown
 
-ORIGIN = Origin(
+ORIGIN = RunInfo(
     date="2026-11-22",
     command="python -m bench",
     minutes=12.3,
