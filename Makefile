@@ -40,13 +40,14 @@ test-docker: env ## The tests with a PostgreSQL against containers postgres:NN (
 	@TEST_KUBERNETES=$(or $(KUBERNETES),local) $(RUN) python -m tests.matrix $(addprefix docker:,$(or $(VERSIONS),14 15 16 17 18)) -- $(PARALLEL) $(ARGS)
 
 .PHONY: lint
-lint: env ## ruff, strict types, imports between rooms, CRDs up to date, SQL parses
+lint: env ## ruff, strict types, imports between rooms, CRDs and settings up to date, SQL parses
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
 	@$(RUN) lint-imports --no-cache
 	@$(RUN) pgrole-controller crds --check crds
 	@$(RUN) python -m tests.deploy.manifests --check
+	@$(RUN) python -m tests.docs.settings_table --check
 	@$(RUN) python tests/parse_sql.py
 
 .PHONY: format
@@ -57,6 +58,10 @@ format: env ## Rewrite what the formatter and the safe fixes can
 .PHONY: crds
 crds: env ## Generate crds/ from the models
 	@$(RUN) pgrole-controller crds --write crds
+
+.PHONY: settings
+settings: env ## Generate the table of settings in docs/running.md
+	@$(RUN) python -m tests.docs.settings_table
 
 .PHONY: manifests
 manifests: crds ## Generate what deploy/ has of crds/ and the alerts, and install.yaml (builds kubectl when it is missing)

@@ -10,24 +10,27 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pgrole_controller import __version__
 from pgrole_controller.imports import import_plain, sparing
 
 with sparing():
     from pgrole_controller.claims.arguments import add_claims
+    from pgrole_controller.dsn import address_of, split_methods, verifies_by_default
     from pgrole_controller.settings import (
         DSN,
-        RUN,
+        SETTINGS,
+        Group,
         Setting,
+        Settings,
         WrongSetting,
-        address_of,
         allowance_of,
         read_settings,
-        split_methods,
-        verifies_by_default,
     )
+
+if TYPE_CHECKING:
+    from pgrole_controller.controller.app import Plan
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run the controller",
-        epilog=f"{DSN.variable} (environment only): {DSN.help}",
+        epilog=f"{DSN.variable} (environment only): {_plain(DSN.help)}",
         allow_abbrev=False,  # what is short for one flag today may be short for two in the next version
     )
-    for setting in RUN:
-        if not setting.secret:
-            _add_flag(run, setting)
+    for group in Group:
+        heading = run.add_argument_group(group)
+        for setting in SETTINGS:
+            if setting.group is group and setting.flag is not None:
+                _add_flag(heading, setting, setting.flag)
     run.set_defaults(command=_run)
 
     dev = commands.add_parser("dev", help="run everything on this machine: API server, PostgreSQL, controller, samples")
@@ -80,22 +85,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
-    default = f"; default {_shown(setting.default)}" if setting.default not in (None, (), frozenset()) else ""
-    parser.add_argument(
-        f"--{setting.name}",
-        dest=setting.name,
-        metavar=setting.metavar,
-        help=f"{setting.help} ({setting.variable}{default})",
-    )
+def _add_flag(group: "argparse._ArgumentGroup", setting: Setting, flag: str) -> None:
+    default = setting.default or _plain(setting.otherwise)
+    shown = f"; default: {default}" if default else ""
+    text = f"{_plain(setting.help)} ({setting.variable}{shown})"
+    group.add_argument(flag, dest=setting.name, metavar=setting.metavar, help=text)
 
 
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}s" if isinstance(value, float) else str(value)
+def _plain(markdown: str) -> str:
+    return markdown.replace("`", "")
 
 
 def _run(options: argparse.Namespace) -> int:
-    values = read_settings(RUN, vars(options), os.environ)
+    settings = read_settings(vars(options), os.environ)
     # Here, since it takes a while: `--help` and a wrong setting answer at once.
     with sparing():
         # Else libstdc++ is loaded, 1 MiB, for lists that aiohttp reads at most once in a request.
@@ -107,10 +109,10 @@ def _run(options: argparse.Namespace) -> int:
         from pgrole_controller.controller.watchdog import watched_loop
         from pgrole_controller.logs import set_up
 
-    set_up(values["log-level"], values["log-format"])
+    set_up(settings.log_level, settings.log_format)
     code = 0
     try:
-        anyio.run(run, _plan(values), backend_options={"loop_factory": watched_loop})
+        anyio.run(run, _plan(settings), backend_options={"loop_factory": watched_loop})
     except* CannotStart as group:
         for error in _leaves(group):
             print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
@@ -129,7 +131,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield error
 
 
-def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is imported late, like what uses it
+def _plan(settings: Settings) -> "Plan":
     from pgrole_controller.controller.app import Election, Plan
     from pgrole_controller.controller.declaration import Site
     from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
@@ -137,37 +139,35 @@ def _plan(values: dict[str, Any]) -> Any:  # noqa: ANN401 -- its type is importe
     from pgrole_controller.postgres.connection import Endpoint
     from pgrole_controller.postgres.token import TokenCommand
 
-    in_cluster, elects = in_cluster_namespace(), values["leader-election"]
-    dsn, server = values["dsn"], None
-    if dsn is not None:
+    in_cluster, server = in_cluster_namespace(), None
+    if (dsn := settings.dsn) is not None:
         plain, methods = split_methods(dsn)
         server = DeclaredServer(
             DEFAULT_SERVER,
             Endpoint(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods),
-            allowance_of(values),
+            allowance_of(settings),
             address_of(dsn),
-            may_install=values["install"],
-            mode=values["detection"],
-            interval=values["poll-interval"],
-            resync_seconds=values["resync-interval"],
+            may_install=settings.install,
+            mode=settings.detection,
+            interval=settings.poll_interval,
+            resync_seconds=settings.resync_interval,
         )
+    elects = in_cluster is not None if settings.leader_election is None else settings.leader_election
     return Plan(
         server=server,
         site=Site(
-            namespace=values["own-namespace"] or in_cluster or "default",
-            forbidden_metadata=values["forbidden-metadata"],
-            mint=TokenCommand(values["token-command"]) if values["token-command"] else None,
+            namespace=settings.own_namespace or in_cluster or "default",
+            forbidden_metadata=settings.forbidden_metadata,
+            mint=TokenCommand(settings.token_command) if settings.token_command else None,
         ),
-        kubeconfig=values["kubeconfig"],
-        context=values["context"],
-        strict_tls=values["strict-tls"],
-        cluster=values["cluster-id"],
-        namespace=values["namespace"],
-        election=Election(values["lease"], values["identity"] or socket.gethostname())
-        if (in_cluster is not None if elects is None else elects)
-        else None,
-        health_host=values["health-host"],
-        health_port=values["health-port"],
+        kubeconfig=settings.kubeconfig,
+        context=settings.context,
+        strict_tls=settings.strict_tls,
+        cluster=settings.cluster_id,
+        namespace=settings.namespace,
+        election=Election(settings.lease, settings.identity or socket.gethostname()) if elects else None,
+        health_host=settings.health_host,
+        health_port=settings.health_port,
     )
 
 

@@ -1,62 +1,94 @@
-"""The settings of `run`: each a flag and, as `PGROLE_…`, a variable of the environment; the flag wins.
+"""The settings of `run`: the fields of `Settings`.
 
-`PGROLE_DSN` alone is no flag: a command line can be read by every user of a machine.
+Each field is a flag and an environment variable `PGROLE_…`; the flag wins. Its metadata gives `--help` and the table in
+docs/running.md. Only `PGROLE_DSN` has no flag: every user of a machine can read its command lines.
 """
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_args
-from urllib.parse import parse_qs, parse_qsl, unquote, unquote_plus, urlsplit
+from typing import Any, TypeVar, get_args
 
 from pgrole_controller.api.duration import read_duration
 from pgrole_controller.api.names import OBJECT_NAME
 from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.connection import Address
 from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.role import POWERS
+from pgrole_controller.dsn import LAST_PORT, read_dsn
 from pgrole_controller.logs import LogFormat
 
 _LONGEST_NAME = 253
 _LONGEST_LABEL = 63
-_LAST_PORT = 65535
-_METHODS = ("password", "md5", "scram-sha-256", "none")
-#: What libpq can do besides, and what a DSN may exclude.
-_OTHER_METHODS = ("gss", "sspi", "oauth")
-_SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
 class WrongSetting(Exception):
     """A value that cannot be used; the message names the setting and what it takes, never a secret value."""
 
 
+class Group(StrEnum):
+    """What a setting is about, as a heading of `--help`."""
+
+    KUBERNETES = "Kubernetes"
+    SERVERS = "every PostgreSQL server"
+    DEFAULT_SERVER = "the server of PGROLE_DSN only"
+    PROCESS = "this process"
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. `read` turns its text into its value and raises ValueError with what it takes."""
+    """One field of `Settings`.
+
+    `read` turns text into the field's value and raises ValueError with what the setting takes. `default` is the text of
+    the default; None: `otherwise` says what applies. `help` is Markdown without links. `unit`: of the value, where the
+    text has its own. A secret has no flag, and no message repeats its value.
+    """
 
     name: str
-    help: str
     read: Callable[[str], Any]
-    default: Any = None
-    metavar: str = "VALUE"
-    secret: bool = field(default=False)
+    default: str | None
+    otherwise: str
+    help: str
+    metavar: str
+    group: Group
+    unit: str
+    secret: bool
+
+    @property
+    def flag(self) -> str | None:
+        return None if self.secret else "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        return "PGROLE_" + self.name.upper().replace("-", "_")
+        return "PGROLE_" + self.name.upper()
+
+
+T = TypeVar("T")
+
+
+def _setting(read: Callable[[str], T], default: str, meaning: str, metavar: str, group: Group, *, unit: str = "") -> T:
+    known = {"read": read, "default": default, "otherwise": "", "help": meaning, "metavar": metavar, "group": group}
+    return field(default=read(default), metadata={**known, "unit": unit, "secret": False})
+
+
+def _optional(
+    read: Callable[[str], T], otherwise: str, meaning: str, metavar: str, group: Group, *, secret: bool = False
+) -> T | None:
+    known = {"read": read, "default": None, "otherwise": otherwise, "help": meaning, "metavar": metavar, "group": group}
+    return field(default=None, repr=not secret, metadata={**known, "unit": "", "secret": secret})
 
 
 def _text(value: str) -> str:
     if not value:
-        raise ValueError("it is empty")
+        raise ValueError("it takes a text that is not empty")
     return value
 
 
 def _object_name(value: str) -> str:
     if not re.fullmatch(OBJECT_NAME, value) or len(value) > _LONGEST_NAME:
-        raise ValueError("it takes the name of an object of Kubernetes: lower-case letters, digits, - and .")
+        raise ValueError("it takes the name of a Kubernetes object: lower-case letters, digits, - and .")
     return value
 
 
@@ -72,11 +104,13 @@ def _flag(value: str) -> bool:
     return value.lower() == "true"
 
 
-def _choice(*choices: str) -> Callable[[str], str]:
-    def read(value: str) -> str:
-        if value.lower() not in choices:
-            raise ValueError(f"it takes one of {', '.join(choices)}")
-        return value.lower()
+def _choice(*choices: T) -> Callable[[str], T]:
+    by_name = {str(choice).lower(): choice for choice in choices}
+
+    def read(value: str) -> T:
+        if value.lower() not in by_name:
+            raise ValueError(f"it takes one of {', '.join(by_name)}")
+        return by_name[value.lower()]
 
     return read
 
@@ -97,13 +131,6 @@ def _words(value: str) -> tuple[str, ...]:
         return tuple(shlex.split(value))
     except ValueError as error:
         raise ValueError(f"it takes a command as a shell reads words: {error}") from None
-
-
-def _mode(value: str) -> Mode:
-    modes = {mode.value.lower(): mode for mode in Mode}
-    if value.lower() not in modes:
-        raise ValueError(f"it takes one of {', '.join(modes)}")
-    return modes[value.lower()]
 
 
 def _read_seconds(value: str) -> float:
@@ -128,179 +155,163 @@ def _interval(value: str) -> float:
 
 
 def _port(value: str) -> int | None:
-    if not value.isdecimal() or int(value) > _LAST_PORT:
+    if not value.isdecimal() or int(value) > LAST_PORT:
         raise ValueError("it takes a port, 1 to 65535, or 0 for none")
     return int(value) or None
 
 
 def _file(value: str) -> str:
     if not Path(value).is_file():
-        raise ValueError(f"there is no file {value}")
-    return value
-
-
-def _dsn(value: str) -> str:
-    try:
-        fits = urlsplit(value).scheme in ("postgres", "postgresql") and 0 < address_of(value).port <= _LAST_PORT
-    except ValueError:  # its words can hold a part of the password
-        fits = False
-    if not fits:
-        raise ValueError(
-            "it takes postgresql://user:password@host:port/database, with %2F for a / in the password, and so on"
-        )
-    if address_of(value).sslmode not in _SSL_MODES:
-        raise ValueError(f"its sslmode takes one of {', '.join(_SSL_MODES)}")
-    split_methods(value)
+        raise ValueError("it takes the path of a file that exists")
     return value
 
 
 LEVELS = ("debug", "info", "warning", "error")
 
-DSN = Setting(
-    "dsn",
-    "the server named default where no PgServer is, as postgresql://user:password@host:port/database",
-    _dsn,
-    secret=True,
-)
 
-RUN = (
-    DSN,
-    Setting("kubeconfig", "kubeconfig file (default: KUBECONFIG, in-cluster, ~/.kube/config)", _file, None, "FILE"),
-    Setting("context", "context of the kubeconfig", _text, None, "NAME"),
-    Setting("strict-tls", "false accepts cluster CAs that Python 3.13 and later refuse", _flag, True, "BOOL"),
-    Setting("namespace", "look at this namespace only (default: all)", _namespace, None, "NAME"),
-    Setting(
-        "own-namespace",
-        "where the Secrets of PgServers are (default: the controller's own in a cluster, else default)",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `run` is told. None: the default depends on where it runs."""
+
+    dsn: str | None = _optional(
+        read_dsn,
+        "",
+        "the server `default` if no PgServer has that name: `postgresql://user:password@host:port/database`",
+        "DSN",
+        Group.DEFAULT_SERVER,
+        secret=True,
+    )
+    kubeconfig: str | None = _optional(
+        _file, "`KUBECONFIG`, else in-cluster, else `~/.kube/config`", "kubeconfig file", "FILE", Group.KUBERNETES
+    )
+    context: str | None = _optional(_text, "the current one", "context of the kubeconfig", "NAME", Group.KUBERNETES)
+    strict_tls: bool = _setting(
+        _flag, "true", "`false` accepts cluster CAs that Python 3.13 rejects", "BOOL", Group.KUBERNETES
+    )
+    namespace: str | None = _optional(_namespace, "all", "serve this namespace only", "NAME", Group.KUBERNETES)
+    own_namespace: str | None = _optional(
         _namespace,
-        None,
+        "its own in a cluster, else `default`",
+        "namespace of PgServers' Secrets and ConfigMaps",
         "NAME",
-    ),
-    Setting(
-        "token-command",
-        "a program, with its arguments, that prints the password where the Secret of a PgServer has none",
-        _words,
-        (),
-        "COMMAND",
-    ),
-    Setting(
-        "leader-election",
-        "whether one of several processes leads, by a Lease in --own-namespace (default: true in a cluster)",
-        _flag,
-        None,
-        "BOOL",
-    ),
-    Setting("lease", "name of that Lease", _object_name, "pgrole-controller", "NAME"),
-    Setting("identity", "how the Lease names this process (default: the name of its host)", _text, None, "TEXT"),
-    Setting("cluster-id", "how claims name this cluster (default: uid of namespace kube-system)", _text, None, "ID"),
-    Setting(
-        "allow",
-        f"attributes that roles may have beside createdb, of {', '.join(POWERS)}",
-        _attributes,
-        frozenset(),
-        "LIST",
-    ),
-    Setting("protected", "patterns of role names that no object may touch, e.g. rds_*", _patterns, (), "LIST"),
-    Setting(
-        "forbidden-metadata",
-        "prefixes of labels and annotations that no connection Secret may have, e.g. argoproj.io",
+        Group.KUBERNETES,
+    )
+    leader_election: bool | None = _optional(
+        _flag, "`true` in a cluster, else `false`", "whether one of several processes leads", "BOOL", Group.KUBERNETES
+    )
+    lease: str = _setting(
+        _object_name,
+        "pgrole-controller",
+        "the Lease, in `--own-namespace`; it identifies the installation",
+        "NAME",
+        Group.KUBERNETES,
+    )
+    identity: str | None = _optional(
+        _text,
+        "the host's name",
+        "name of this process in the Lease; a random suffix is added",
+        "TEXT",
+        Group.KUBERNETES,
+    )
+    cluster_id: str | None = _optional(
+        _text, "uid of namespace `kube-system`", "name of this cluster in claims", "ID", Group.KUBERNETES
+    )
+    token_command: tuple[str, ...] = _setting(
+        _words, "", "program that prints the password that a PgServer's Secret lacks", "COMMAND", Group.SERVERS
+    )
+    forbidden_metadata: tuple[str, ...] = _setting(
         _patterns,
-        (),
+        "",
+        "prefixes of labels and annotations that connection Secrets must not have",
         "LIST",
-    ),
-    Setting("install", "whether the controller may install schema pgrole itself", _flag, True, "BOOL"),
-    Setting("detection", "how changes are noticed: auto, watch, poll or resync", _mode, Mode.AUTO, "MODE"),
-    Setting("poll-interval", "how often poll asks, 100ms to 1h", _interval, 1.0, "DURATION"),
-    Setting("resync-interval", "a look at every object at least this often", _duration, 3600.0, "DURATION"),
-    Setting("health-host", "address of /healthz, /readyz and /metrics (default: all)", _text, "::", "ADDRESS"),
-    Setting("health-port", "port of /healthz, /readyz and /metrics, 0 for none", _port, 8080, "PORT"),
-    Setting("log-level", f"one of {', '.join(LEVELS)}", _choice(*LEVELS), "info", "LEVEL"),
-    Setting("log-format", "text, json or auto (text on a terminal)", _choice(*get_args(LogFormat)), "auto", "FORMAT"),
-)
+        Group.SERVERS,
+    )
+    allow: frozenset[str] = _setting(
+        _attributes,
+        "",
+        f"role attributes to allow beside `createdb`, of {', '.join(f'`{power}`' for power in POWERS)}",
+        "LIST",
+        Group.DEFAULT_SERVER,
+    )
+    protected: tuple[str, ...] = _setting(
+        _patterns,
+        "",
+        "patterns of role names that no object may touch, e.g. `rds_*,cloudsql*`",
+        "LIST",
+        Group.DEFAULT_SERVER,
+    )
+    install: bool = _setting(
+        _flag, "true", "whether the controller may install schema `pgrole`", "BOOL", Group.DEFAULT_SERVER
+    )
+    detection: Mode = _setting(  # noqa: RUF009 - a field
+        _choice(*Mode), "auto", "detection mode: `auto`, `watch`, `poll` or `resync`", "MODE", Group.DEFAULT_SERVER
+    )
+    poll_interval: float = _setting(
+        _interval, "1s", "interval of `poll`, `100ms` to `1h`", "DURATION", Group.DEFAULT_SERVER, unit="seconds"
+    )
+    resync_interval: float = _setting(
+        _duration,
+        "1h",
+        "every object is reconciled at least this often; from `1s`",
+        "DURATION",
+        Group.DEFAULT_SERVER,
+        unit="seconds",
+    )
+    health_host: str = _setting(
+        _text, "::", "address of the health endpoints; `::` is all, IPv4 and IPv6", "ADDRESS", Group.PROCESS
+    )
+    health_port: int | None = _setting(
+        _port, "8080", "port of the health endpoints; `0` for none", "PORT", Group.PROCESS
+    )
+    log_level: str = _setting(_choice(*LEVELS), "info", "`debug`, `info`, `warning` or `error`", "LEVEL", Group.PROCESS)
+    log_format: LogFormat = _setting(  # noqa: RUF009 - a field
+        _choice(*get_args(LogFormat)),
+        "auto",
+        "`text`, `json`, or `auto`: text on a terminal, else JSON",
+        "FORMAT",
+        Group.PROCESS,
+    )
+
+
+SETTINGS = tuple(Setting(name=one.name, **one.metadata) for one in fields(Settings))
+DSN = next(one for one in SETTINGS if one.name == "dsn")
 
 
 def read_settings(
-    settings: tuple[Setting, ...], flags: Mapping[str, str | None], environment: Mapping[str, str]
-) -> dict[str, Any]:
-    """The value of each setting by its name. Raises WrongSetting for the first that cannot be used."""
-    values: dict[str, Any] = {}
-    for setting in settings:
-        given = flags.get(setting.name)
-        name = f"--{setting.name}"
-        if given is None:
-            given, name = environment.get(setting.variable), setting.variable
-        if given is None:
-            values[setting.name] = setting.default
-            continue
-        try:
-            values[setting.name] = setting.read(given)
-        except ValueError as error:
-            shown = "" if setting.secret else f" {given!r}"
-            raise WrongSetting(f"{name}{shown}: {error}") from error
-    return values
+    flags: Mapping[str, str | None], environment: Mapping[str, str], only: Collection[str] | None = None
+) -> Settings:
+    """`flags` by the names of the fields, None for a flag that is not given. Fields not in `only` keep their defaults.
+
+    Raises WrongSetting for the first value that cannot be used.
+    """
+    chosen = SETTINGS if only is None else [one for one in SETTINGS if one.name in only]
+    given = [(one, *_find(one, flags, environment)) for one in chosen]
+    return Settings(**{one.name: _read(one, place, text) for one, place, text in given if text is not None})
 
 
-def allowance_of(values: Mapping[str, Any]) -> Allowance:
-    """What the server that PGROLE_DSN names allows: all namespaces, names and memberships, to adopt and to drop."""
+def _find(setting: Setting, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> tuple[str, str | None]:
+    """Where the setting is given, and its text; None: nowhere."""
+    if setting.flag is not None and (text := flags.get(setting.name)) is not None:
+        return setting.flag, text
+    return setting.variable, environment.get(setting.variable)
+
+
+def _read(setting: Setting, place: str, text: str) -> Any:  # noqa: ANN401 - each setting has its own type
+    try:
+        return setting.read(text)
+    except ValueError as error:
+        shown = "" if setting.secret else f" {text!r}"
+        raise WrongSetting(f"{place}{shown}: {error}") from error
+
+
+def allowance_of(settings: Settings) -> Allowance:
+    """What the server of PGROLE_DSN allows: all namespaces, names and memberships; to adopt and to drop."""
     return Allowance(
         namespaces=("*",),
         role_names=("*",),
         member_of=("*",),
         adopt=True,
-        attributes=frozenset({"createdb"}) | values["allow"],
-        protected=values["protected"],
-        forbidden_metadata=values["forbidden-metadata"],
+        attributes=frozenset({"createdb"}) | settings.allow,
+        protected=settings.protected,
+        forbidden_metadata=settings.forbidden_metadata,
     )
-
-
-def address_of(dsn: str) -> Address:
-    """Where applications find the server that a DSN names, for connection Secrets. What it leaves out is libpq's."""
-    parts = urlsplit(dsn)
-    query = parse_qs(parts.query)
-    host = parts.hostname or query.get("host", [""])[0].split(",")[0] or "localhost"
-    port = parts.port or int(query.get("port", ["5432"])[0].split(",")[0])
-    database = unquote(parts.path.lstrip("/")) or query.get("dbname", ["postgres"])[0]
-    sslmode = query.get("sslmode", ["verify-full" if verifies_by_default(dsn) else "prefer"])[0]
-    return Address(host, port, database, sslmode)
-
-
-def verifies_by_default(dsn: str) -> bool:
-    """Whether a DSN says nothing of TLS although it leaves this machine: asyncpg would fall back to plain text."""
-    parts = urlsplit(dsn)
-    query = parse_qs(parts.query)
-    if "sslmode" in query:
-        return False
-    hosts = [host for value in query.get("host", []) for host in value.split(",")] or [parts.hostname or ""]
-    return any(not host.startswith("/") and host not in ("", "localhost", "127.0.0.1", "::1") for host in hosts)
-
-
-def split_methods(dsn: str) -> tuple[str, frozenset[str] | None]:
-    """The DSN without its require_auth, which asyncpg does not know, and the methods that it allows; None: the default.
-
-    As libpq reads it: names with commas between, or each with a ! before it for all but these. Raises ValueError with
-    what it takes.
-    """
-    parts = urlsplit(dsn)
-    pieces = parts.query.split("&")
-    kept = [piece for piece in pieces if unquote_plus(piece.partition("=")[0]) != "require_auth"]
-    if len(kept) == len(pieces):
-        return dsn, None
-    given = dict(parse_qsl(parts.query, keep_blank_values=True)).get("require_auth", "")
-    return parts._replace(query="&".join(kept)).geturl(), _read_methods(given)
-
-
-def _read_methods(text: str) -> frozenset[str] | None:
-    names = [name.strip() for name in text.split(",")] if text.strip() else []
-    excluded = [name.removeprefix("!") for name in names if name.startswith("!")]
-    known = (*_METHODS, *_OTHER_METHODS) if excluded else _METHODS
-    if (excluded and len(excluded) != len(names)) or not {*(excluded or names)} <= {*known}:
-        raise ValueError(
-            f"its require_auth takes methods of {', '.join(_METHODS)} with commas between, or all but some, each with "
-            "a ! before it"
-        )
-    if not names:
-        return None
-    allowed = frozenset(_METHODS).difference(excluded) if excluded else frozenset(names)
-    if not allowed:
-        raise ValueError("its require_auth leaves no method")
-    return allowed

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from pgrole_controller.settings import DSN, WrongSetting, read_settings
 
@@ -19,6 +21,53 @@ _TRANSFER = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListArguments:
+    """None: of any. `released`: only claims that no object holds any more."""
+
+    cluster: str | None
+    namespace: str | None
+    role: str | None
+    released: bool
+    output: str  # table or json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseArguments:
+    """The claim of one role, all claims of a cluster, or all released ones. `yes`: without asking.
+
+    Raises WrongSetting for arguments that do not go together.
+    """
+
+    role: str | None
+    cluster: str | None
+    all_released: bool
+    namespace: str | None
+    forget: bool
+    yes: bool
+
+    def __post_init__(self) -> None:
+        if self.namespace and not self.cluster:
+            raise WrongSetting("--namespace goes with --cluster")
+        if self.all_released and not self.forget:
+            raise WrongSetting("--all-released goes with --forget: what is released already cannot be released again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferArguments:
+    """From cluster `source` to cluster `target`. `yes`: without asking."""
+
+    source: str
+    target: str
+    namespace: str | None
+    with_released: bool
+    yes: bool
+
+
+Arguments = ListArguments | ReleaseArguments | TransferArguments
+T = TypeVar("T", ListArguments, ReleaseArguments, TransferArguments)
+
+
 def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command, with its own three, to those of the program."""
     claims = commands.add_parser("claims", help="see, release and transfer what clusters claim", epilog=_DATABASE)
@@ -29,7 +78,7 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         listing.add_argument(f"--{name}", type=_text, metavar=metavar, help=f"of this {name} only")
     listing.add_argument("--released", action="store_true", help="those only that nobody holds any more")
     listing.add_argument("--output", "-o", choices=("table", "json"), default="table", help="default: table")
-    listing.set_defaults(command=_run, deed="list")
+    listing.set_defaults(command=_run, arguments=ListArguments)
 
     release = deeds.add_parser("release", help="give claims up", description=_RELEASE, epilog=_DATABASE)
     which = release.add_mutually_exclusive_group(required=True)
@@ -39,7 +88,7 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     release.add_argument("--namespace", type=_text, metavar="NS", help="with --cluster: of this namespace only")
     release.add_argument("--forget", action="store_true", help="delete those that are released already")
     _add_yes(release)
-    release.set_defaults(command=_run, deed="release")
+    release.set_defaults(command=_run, arguments=ReleaseArguments)
 
     transfer = deeds.add_parser("transfer", help="hand claims over", description=_TRANSFER, epilog=_DATABASE)
     transfer.add_argument(
@@ -53,17 +102,7 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="what was released too goes to any namespace of the same name; otherwise it stays with the very namespace",
     )
     _add_yes(transfer)
-    transfer.set_defaults(command=_run, deed="transfer")
-
-
-def check(options: argparse.Namespace) -> None:
-    """Raises WrongSetting for arguments that do not go together."""
-    if options.deed != "release":
-        return
-    if options.namespace and not options.cluster:
-        raise WrongSetting("--namespace goes with --cluster")
-    if options.all_released and not options.forget:
-        raise WrongSetting("--all-released goes with --forget: what is released already cannot be released again")
+    transfer.set_defaults(command=_run, arguments=TransferArguments)
 
 
 def _add_yes(parser: argparse.ArgumentParser) -> None:
@@ -77,10 +116,15 @@ def _text(value: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    check(options)
-    dsn = read_settings((DSN,), {}, os.environ)["dsn"]
+    arguments = _typed(options.arguments, options)
+    dsn = read_settings({}, os.environ, only=(DSN.name,)).dsn
     if dsn is None:
         raise WrongSetting(f"{DSN.variable} is not set: it names {_SERVER}")
     from pgrole_controller.claims.command import run
 
-    return run(options, dsn)
+    return run(arguments, dsn)
+
+
+def _typed(kind: type[T], options: argparse.Namespace) -> T:
+    given = vars(options)
+    return kind(**{one.name: given[one.name] for one in fields(kind)})

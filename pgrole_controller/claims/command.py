@@ -1,6 +1,5 @@
 """What `claims` does: shows what it is about, asks, and changes just that."""
 
-import argparse
 import os
 import sys
 from collections import Counter
@@ -8,8 +7,10 @@ from collections.abc import Sequence
 
 import anyio
 
+from pgrole_controller.claims.arguments import Arguments, ListArguments, ReleaseArguments, TransferArguments
 from pgrole_controller.claims.listing import as_json, as_table
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres.claims import (
     Listed,
     Selection,
@@ -20,18 +21,18 @@ from pgrole_controller.postgres.claims import (
     transfer,
 )
 from pgrole_controller.postgres.connection import Endpoint
-from pgrole_controller.settings import WrongSetting, split_methods, verifies_by_default
+from pgrole_controller.settings import WrongSetting
 
 DONE = 0
 FAILED = 1
 
 
-def run(options: argparse.Namespace, dsn: str) -> int:
+def run(options: Arguments, dsn: str) -> int:
     """The exit code. Raises WrongSetting where it would have to ask and nobody can answer."""
     plain, methods = split_methods(dsn)
     endpoint = Endpoint(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods)
     try:
-        if options.deed == "list":
+        if isinstance(options, ListArguments):
             return _show(options, endpoint)
         return _change(options, endpoint)
     except PgRoleError as error:
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace, dsn: str) -> int:
         return FAILED
 
 
-def _show(options: argparse.Namespace, endpoint: Endpoint) -> int:
+def _show(options: ListArguments, endpoint: Endpoint) -> int:
     selection = Selection(options.cluster, options.namespace, options.role, True if options.released else None)
     claims = anyio.run(_read, endpoint, selection)
     try:
@@ -51,7 +52,7 @@ def _show(options: argparse.Namespace, endpoint: Endpoint) -> int:
     return DONE
 
 
-def _change(options: argparse.Namespace, endpoint: Endpoint) -> int:
+def _change(options: ReleaseArguments | TransferArguments, endpoint: Endpoint) -> int:
     """No connection is held while somebody thinks: what is changed is compared with what was shown."""
     selection = _selection(options)
     everything = anyio.run(_read, endpoint, Selection())
@@ -69,8 +70,8 @@ def _change(options: argparse.Namespace, endpoint: Endpoint) -> int:
     return DONE
 
 
-def _selection(options: argparse.Namespace) -> Selection:
-    if options.deed == "transfer":
+def _selection(options: ReleaseArguments | TransferArguments) -> Selection:
+    if isinstance(options, TransferArguments):
         # Under the same id nothing changes for what stays with its very namespace.
         held_only = options.source == options.target and not options.with_released
         return Selection(options.source, options.namespace, released=False if held_only else None)
@@ -88,9 +89,11 @@ def _is_selected(one: Listed, selection: Selection) -> bool:
     )
 
 
-def _intent(options: argparse.Namespace, shown: Sequence[Listed], everything: Sequence[Listed]) -> str:
+def _intent(
+    options: ReleaseArguments | TransferArguments, shown: Sequence[Listed], everything: Sequence[Listed]
+) -> str:
     """What will be done, for a person to agree to."""
-    if options.deed == "transfer":
+    if isinstance(options, TransferArguments):
         return _transfer_intent(options, shown, everything)
     if options.forget:
         return f"to be forgotten: {_count(shown)}. Nobody takes these roles back any more; they can be adopted."
@@ -100,7 +103,7 @@ def _intent(options: argparse.Namespace, shown: Sequence[Listed], everything: Se
     )
 
 
-def _transfer_intent(options: argparse.Namespace, shown: Sequence[Listed], everything: Sequence[Listed]) -> str:
+def _transfer_intent(options: TransferArguments, shown: Sequence[Listed], everything: Sequence[Listed]) -> str:
     kept = 0 if options.with_released else sum(one.claim.released for one in shown)
     lines = [f"to be transferred to cluster {options.target}: {_count(shown)}."]
     if kept < len(shown):
@@ -146,10 +149,10 @@ async def _read(endpoint: Endpoint, selection: Selection) -> list[Listed]:
 
 
 async def _carry_out(
-    options: argparse.Namespace, endpoint: Endpoint, selection: Selection, shown: Sequence[Listed]
+    options: ReleaseArguments | TransferArguments, endpoint: Endpoint, selection: Selection, shown: Sequence[Listed]
 ) -> None:
     async with claims_of(endpoint) as connection:
-        if options.deed == "transfer":
+        if isinstance(options, TransferArguments):
             await transfer(connection, selection, shown, options.target, with_released=options.with_released)
         elif options.forget:
             await forget(connection, selection, shown)

@@ -13,6 +13,7 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import quote
 
@@ -40,6 +41,24 @@ _READY_SECONDS = 60.0
 _RULE = "─" * 78
 
 
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """The settings of compose.yaml: ports of this machine, and the folder of the kubeconfig. Each is DEMO_…."""
+
+    api_port: str
+    postgres_port: str
+    http_port: str
+    folder: str
+
+
+def read_demo(environment: Mapping[str, str]) -> Demo:
+    """Raises LocalError when one is not set."""
+    try:
+        return Demo(**{one.name: environment[f"DEMO_{one.name.upper()}"] for one in fields(Demo)})
+    except KeyError as error:
+        raise LocalError(f"{error.args[0]} is not set: compose.yaml passes it on") from error
+
+
 def make_keys() -> None:
     credentials.write_tokens(_KEYS / "tokens.csv", {})
     credentials.write_service_account_key(_KEYS / "service-account.key")
@@ -49,7 +68,7 @@ def make_keys() -> None:
 
 async def prepare_cluster(display: Display) -> None:
     """Raises LocalError when the API server is not ready in time, or refuses something."""
-    installation = Installation()
+    demo, installation = read_demo(os.environ), Installation()
     async with _api_server() as server:
         display.say(f"API server {server.version} ready")
         await apply_crds(server)
@@ -59,12 +78,13 @@ async def prepare_cluster(display: Display) -> None:
         await apply_folder(server, resources.path("deploy", "samples"))
         display.say("CRDs, rights, PgServer and samples applied")
         _write_kubeconfig(_CONTROLLER, _URL, user, server.token_of(user), (_USER, _USER))
-        port = os.environ["DEMO_API_PORT"]
-        _write_kubeconfig(_HOST, f"https://localhost:{port}", credentials.ADMIN, server.token, _owner(_HOST))
+        url = f"https://localhost:{demo.api_port}"
+        _write_kubeconfig(_HOST, url, credentials.ADMIN, server.token, _owner(_HOST))
 
 
 async def tell(display: Display) -> None:
     """Raises LocalError when the samples are not Ready in time."""
+    demo = read_demo(os.environ)
     async with _api_server() as server:
         roles = [one for one in read_folder(resources.path("deploy", "samples")) if one["kind"] == "PgRole"]
         paths = [await path_of(server, role) for role in roles]
@@ -79,7 +99,7 @@ async def tell(display: Display) -> None:
             raise LocalError(f"The samples are not Ready after {_READY_SECONDS:.0f} s; the controller's log says why")
         names = ", ".join(role["metadata"]["name"] for role in roles)
         display.say(f"PgRoles {names} are Ready: the controller runs")
-        display.say(_guide(os.environ))
+        display.say(_guide(demo))
 
 
 @asynccontextmanager
@@ -125,13 +145,13 @@ def _is_ready(role: Json) -> bool:
     return ready and status.get("observedGeneration") == role["metadata"]["generation"]
 
 
-def _guide(environment: Mapping[str, str]) -> str:
+def _guide(demo: Demo) -> str:
     password = quote(_PASSWORD.read_text(encoding="utf-8"), safe="")
-    dsn = f"postgresql://postgres:{password}@localhost:{environment['DEMO_POSTGRES_PORT']}/postgres"
+    dsn = f"postgresql://postgres:{password}@localhost:{demo.postgres_port}/postgres"
     return f"""{_RULE}
 Everything runs. In another terminal, in the folder of compose.yaml:
 
-  export KUBECONFIG={environment["DEMO_FOLDER"]}/kubeconfig
+  export KUBECONFIG={demo.folder}/kubeconfig
   export PGROLE_DSN={dsn}
 
 1. The declared roles, and what became of them:
@@ -144,7 +164,7 @@ Everything runs. In another terminal, in the folder of compose.yaml:
   kubectl get pgr -A -w
 
 4. What the controller measures:
-  curl -s http://localhost:{environment["DEMO_HTTP_PORT"]}/metrics
+  curl -s http://localhost:{demo.http_port}/metrics
 
 Without psql: docker compose exec postgres psql -U postgres -c …
 

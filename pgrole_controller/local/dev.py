@@ -33,6 +33,7 @@ from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer, postgres
 from pgrole_controller.local.process import LocalError, Process, bound_to_us
 from pgrole_controller.local.rights import Installation, install
+from pgrole_controller.settings import read_settings
 
 _CONTROLLER = (sys.executable, "-m", "pgrole_controller", "run")
 _READY_SECONDS = 60.0
@@ -46,7 +47,10 @@ async def run_dev(
     """Run until asked to stop. The exit code: 0 when asked, 1 when a start failed or the controller ended by itself.
 
     `controller` is the command that runs it; `--kubeconfig PATH` is appended, and PGROLE_DSN is in its environment.
+    Raises WrongSetting before anything starts.
     """
+    own = read_settings({}, os.environ, only=("own_namespace",)).own_namespace
+    installation = Installation(namespace=own or "default")
     display = Display(stream)
     code = 0
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,7 +59,7 @@ async def run_dev(
             tasks.start_soon(_cancel_when_told, received, tasks.cancel_scope, display)
             try:
                 with _locked(state):
-                    await _run_servers(state, display, controller)
+                    await _run_servers(state, installation, display, controller)
             except* LocalError as errors:
                 for error in errors.exceptions:
                     display.say(str(error))
@@ -75,7 +79,9 @@ async def _cancel_when_told(
         return
 
 
-async def _run_servers(state: Path | None, display: Display, controller: Sequence[str]) -> None:
+async def _run_servers(
+    state: Path | None, installation: Installation, display: Display, controller: Sequence[str]
+) -> None:
     """Until cancelled. Raises LocalError when something does not start, or the controller ends."""
     binaries = await find(display)
     started = time.monotonic()
@@ -87,7 +93,7 @@ async def _run_servers(state: Path | None, display: Display, controller: Sequenc
             started = time.monotonic()
             await apply_crds(server)
             samples = await apply_folder(server, resources.path("deploy", "samples"))
-            user = await install(server, Installation(namespace=os.environ.get("PGROLE_OWN_NAMESPACE") or "default"))
+            user = await install(server, installation)
             display.done("CRDs and samples applied", since=started)
             command = [*controller, "--kubeconfig", str(server.kubeconfig_of(user))]
             await _run_controller(command, server, database, samples, state, display)

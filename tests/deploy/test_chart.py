@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pgrole_controller import __version__
-from pgrole_controller.settings import RUN
+from pgrole_controller.settings import SETTINGS
 from tests.deploy.manifests import CHART, OVERLAYS, ROOT, RULES
 from tests.deploy.programs import Programs, run
 from tests.deploy.rendering import (
@@ -76,15 +76,15 @@ BY_OVERLAY = f".matches('^system:serviceaccount:[^:]+:{RELEASE}$')"
 ELSEWHERE = {
     "dsn",  # dsn
     "namespace",  # watch
-    "cluster-id",
-    "leader-election",  # leaderElection
+    "cluster_id",
+    "leader_election",  # leaderElection
     "lease",  # as everything is named
     "identity",  # the pod's
-    "own-namespace",  # the pod's
+    "own_namespace",  # the pod's
     "kubeconfig",  # the pod's ServiceAccount
     "context",
-    "health-host",  # the ports are those of the probes
-    "health-port",
+    "health_host",  # the ports are those of the probes
+    "health_port",
 }
 
 
@@ -141,8 +141,8 @@ def test_values_and_their_schema_have_the_same_names() -> None:
 
 
 def test_every_setting_of_the_program_can_be_given() -> None:
-    names = {one.name for one in RUN} - ELSEWHERE
-    camel = {first + "".join(word.title() for word in rest) for first, *rest in (name.split("-") for name in names)}
+    names = {one.name for one in SETTINGS} - ELSEWHERE
+    camel = {first + "".join(word.title() for word in rest) for first, *rest in (name.split("_") for name in names)}
     assert set(schema()["properties"]["settings"]["properties"]) == camel
 
 
@@ -291,7 +291,7 @@ async def test_settings_become_variables(programs: Programs) -> None:
     assert found["PGROLE_PROTECTED"] == "rds_*,cloudsql*"
     assert found["PGROLE_FORBIDDEN_METADATA"] == "argoproj.io"
     assert found["PGROLE_POLL_INTERVAL"] == "500ms"
-    known = {one.variable: one for one in RUN}
+    known = {one.variable: one for one in SETTINGS}
     for name, value in found.items():
         if name in known and isinstance(value, str) and "$(" not in value:
             known[name].read(value)

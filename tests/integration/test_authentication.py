@@ -6,10 +6,10 @@ import time
 import pytest
 
 from pgrole_controller.core.errors import PgRoleError, Transient
+from pgrole_controller.dsn import split_methods
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from pgrole_controller.postgres.authentication import METHODS
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.settings import split_methods
 from tests.hostile import GREETING, authentication, message, serving
 from tests.servers import Servers
 

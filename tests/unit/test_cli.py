@@ -6,6 +6,7 @@ import pytest
 
 from pgrole_controller.api import crd
 from pgrole_controller.cli import FAILED, MISUSED, main
+from pgrole_controller.settings import DSN, SETTINGS
 
 
 def end(*arguments: str) -> object:
@@ -24,11 +25,15 @@ def end(*arguments: str) -> object:
         (("run", "--leader-election", "maybe"), "--leader-election"),
         (("run", "--lease", "Leader!"), "--lease"),
         (("run", "--kubeconfig", "/nowhere/at/all"), "--kubeconfig"),
+        (("claims", "release", "--all-released"), "--forget"),
+        (("claims", "release", "--role", "app", "--namespace", "shop"), "--cluster"),
+        (("claims", "list"), "PGROLE_DSN"),
     ],
 )
 def test_whoever_misuses_it_is_told_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], named: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
+    monkeypatch.delenv("PGROLE_DSN", raising=False)
     assert end(*arguments) == MISUSED
     assert named in capsys.readouterr().err.splitlines()[-1]
 
@@ -39,6 +44,16 @@ def test_a_wrong_variable_is_named(capsys: pytest.CaptureFixture[str], monkeypat
     said = capsys.readouterr()
     assert "PGROLE_DSN" in said.err
     assert "hunter2" not in said.out + said.err
+
+
+def test_help_names_each_flag_with_its_variable_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end("run", "--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for setting in SETTINGS:
+        described = f"({setting.variable}; default: {setting.default})" if setting.default else f"({setting.variable}"
+        assert f"{setting.flag} {setting.metavar} " in said or setting.secret
+        assert described in said.replace("- ", "-") or setting.secret
+    assert f"{DSN.variable} (environment only)" in said
 
 
 def test_definitions_are_written_into_a_folder_that_need_not_be_there(tmp_path: Path) -> None:

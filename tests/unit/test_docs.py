@@ -15,7 +15,8 @@ from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
 from pgrole_controller.api.pgserver import PgServer, PgServerSpec
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.postgres.watch import TICK
-from pgrole_controller.settings import RUN, Setting
+from pgrole_controller.settings import SETTINGS
+from tests.docs import settings_table
 from tests.docs.page import ROOT, read_page
 from tests.docs.page import pages as documentation
 
@@ -95,21 +96,24 @@ def schema(part: str, of: crd.Definition = crd.PGROLE) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("setting", RUN, ids=lambda setting: setting.name)
-def test_every_setting_is_documented_with_flag_variable_and_default(setting: Setting) -> None:
+def test_the_table_of_settings_is_the_one_that_the_code_gives() -> None:
     text = read("docs/running.md")
-    if setting.secret:
-        assert f"| | `{setting.variable}` |" in text
-        return
-    row = table_row(text, f"--{setting.name}")
-    assert f"`{setting.variable}`" in row
-    known = {3600.0: "1h", 1.0: "1s", frozenset(): "", (): "", None: ""}
-    shown = "true" if setting.default is True else known.get(setting.default, str(setting.default))
-    assert f"`{shown}`" in row or shown == ""
+    assert settings_table.made(text) == text
+    for setting in SETTINGS:
+        row = table_row(text.replace("| | `", "| `"), setting.flag or setting.variable)
+        assert f"`{setting.variable}`" in row
+        assert setting.help in row
+        assert f"`{setting.default}`" in row or not setting.default
+
+
+@pytest.mark.parametrize(("what", "instead"), [("`info`", "`loud`"), ("`PGROLE_LEASE`", ""), ("| `--context", "\n")])
+def test_a_table_of_settings_that_is_edited_by_hand_is_found_stale(what: str, instead: str) -> None:
+    text = read("docs/running.md")
+    assert settings_table.made(text.replace(what, instead, 1)) == text
 
 
 def test_no_setting_is_documented_that_does_not_exist() -> None:
-    known = {setting.variable for setting in RUN} | {"PGROLE_CACHE_DIR"}
+    known = {setting.variable for setting in SETTINGS} | {"PGROLE_CACHE_DIR"}
     for page, text in pages():
         assert set(re.findall(r"PGROLE_[A-Z_]+[A-Z]", text)) <= known, page
 

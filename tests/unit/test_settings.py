@@ -2,24 +2,62 @@
 
 import pytest
 
-from pgrole_controller.settings import (
-    RUN,
-    WrongSetting,
-    allowance_of,
-    read_settings,
-    split_methods,
-    verifies_by_default,
-)
+from pgrole_controller.dsn import split_methods, verifies_by_default
+from pgrole_controller.settings import SETTINGS, Settings, WrongSetting, allowance_of, read_settings
 
 
-def read(environment: dict[str, str] | None = None, **flags: str) -> dict[str, object]:
-    return read_settings(RUN, {name.replace("_", "-"): value for name, value in flags.items()}, environment or {})
+def read(environment: dict[str, str] | None = None, **flags: str) -> Settings:
+    return read_settings(flags, environment or {})
+
+
+#: What every release since the first one has taken.
+CONTRACT = {
+    "PGROLE_DSN": (None, None),
+    "PGROLE_KUBECONFIG": ("--kubeconfig", None),
+    "PGROLE_CONTEXT": ("--context", None),
+    "PGROLE_STRICT_TLS": ("--strict-tls", True),
+    "PGROLE_NAMESPACE": ("--namespace", None),
+    "PGROLE_OWN_NAMESPACE": ("--own-namespace", None),
+    "PGROLE_TOKEN_COMMAND": ("--token-command", ()),
+    "PGROLE_LEADER_ELECTION": ("--leader-election", None),
+    "PGROLE_LEASE": ("--lease", "pgrole-controller"),
+    "PGROLE_IDENTITY": ("--identity", None),
+    "PGROLE_CLUSTER_ID": ("--cluster-id", None),
+    "PGROLE_ALLOW": ("--allow", frozenset()),
+    "PGROLE_PROTECTED": ("--protected", ()),
+    "PGROLE_FORBIDDEN_METADATA": ("--forbidden-metadata", ()),
+    "PGROLE_INSTALL": ("--install", True),
+    "PGROLE_DETECTION": ("--detection", "Auto"),
+    "PGROLE_POLL_INTERVAL": ("--poll-interval", 1.0),
+    "PGROLE_RESYNC_INTERVAL": ("--resync-interval", 3600.0),
+    "PGROLE_HEALTH_HOST": ("--health-host", "::"),
+    "PGROLE_HEALTH_PORT": ("--health-port", 8080),
+    "PGROLE_LOG_LEVEL": ("--log-level", "info"),
+    "PGROLE_LOG_FORMAT": ("--log-format", "auto"),
+}
+
+
+def test_flags_variables_and_defaults_are_those_that_installations_use() -> None:
+    assert {one.variable: (one.flag, getattr(read(), one.name)) for one in SETTINGS} == CONTRACT
+
+
+def test_a_number_has_a_unit_and_a_secret_neither_a_flag_nor_a_place_in_the_representation() -> None:
+    values = read({"PGROLE_DSN": "postgresql://admin:hunter2@host/db"})
+    assert "hunter2" not in repr(values)
+    assert [one.name for one in SETTINGS if one.flag is None] == ["dsn"]
+    for setting in SETTINGS:
+        assert (setting.unit == "seconds") == isinstance(getattr(values, setting.name), float), setting.name
+
+
+def test_only_what_is_asked_for_is_read() -> None:
+    values = read_settings({}, {"PGROLE_LEASE": "Leader!", "PGROLE_CONTEXT": "here"}, only=("context",))
+    assert (values.context, values.lease) == ("here", "pgrole-controller")
 
 
 def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
-    assert read()["log-level"] == "info"
-    assert read({"PGROLE_LOG_LEVEL": "error"})["log-level"] == "error"
-    assert read({"PGROLE_LOG_LEVEL": "error"}, log_level="debug")["log-level"] == "debug"
+    assert read().log_level == "info"
+    assert read({"PGROLE_LOG_LEVEL": "error"}).log_level == "error"
+    assert read({"PGROLE_LOG_LEVEL": "error"}, log_level="debug").log_level == "debug"
 
 
 @pytest.mark.parametrize(
@@ -78,14 +116,14 @@ def test_a_secret_is_not_in_the_message(dsn: str) -> None:
 
 def test_a_name_is_one_that_kubernetes_takes() -> None:
     values = read({"PGROLE_LEASE": "pgrole-controller.shop", "PGROLE_NAMESPACE": "team-a"})
-    assert (values["lease"], values["namespace"]) == ("pgrole-controller.shop", "team-a")
+    assert (values.lease, values.namespace) == ("pgrole-controller.shop", "team-a")
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30s", 30), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("1500ms", 1.5)]
 )
 def test_durations_are_written_as_in_go(text: str, seconds: float) -> None:
-    assert read(resync_interval=text)["resync-interval"] == seconds
+    assert read(resync_interval=text).resync_interval == seconds
 
 
 def test_what_is_allowed_comes_beside_createdb() -> None:

@@ -1,0 +1,80 @@
+"""What PGROLE_DSN says, as libpq reads it: the address, TLS, and the methods of authentication."""
+
+from urllib.parse import parse_qs, parse_qsl, unquote, unquote_plus, urlsplit
+
+from pgrole_controller.core.connection import Address
+
+LAST_PORT = 65535
+_METHODS = ("password", "md5", "scram-sha-256", "none")
+#: Methods that only libpq has, and that a DSN may exclude.
+_OTHER_METHODS = ("gss", "sspi", "oauth")
+_SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+
+
+def read_dsn(value: str) -> str:
+    """The DSN itself. Raises ValueError with what it takes, without any part of its value."""
+    try:
+        fits = urlsplit(value).scheme in ("postgres", "postgresql") and 0 < address_of(value).port <= LAST_PORT
+    except ValueError:  # its words can hold a part of the password
+        fits = False
+    if not fits:
+        raise ValueError(
+            "it takes postgresql://user:password@host:port/database, with %2F for a / in the password, and so on"
+        )
+    if address_of(value).sslmode not in _SSL_MODES:
+        raise ValueError(f"its sslmode takes one of {', '.join(_SSL_MODES)}")
+    split_methods(value)
+    return value
+
+
+def address_of(dsn: str) -> Address:
+    """Where applications find the server that a DSN names, for connection Secrets. What it leaves out is libpq's."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    host = parts.hostname or query.get("host", [""])[0].split(",")[0] or "localhost"
+    port = parts.port or int(query.get("port", ["5432"])[0].split(",")[0])
+    database = unquote(parts.path.lstrip("/")) or query.get("dbname", ["postgres"])[0]
+    sslmode = query.get("sslmode", ["verify-full" if verifies_by_default(dsn) else "prefer"])[0]
+    return Address(host, port, database, sslmode)
+
+
+def verifies_by_default(dsn: str) -> bool:
+    """Whether a DSN says nothing of TLS although it leaves this machine: asyncpg would fall back to plain text."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    if "sslmode" in query:
+        return False
+    hosts = [host for value in query.get("host", []) for host in value.split(",")] or [parts.hostname or ""]
+    return any(not host.startswith("/") and host not in ("", "localhost", "127.0.0.1", "::1") for host in hosts)
+
+
+def split_methods(dsn: str) -> tuple[str, frozenset[str] | None]:
+    """The DSN without its require_auth, which asyncpg does not know, and the methods that it allows; None: the default.
+
+    As libpq reads it: names with commas between, or each with a ! before it for all but these. Raises ValueError with
+    what it takes.
+    """
+    parts = urlsplit(dsn)
+    pieces = parts.query.split("&")
+    kept = [piece for piece in pieces if unquote_plus(piece.partition("=")[0]) != "require_auth"]
+    if len(kept) == len(pieces):
+        return dsn, None
+    given = dict(parse_qsl(parts.query, keep_blank_values=True)).get("require_auth", "")
+    return parts._replace(query="&".join(kept)).geturl(), _read_methods(given)
+
+
+def _read_methods(text: str) -> frozenset[str] | None:
+    names = [name.strip() for name in text.split(",")] if text.strip() else []
+    excluded = [name.removeprefix("!") for name in names if name.startswith("!")]
+    known = (*_METHODS, *_OTHER_METHODS) if excluded else _METHODS
+    if (excluded and len(excluded) != len(names)) or not {*(excluded or names)} <= {*known}:
+        raise ValueError(
+            f"its require_auth takes methods of {', '.join(_METHODS)} with commas between, or all but some, each with "
+            "a ! before it"
+        )
+    if not names:
+        return None
+    allowed = frozenset(_METHODS).difference(excluded) if excluded else frozenset(names)
+    if not allowed:
+        raise ValueError("its require_auth leaves no method")
+    return allowed
