@@ -40,26 +40,6 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4"
 #: The label `server` of objects whose server nobody declared: no PgServer can have this name.
 UNDECLARED: Final = "(undeclared)"
 
-#: The label `source`: the reasons of hints, with underscores. Any other reason is OTHER.
-SOURCES: Final = frozenset(
-    {
-        "notify",
-        "notify of a role to join",
-        "object",
-        "another object changed",
-        "secret",
-        "namespace",
-        "server",
-        "policy",
-        "server not ready",
-        "connected",
-        "claim released",
-        "suspension",
-        "kubernetes answers again",
-        "resync",
-        "retry",
-    }
-)
 OTHER: Final = "other"
 
 # Seconds. A repair takes milliseconds and a back-off minutes; one statement or request is bounded by its deadline.
@@ -314,11 +294,6 @@ def _escape(text: str) -> str:
 
 def _quote(value: str) -> str:
     return _escape(value).replace('"', r"\"")
-
-
-def source_of(reason: str) -> str:
-    """The label for the reason of a hint."""
-    return reason.replace(" ", "_") if reason in SOURCES else OTHER
 
 
 def expect_server(name: str) -> None:

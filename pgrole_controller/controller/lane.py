@@ -36,7 +36,7 @@ from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.disown import Disown, Emptied
 from pgrole_controller.core.ending import name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, next_attempt
 from pgrole_controller.core.schedule import After, Retry, Visit
@@ -146,7 +146,7 @@ class Lane:
         if before.access != server.access:
             self.reconnect("server is declared anew")
         elif (before.allowance, before.address) != (server.allowance, server.address):
-            self.hint_all("policy", Rank.CHANGE)
+            self.hint_all(RequestReason.POLICY, Rank.CHANGE)
 
     def reconnect(self, why: str) -> None:
         """Ends the session, or the wait for the next one, and begins another at once."""
@@ -165,7 +165,7 @@ class Lane:
     def keys(self) -> set[Key]:
         return self._objects.of_server(self.server.name)
 
-    def hint(self, key: Key, reason: str, rank: Rank) -> None:
+    def hint(self, key: Key, reason: RequestReason, rank: Rank) -> None:
         self._queue.put(self.server.name, Hint(key, reason, rank))
 
     async def _take_turn(self) -> None:
@@ -212,9 +212,9 @@ class Lane:
         if suspended != self.suspended:
             self.suspended = suspended
             log.warning("pgrole.suspend changed", extra={"server": self.server.name, "suspended": suspended})
-            self.hint_all("suspension", Rank.RESYNC)
+            self.hint_all(RequestReason.SUSPENSION, Rank.RESYNC)
 
-    def hint_all(self, reason: str, rank: Rank) -> None:
+    def hint_all(self, reason: RequestReason, rank: Rank) -> None:
         for key in self._objects.of_server(self.server.name):
             self._queue.put(self.server.name, Hint(key, reason, rank))
 
@@ -237,7 +237,7 @@ class Lane:
             self.trouble, self._said = error, False
         if not self._said and now - outage.since >= SAID_SECONDS:
             self._said = True
-            self.hint_all("server not ready", Rank.DEPENDENCY)
+            self.hint_all(RequestReason.SERVER_NOT_READY, Rank.DEPENDENCY)
 
     async def _pause(self) -> None:
         """Waits for the next attempt, and meanwhile says on the objects that there is no server."""
@@ -258,9 +258,11 @@ class Lane:
             return
         for name in names:
             for key in self._objects.sharing(self.server.name, name):
-                self._queue.put(self.server.name, Hint(key, "notify", Rank.CHANGE if name in own else Rank.DRIFT))
+                self._queue.put(
+                    self.server.name, Hint(key, RequestReason.NOTIFY, Rank.CHANGE if name in own else Rank.DRIFT)
+                )
             for key in self._objects.joining(self.server.name, name):
-                self._queue.put(self.server.name, Hint(key, "notify of a role to join", Rank.DEPENDENCY))
+                self._queue.put(self.server.name, Hint(key, RequestReason.NOTIFY_OF_GROUP, Rank.DEPENDENCY))
 
     async def _answer_many(self) -> None:
         """Hints every object when many are announced.
@@ -270,7 +272,7 @@ class Lane:
         while True:
             await self._everything.wait()
             self._everything = anyio.Event()
-            self.hint_all("notify", Rank.DEPENDENCY)
+            self.hint_all(RequestReason.NOTIFY, Rank.DEPENDENCY)
             await anyio.sleep(MANY_SECONDS)
 
     async def _await_release(self, session: Session) -> None:
@@ -286,7 +288,7 @@ class Lane:
         while True:
             await self._lead.refreshed()
             self._orphans, self._orphans_due = Orphans(), anyio.current_time()
-            self.hint_all("kubernetes answers again", Rank.DEPENDENCY)
+            self.hint_all(RequestReason.KUBERNETES_BACK, Rank.DEPENDENCY)
 
     async def _work(self, session: Session) -> None:
         self._identities.hold(self, session.identity)
@@ -317,9 +319,9 @@ class Lane:
         self._reporter.withdraw(keys, Reason.SERVER_NOT_READY)
         self._queue.forgive(self.server.name)
         for key in self._changed & keys:
-            self.hint(key, "connected", Rank.CHANGE)
+            self.hint(key, RequestReason.CONNECTED, Rank.CHANGE)
         self._changed.clear()
-        self.hint_all("connected", Rank.DEPENDENCY)
+        self.hint_all(RequestReason.CONNECTED, Rank.DEPENDENCY)
         await self._await_release(session)
         self._note_suspended(await session.is_suspended())
         self._orphans, self._orphans_due = Orphans(), anyio.current_time() + FIRST_ORPHANS_SECONDS
@@ -433,7 +435,7 @@ class Lane:
     def _hint_sharing(self, role_name: str, but: Key | None = None) -> None:
         """What nobody claims any more is of interest to the others that name it."""
         for key in self._objects.sharing(self.server.name, role_name) - {but}:
-            self._queue.put(self.server.name, Hint(key, "claim released", Rank.DEPENDENCY))
+            self._queue.put(self.server.name, Hint(key, RequestReason.CLAIM_RELEASED, Rank.DEPENDENCY))
 
 
 def _is_suspended_there(finding: Finding) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import anyio
 
 from pgrole_controller.controller.lane import Lane
-from pgrole_controller.core.hint import Rank
+from pgrole_controller.core.hint import Rank, RequestReason
 
 #: Into how many rounds a period is divided, at most.
 ROUNDS = 360
@@ -25,7 +25,7 @@ async def resync(lane: Lane, draw: Callable[[], float]) -> None:
         size = math.ceil(len(keys) / rounds)
         for start in range(rounds):
             for key in keys[start * size : (start + 1) * size]:
-                lane.hint(key, "resync", Rank.RESYNC)
+                lane.hint(key, RequestReason.RESYNC, Rank.RESYNC)
             if await _wait(lane, period / rounds):
                 break
 

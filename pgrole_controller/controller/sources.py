@@ -10,7 +10,7 @@ import anyio
 
 from pgrole_controller.controller.objects import Objects, asked_of, role_of, server_of
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
 
 #: The lane of the objects whose server nobody declared.
@@ -32,7 +32,7 @@ class PgRoleSource:
         if seen is not None:
             # What only status shows is mostly our own write; somebody else's is looked at too, but in no hurry.
             rank = Rank.RESYNC if _is_status_only(change) else Rank.CHANGE
-            self.hint(server_of(seen.object()), Hint(change.key, "object", rank))
+            self.hint(server_of(seen.object()), Hint(change.key, RequestReason.OBJECT, rank))
         if change.old is None or _is_status_only(change):
             return
         self.objects.interrupt(change.key)
@@ -44,7 +44,7 @@ class PgRoleSource:
     def hint_server(self, server: str) -> None:
         """Every object of a server that got or lost its lane."""
         for key in self.objects.of_server(server):
-            self.hint(server, Hint(key, "server", Rank.DEPENDENCY))
+            self.hint(server, Hint(key, RequestReason.SERVER, Rank.DEPENDENCY))
 
     def hint(self, server: str, hint: Hint) -> None:
         self._queue.put(server if server in self._servers else NO_SERVER, hint)
@@ -52,7 +52,7 @@ class PgRoleSource:
     def _hint_sharing(self, gone: Key, old: dict[str, Any]) -> None:
         server = server_of(old)
         for key in self.objects.sharing(server, role_of(old)) - {gone}:
-            self.hint(server, Hint(key, "another object changed", Rank.DEPENDENCY))
+            self.hint(server, Hint(key, RequestReason.OTHER_OBJECT, Rank.DEPENDENCY))
 
 
 class SecretSource:
@@ -81,7 +81,7 @@ class SecretSource:
     def _hint(self, key: Key) -> None:
         server = self._pgroles.objects.server_name(key)
         if server is not None:
-            self._pgroles.hint(server, Hint(key, "secret", Rank.CHANGE))
+            self._pgroles.hint(server, Hint(key, RequestReason.SECRET, Rank.CHANGE))
 
 
 class NamespaceSource:
@@ -105,7 +105,7 @@ class NamespaceSource:
         for key in waited:
             server = self._objects.server_name(key)
             if server is not None:
-                self._pgroles.hint(server, Hint(key, "namespace", Rank.DEPENDENCY))
+                self._pgroles.hint(server, Hint(key, RequestReason.NAMESPACE, Rank.DEPENDENCY))
 
     def relabelled(self, namespace: str) -> None:
         self.known(self._objects.in_namespace(namespace))

@@ -30,7 +30,7 @@ class Tally:
         visit = self._visits[finding.key]
         seconds = max(finding.changed_at - self._began + visit.waited, 0.0)
         taken = metrics.REPAIR_SECONDS if finding.corrected else metrics.APPLICATION_SECONDS
-        taken.labels(metrics.source_of(visit.reason)).observe(seconds)
+        taken.labels(visit.reason.label).observe(seconds)
 
     def end(self) -> None:
         """All that can be done in the database is done."""

@@ -1,6 +1,6 @@
 """A hint says where to look and why. It is never data: whoever acts on it reads everything anew."""
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 
@@ -23,7 +23,32 @@ class Rank(IntEnum):
     RESYNC = 3  # nothing is known to have changed
 
 
+class RequestReason(StrEnum):
+    """What led to a visit, for the log and for metrics."""
+
+    NOTIFY = "notify"
+    NOTIFY_OF_GROUP = "notify of a role to join"
+    OBJECT = "object"
+    OTHER_OBJECT = "another object changed"
+    SECRET = "secret"  # noqa: S105 -- a reason
+    NAMESPACE = "namespace"
+    SERVER = "server"
+    POLICY = "policy"
+    SERVER_NOT_READY = "server not ready"
+    CONNECTED = "connected"
+    CLAIM_RELEASED = "claim released"
+    SUSPENSION = "suspension"
+    KUBERNETES_BACK = "kubernetes answers again"
+    RESYNC = "resync"
+    RETRY = "retry"
+
+    @property
+    def label(self) -> str:
+        """As the label `source` of metrics has it."""
+        return self.value.replace(" ", "_")
+
+
 class Hint(NamedTuple):
     key: Key
-    reason: str  # for the log only, e.g. "notify"
+    reason: RequestReason
     rank: Rank = Rank.CHANGE

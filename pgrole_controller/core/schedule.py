@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
 
 #: Back-off after failures of one key, in seconds: doubled from the first to the longest.
 FIRST_BACKOFF = 2.0
@@ -50,7 +50,7 @@ class Visit(NamedTuple):
     """One visit that begins. `waited`: seconds since it was due; `failures`: how often in a row it failed before."""
 
     key: Key
-    reason: str
+    reason: RequestReason
     rank: Rank
     waited: float
     failures: int
@@ -210,7 +210,7 @@ class Schedule:
                 if entry.hint is not None and entry.hint.rank is Rank.RESYNC:
                     entry.hint = None  # the retry looks as well
                 at = now + self._backoff(entry.failures)
-                self._merge(key, entry, Hint(key, "retry", Rank.DEPENDENCY), at)
+                self._merge(key, entry, Hint(key, RequestReason.RETRY, Rank.DEPENDENCY), at)
                 entry.backing_off = entry.due == at
             case After(seconds):
                 self._merge(key, entry, Hint(key, visit.reason, visit.rank), now + seconds)

@@ -24,7 +24,7 @@ from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Hint, Key
+from pgrole_controller.core.hint import Hint, Key, RequestReason
 from pgrole_controller.core.reconnect import FIRST_DELAY, TROUBLED_SECONDS
 from pgrole_controller.core.schedule import Success
 from pgrole_controller.kube.client import Client
@@ -164,7 +164,7 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
 
             late = stored("well", "app-late")
             objects.store.put(late)
-            queue.put("well", Hint(late.key, "object"))
+            queue.put("well", Hint(late.key, RequestReason.OBJECT))
             await until(lambda: {late.key, Key("shop", "app-well")} <= reports.told.keys())
             assert (well.connected, well.trouble) == (True, None)
     assert isinstance(trouble, Unexpected)

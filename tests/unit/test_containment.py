@@ -33,7 +33,7 @@ from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.detection import Detection
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
 from pgrole_controller.core.outcome import Ending
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Surroundings
@@ -272,7 +272,7 @@ async def report(objects: Objects, finding: Finding) -> list[dict[str, Any]]:
     """The statuses that are written, where Events and errands break. The visit ends."""
     api, broken, queue = Api(), Breaking(), Queue()
     reporter = Reporter(cast("Client", api), objects, queue, cast("Recorder", broken), cast("Errands", broken))
-    queue.put("s", Hint(finding.key, "object"))
+    queue.put("s", Hint(finding.key, RequestReason.OBJECT))
     await queue.take("s", 1)
     reporter.report(finding)
     reporter.close()
@@ -319,7 +319,7 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
     monkeypatch.setattr(lane_module, "_declined", poisoned)
     queue = Queue()
     for key in (POISONED, *WELL):
-        queue.put("default", Hint(key, "object"))
+        queue.put("default", Hint(key, RequestReason.OBJECT))
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             error = Transient(Reason.SERVER_NOT_READY, "away")

@@ -17,13 +17,13 @@ from pgrole_controller.controller.objects import Request
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.tally import Tally
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Key, Rank
+from pgrole_controller.core.hint import Key, Rank, RequestReason
 from pgrole_controller.core.outcome import Ending, Outcome
 from pgrole_controller.core.schedule import Visit
 from pgrole_controller.kube.errors import Unreachable
 from pgrole_controller.kube.latency import Latency, read_path
 from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS
-from pgrole_controller.metrics import REGISTRY, Scrape, ServerFigures, forget_server, render, source_of
+from pgrole_controller.metrics import REGISTRY, Scrape, ServerFigures, forget_server, render
 from tests.unit.test_docs import anchors, table_row
 
 ROOT = Path(__file__).parents[2]
@@ -128,14 +128,13 @@ def test_the_documented_metrics_are_those_that_there_are_with_their_labels() -> 
 def test_the_documented_sources_are_those_that_there_are() -> None:
     text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     (listed,) = re.findall(r"^`source`: (.*?)\.$", text, flags=re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", listed)) == {source_of(reason) for reason in (*metrics.SOURCES, "anything")}
+    assert set(re.findall(r"`(\w+)`", listed)) == {reason.label for reason in RequestReason}
 
 
-def test_every_reason_of_a_hint_is_a_source() -> None:
+def test_every_reason_of_a_request_is_given_somewhere() -> None:
     rooms = [*(ROOT / "pgrole_controller/controller").glob("*.py"), ROOT / "pgrole_controller/core/schedule.py"]
     text = "\n".join(file.read_text(encoding="utf-8") for file in rooms)
-    reasons = set(re.findall(r'(?:Hint\([^"()]*(?:\([^()]*\))?[^"()]*|hint(?:_all)?\((?:key, )?)"([a-z ]+)"', text))
-    assert reasons == metrics.SOURCES
+    assert set(re.findall(r"RequestReason\.([A-Z_]+)", text)) == {reason.name for reason in RequestReason}
 
 
 @pytest.mark.parametrize("alert", [pytest.param(alert, id=alert["alert"]) for alert in alerts()])
@@ -292,7 +291,7 @@ async def test_the_time_of_a_repair_begins_when_the_hint_was_due() -> None:
 
     key = Key("shop", "app")
     before, now = (value("count"), value("sum")), anyio.current_time()
-    tally = Tally("counted", (Visit(key, "secret", Rank.CHANGE, 7.0, 0),))
+    tally = Tally("counted", (Visit(key, RequestReason.SECRET, Rank.CHANGE, 7.0, 0),))
     late = anyio.current_time() - now
     outcome = Outcome(Ending.DONE, Reason.RECONCILED, "")
     tally.count(Finding(Request(key, None), outcome, changed_at=now + 2.0, corrected=("superuser",)))

@@ -5,14 +5,14 @@ import anyio.lowlevel
 import pytest
 
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
 from pgrole_controller.core.schedule import After, Retry, Success, Visit
 
 A, B = Key("shop", "a"), Key("shop", "b")
 DEADLINE = 30.0
 
 
-def hint(key: Key, reason: str = "notify") -> Hint:
+def hint(key: Key, reason: RequestReason = RequestReason.NOTIFY) -> Hint:
     return Hint(key, reason, Rank.CHANGE)
 
 
@@ -53,7 +53,7 @@ async def test_take_waits_until_a_hint_comes_from_a_callback() -> None:
             assert taker.visits is None
             queue.put("s", hint(A))
     assert taker.visits is not None
-    assert [visit.reason for visit in taker.visits] == ["notify"]
+    assert [visit.reason for visit in taker.visits] == [RequestReason.NOTIFY]
 
 
 async def test_a_hint_for_another_lane_does_not_end_the_wait() -> None:
@@ -96,9 +96,9 @@ async def test_an_earlier_hint_shortens_a_wait_that_is_under_way() -> None:
 
 async def test_the_end_of_a_visit_wakes_for_what_came_meanwhile() -> None:
     queue = Queue()
-    queue.put("s", hint(A, "first"))
+    queue.put("s", hint(A, RequestReason.OBJECT))
     await queue.take("s", 10)
-    queue.put("s", hint(A, "second"))
+    queue.put("s", hint(A, RequestReason.SECRET))
     taker = Taker(queue)
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
@@ -107,14 +107,14 @@ async def test_the_end_of_a_visit_wakes_for_what_came_meanwhile() -> None:
             assert taker.visits is None
             queue.done(A, Success())
     assert taker.visits is not None
-    assert [visit.reason for visit in taker.visits] == ["second"]
+    assert [visit.reason for visit in taker.visits] == [RequestReason.SECRET]
 
 
 async def test_the_end_of_a_visit_wakes_the_lane_that_the_key_moved_to() -> None:
     queue = Queue()
     queue.put("s", hint(A))
     await queue.take("s", 10)
-    queue.put("t", hint(A, "moved"))
+    queue.put("t", hint(A, RequestReason.SERVER))
     taker = Taker(queue, lane="t")
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
@@ -122,7 +122,7 @@ async def test_the_end_of_a_visit_wakes_the_lane_that_the_key_moved_to() -> None
             await settle()
             queue.done(A, Success())
     assert taker.visits is not None
-    assert [visit.reason for visit in taker.visits] == ["moved"]
+    assert [visit.reason for visit in taker.visits] == [RequestReason.SERVER]
 
 
 async def test_a_failed_visit_comes_again_by_itself() -> None:
@@ -223,7 +223,7 @@ async def test_a_held_queue_gives_nothing_and_everything_when_it_is_released() -
             tasks.start_soon(taker.run)
             tasks.start_soon(other.run)
             queue.put("s", hint(A))
-            queue.put("s", hint(B, "spec"))
+            queue.put("s", hint(B, RequestReason.OBJECT))
             queue.put("s", hint(A))
             queue.put("other", hint(Key("shop", "c")))
             await settle()

@@ -20,7 +20,7 @@ from pgrole_controller.controller.statuses import Said, Statuses
 from pgrole_controller.core.connection import Address
 from pgrole_controller.core.credential import Credential, Errand, PasswordAsk, Record, SecretsSeen
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Hint, Key
+from pgrole_controller.core.hint import Hint, Key, RequestReason
 from pgrole_controller.core.outcome import RECONCILED, Ending, Outcome
 from pgrole_controller.core.schedule import After
 from pgrole_controller.kube.client import Client
@@ -116,7 +116,7 @@ async def test_what_the_reporter_writes_causes_no_visit_of_its_own_and_hides_nob
     recorder = Recorder(cast("Client", api))
     reporter = Reporter(cast("Client", api), objects, queue, recorder, cast("Errands", None))
     outcome, finalizer = (RECONCILED, None) if write == "status" else (None, True)
-    queue.put("default", Hint(seen.key, "object"))
+    queue.put("default", Hint(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
     reporter.report(Finding(Request(seen.key, seen, finalizer=finalizer), outcome=outcome))
     reporter.close()

@@ -15,7 +15,7 @@ from pgrole_controller.controller.resync import resync
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.connection import Address
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.hint import Key, RequestReason
 from pgrole_controller.core.schedule import Success
 from pgrole_controller.kube.store import Store
 
@@ -43,6 +43,6 @@ async def test_a_shorter_period_holds_at_once() -> None:
         for _ in range(3):
             with anyio.fail_after(30):
                 (visit,) = await queue.take("main", 10)
-            assert visit.reason == "resync"
+            assert visit.reason is RequestReason.RESYNC
             queue.done(visit.key, Success())
         tasks.cancel_scope.cancel()

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pgrole_controller.core.hint import Hint, Key, Rank
+from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
 from pgrole_controller.core.schedule import (
     FIRST_BACKOFF,
     LONGEST_BACKOFF,
@@ -31,20 +31,20 @@ def without_jitter() -> Schedule:
     return Schedule(lambda: 0.0)
 
 
-def change(key: Key, reason: str = "object") -> Hint:
+def change(key: Key, reason: RequestReason = RequestReason.OBJECT) -> Hint:
     return Hint(key, reason, Rank.CHANGE)
 
 
 def drift(key: Key) -> Hint:
-    return Hint(key, "notify", Rank.DRIFT)
+    return Hint(key, RequestReason.NOTIFY, Rank.DRIFT)
 
 
 def resync(key: Key) -> Hint:
-    return Hint(key, "resync", Rank.RESYNC)
+    return Hint(key, RequestReason.RESYNC, Rank.RESYNC)
 
 
 def dependency(key: Key) -> Hint:
-    return Hint(key, "dependency", Rank.DEPENDENCY)
+    return Hint(key, RequestReason.SECRET, Rank.DEPENDENCY)
 
 
 def keys_of(visits: tuple[Visit, ...]) -> list[Key]:
@@ -64,8 +64,8 @@ def fail(schedule: Schedule, key: Key, now: float, times: int = 1) -> float:
 
 def test_a_hint_leads_to_one_visit_with_its_reason() -> None:
     schedule = without_jitter()
-    schedule.add("s", change(A, "notify"), 1.0)
-    assert schedule.take("s", 3.0, MANY) == (Visit(A, "notify", Rank.CHANGE, 2.0, 0),)
+    schedule.add("s", change(A, RequestReason.NOTIFY), 1.0)
+    assert schedule.take("s", 3.0, MANY) == (Visit(A, RequestReason.NOTIFY, Rank.CHANGE, 2.0, 0),)
     assert schedule.take("s", 3.0, MANY) == ()
     assert schedule.done(A, 4.0, Success()) is None
     assert schedule.next_at("s") is None
@@ -73,10 +73,10 @@ def test_a_hint_leads_to_one_visit_with_its_reason() -> None:
 
 def test_hints_for_a_key_that_waits_lead_to_one_visit_with_the_best_rank_and_its_reason() -> None:
     schedule = without_jitter()
-    for hint in (resync(A), change(A, "notify"), change(A, "object"), dependency(A)):
+    for hint in (resync(A), change(A, RequestReason.NOTIFY), change(A, RequestReason.OBJECT), dependency(A)):
         schedule.add("s", hint, 1.0)
     [visit] = schedule.take("s", 1.0, MANY)
-    assert (visit.rank, visit.reason) == (Rank.CHANGE, "notify")
+    assert (visit.rank, visit.reason) == (Rank.CHANGE, RequestReason.NOTIFY)
 
 
 def test_a_key_that_is_ready_moves_up_when_its_rank_gets_better() -> None:
@@ -93,11 +93,11 @@ def test_hints_during_a_visit_lead_to_exactly_one_more_after_it() -> None:
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
     for _ in range(3):
-        schedule.add("s", change(A, "notify"), 2.0)
+        schedule.add("s", change(A, RequestReason.NOTIFY), 2.0)
     assert schedule.take("s", 3.0, MANY) == ()
     assert schedule.next_at("s") is None
     assert schedule.done(A, 4.0, Success()) == "s"
-    assert schedule.take("s", 4.0, MANY) == (Visit(A, "notify", Rank.CHANGE, 1.0, 0),)
+    assert schedule.take("s", 4.0, MANY) == (Visit(A, RequestReason.NOTIFY, Rank.CHANGE, 1.0, 0),)
     assert schedule.done(A, 5.0, Success()) is None
 
 
@@ -291,7 +291,7 @@ def test_a_change_during_a_visit_that_fails_is_looked_at_without_back_off() -> N
 
 def test_after_comes_again_in_its_time_and_counts_as_neither_failure_nor_success() -> None:
     schedule = without_jitter()
-    schedule.add("s", change(A, "notify"), 0.0)
+    schedule.add("s", change(A, RequestReason.NOTIFY), 0.0)
     now = fail(schedule, A, 0.0, times=2)
     schedule.take("s", now, MANY)
     schedule.done(A, now, After(0.5))
@@ -302,10 +302,10 @@ def test_after_comes_again_in_its_time_and_counts_as_neither_failure_nor_success
 
 def test_after_nothing_is_ready_at_once_with_the_rank_of_its_visit() -> None:
     schedule = without_jitter()
-    schedule.add("s", change(A, "notify"), 0.0)
+    schedule.add("s", change(A, RequestReason.NOTIFY), 0.0)
     schedule.take("s", 0.0, MANY)
     assert schedule.done(A, 1.0, After(0.0)) == "s"
-    assert schedule.take("s", 1.0, MANY) == (Visit(A, "notify", Rank.CHANGE, 0.0, 0),)
+    assert schedule.take("s", 1.0, MANY) == (Visit(A, RequestReason.NOTIFY, Rank.CHANGE, 0.0, 0),)
 
 
 def test_lanes_do_not_see_each_other() -> None:
@@ -517,7 +517,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(key=_KEYS, lane=_LANES, rank=_RANKS, delay=_DELAYS)
     def put(self, key: Key, lane: str, rank: Rank, delay: float) -> None:
-        hint = Hint(key, "test", rank)
+        hint = Hint(key, RequestReason.OBJECT, rank)
         self.model.add(lane, hint, self.now + delay)
         self.schedule.add(lane, hint, self.now + delay)
 
@@ -621,13 +621,13 @@ def test_who_is_hinted_again_and_again_goes_after_all_that_were_hinted_before(ba
     schedule, now = without_jitter(), 0.0
     forged = [Key("shop", f"forged-{number}") for number in range(MANY)]
     for key in forged:
-        schedule.add("s", change(key, "notify"), now)
+        schedule.add("s", change(key, RequestReason.NOTIFY), now)
     visits = schedule.take("s", now, batch)
-    schedule.add("s", change(A, "notify"), now)
+    schedule.add("s", change(A, RequestReason.NOTIFY), now)
     taken = len(visits)
     while A not in keys_of(visits):
         for key in forged:  # all of them, before each batch and during it
-            schedule.add("s", change(key, "notify"), now)
+            schedule.add("s", change(key, RequestReason.NOTIFY), now)
         for visit in visits:
             schedule.done(visit.key, now, Success())
         now += 0.001

@@ -11,7 +11,7 @@ def read(environment: dict[str, str] | None = None, **flags: str) -> Settings:
 
 
 #: What every release since the first one has taken.
-CONTRACT = {
+CONTRACT: dict[str, tuple[str | None, object]] = {
     "PGROLE_DSN": (None, None),
     "PGROLE_KUBECONFIG": ("--kubeconfig", None),
     "PGROLE_CONTEXT": ("--context", None),

@@ -10,7 +10,7 @@ from pgrole_controller.controller.objects import Objects, index_by_owner, index_
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.sources import NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.hint import Key, Rank
+from pgrole_controller.core.hint import Key, Rank, RequestReason
 from pgrole_controller.core.schedule import Success
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.finalizers import FINALIZER
@@ -38,7 +38,7 @@ class World:
     def put(self, name: str, version: int, *, by: Key | None = None, **more: Any) -> None:
         self.store.put(made(name, version, **more), by)
 
-    async def hinted(self) -> dict[Key, tuple[str, Rank]]:
+    async def hinted(self) -> dict[Key, tuple[RequestReason, Rank]]:
         """What is due now, which is visited with that."""
         if not self.queue.figures("default").depth:
             return {}
@@ -81,7 +81,7 @@ async def test_a_secret_that_the_controller_writes_for_one_object_wakes_the_othe
     for key in (APP, OTHER):
         world.queue.done(key, Success())
     world.secrets.put(secret(3), by=APP)
-    assert await world.hinted() == {OTHER: ("secret", Rank.CHANGE)}
+    assert await world.hinted() == {OTHER: (RequestReason.SECRET, Rank.CHANGE)}
 
 
 async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_others_that_read_it(world: World) -> None:
@@ -90,7 +90,7 @@ async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_oth
     await world.hinted()
     world.queue.done(OTHER, Success())
     world.secrets.remove(Key("shop", "app-pw"), "s", by=APP)
-    assert await world.hinted() == {OTHER: ("secret", Rank.CHANGE)}
+    assert await world.hinted() == {OTHER: (RequestReason.SECRET, Rank.CHANGE)}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_looked_a
     await world.hinted()
     world.put("app", 3, by=APP, generation=2, spec={"login": True}, finalizers=[FINALIZER])
     world.queue.done(APP, Success())
-    assert await world.hinted() == {APP: ("object", Rank.CHANGE)}
+    assert await world.hinted() == {APP: (RequestReason.OBJECT, Rank.CHANGE)}
 
 
 async def test_a_status_that_somebody_else_wrote_is_looked_at_in_no_hurry(world: World) -> None:
@@ -121,7 +121,7 @@ async def test_a_status_that_somebody_else_wrote_is_looked_at_in_no_hurry(world:
     await world.hinted()
     world.queue.done(APP, Success())
     world.put("app", 2, status={"role": {}})
-    assert await world.hinted() == {APP: ("object", Rank.RESYNC)}
+    assert await world.hinted() == {APP: (RequestReason.OBJECT, Rank.RESYNC)}
 
 
 async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(world: World) -> None:
@@ -132,7 +132,7 @@ async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(wor
     assert request.unsaid
     world.queue.done(key, Success())
     world.namespaces.put(pack({"metadata": {"name": "new", "uid": "n2", "resourceVersion": "2"}}))
-    assert await world.hinted() == {key: ("namespace", Rank.DEPENDENCY)}
+    assert await world.hinted() == {key: (RequestReason.NAMESPACE, Rank.DEPENDENCY)}
     assert world.objects.read(key, "default", Allowance()).error is None
 
 
