@@ -133,6 +133,10 @@ class Lane:
         self._identities.find(self)
         self.ended.set()
 
+    def remove(self) -> None:
+        """After its end: what still waits is of objects that are gone, and nothing else forgets it."""
+        self._queue.remove(self.server.name)
+
     @property
     def has_session(self) -> bool:
         return self.connected or self.standing_by

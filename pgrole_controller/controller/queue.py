@@ -29,9 +29,9 @@ class Queue:
     def closed(self) -> bool:
         return self._closed
 
-    def put(self, lane: str, hint: Hint, delay: float = 0.0) -> None:
-        """Asks for a visit after `delay` seconds; may be called in a callback of the event loop."""
-        self._schedule.add(lane, hint, anyio.current_time() + delay)
+    def put(self, lane: str, hint: Hint) -> None:
+        """Asks for a visit; may be called in a callback of the event loop."""
+        self._schedule.add(lane, hint, anyio.current_time())
         self._wake(lane)
 
     async def take(self, lane: str, limit: int) -> tuple[Visit, ...]:
@@ -60,6 +60,10 @@ class Queue:
     def forgive(self, lane: str) -> None:
         """How often keys of the lane failed counts no more."""
         self._schedule.forgive(lane)
+
+    def remove(self, lane: str) -> None:
+        """Forgets the lane and what waits in it: its server is not declared any more."""
+        self._schedule.remove_lane(lane)
 
     def figures(self, lane: str) -> Figures:
         return self._schedule.figures(lane, anyio.current_time())

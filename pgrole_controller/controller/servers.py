@@ -222,6 +222,7 @@ class Servers:
                 if name not in self._running:
                     metrics.forget_server(name)
                     self._moved(name)  # what the lane was hinted in its last moments
+                    running.lane.remove()
 
 
 def _is_own_status(change: Change) -> bool:

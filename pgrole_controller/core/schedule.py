@@ -72,7 +72,7 @@ class _Entry:
     __slots__ = ("backing_off", "due", "failures", "hint", "lane", "ready", "ticket", "visit")
 
     def __init__(self, lane: str) -> None:
-        self.lane: str | None = lane  # None: the lane was removed, or the key forgotten, during the visit
+        self.lane: str | None = lane  # None: the lane was removed during the visit
         self.hint: Hint | None = None
         self.due = 0.0
         self.ticket: int | None = None
@@ -161,22 +161,15 @@ class Schedule:
         self._drop_superseded(queue)
         return queue.delayed[0][0] if queue.delayed else None
 
-    def forget(self, key: Key) -> None:
-        """Nothing is left to do for this key; a visit that is under way ends without another."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return
-        self._leave(key, entry)
-        entry.hint = None
-        if entry.visit is None:
-            del self._entries[key]
-        else:
-            entry.lane = None
-
     def remove_lane(self, lane: str) -> None:
-        """Forgets every key of the lane."""
-        for key in [key for key, entry in self._entries.items() if entry.lane == lane]:
-            self.forget(key)
+        """Forgets every key of the lane; a visit that is under way ends without another."""
+        for key, entry in [(key, entry) for key, entry in self._entries.items() if entry.lane == lane]:
+            self._leave(key, entry)
+            entry.hint = None
+            if entry.visit is None:
+                del self._entries[key]
+            else:
+                entry.lane = None
         self._lanes.pop(lane, None)
 
     def forgive(self, lane: str) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from socket import gaierror
 from ssl import SSLCertVerificationError, SSLContext, SSLError
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
@@ -39,7 +38,6 @@ CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 30.0
 CLOSE_SECONDS = 0.4
 _PATIENCE_SECONDS = 1.0
-_PORT = 5432
 
 #: Which optional settings the servers were found to take, by where they are and as whom we go there.
 _TAKEN: dict[int, frozenset[str]] = {}
@@ -82,7 +80,7 @@ class Endpoint:
     ssl: Mode | None = None  # None: as the DSN says
     database: str | None = None  # None: as the DSN says
     hosts: tuple[str, ...] = ()
-    port: int = _PORT
+    port: int = 5432
     user: str = ""
     password: str | Minting = field(default="", repr=False)
     ca: str | None = field(default=None, repr=False)
@@ -112,17 +110,6 @@ class Endpoint:
             ca=ca,
             methods=methods,
         )
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port that it names, the first of several: for logs."""
-        if self.dsn is None:
-            return (self.hosts[0] if self.hosts else "", self.port)
-        parts = urlsplit(self.dsn)
-        try:
-            return parts.hostname or "localhost", parts.port or _PORT
-        except ValueError:  # several hosts, each with a port, or an address that cannot be read
-            return "", _PORT
 
     def at(self, database: str) -> "Endpoint":
         """The same server and role, in another database."""

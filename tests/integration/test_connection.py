@@ -156,13 +156,6 @@ def test_endpoints_are_equal_when_no_new_connection_is_needed() -> None:
     assert make().at("other") == make(database="other")
 
 
-def test_an_endpoint_names_an_address_for_logs() -> None:
-    assert Endpoint.of(["a", "b"], 6432, "db", "u", "p", "disable").address == ("a", 6432)
-    assert Endpoint("postgresql://u:p@host:6432/db").address == ("host", 6432)
-    assert Endpoint("postgresql://u:p@host/db").address == ("host", 5432)
-    assert Endpoint("postgresql://u:p@a:1,b:2/db").address == ("", 5432)
-
-
 async def test_a_server_that_stops_answering_in_any_phase_is_given_up_in_time() -> None:
     said: dict[tuple[Phase, str], str] = {}
 

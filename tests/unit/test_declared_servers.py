@@ -60,7 +60,12 @@ class FakeLane:
         self.began, self.may_end, self.ended = anyio.Event(), anyio.Event(), anyio.Event()
         self.retimed = anyio.Event()
         self.has_session = False
+        self.removed = anyio.Event()
         self.may_end.set()
+
+    def remove(self) -> None:
+        assert self.ended.is_set()
+        self.removed.set()
 
     def declare(self, server: DeclaredServer) -> None:
         self.server = server
@@ -201,7 +206,22 @@ async def test_a_server_that_is_declared_again_waits_for_its_last_lane_to_end() 
         with anyio.fail_after(30):
             await second.began.wait()
         assert first.ended.is_set()
+        assert not first.removed.is_set()  # the second lane has its keys
         assert world.moved[-1] == "a"
+
+
+async def test_what_waits_for_a_server_that_is_gone_is_forgotten_when_its_objects_have_moved_on() -> None:
+    world = World()
+    async with running(world):
+        world.put("a")
+        await world.until(lambda: "a" in world.servers, "the lane")
+        lane = world.lane("a")
+        await lane.began.wait()
+        world.moved.clear()
+        world.remove("a")
+        with anyio.fail_after(30):
+            await lane.removed.wait()
+        assert world.moved == ["a", "a"]
 
 
 @pytest.mark.parametrize("failure", [Unreachable("no route"), ApiError(503, "Unavailable", "later")])

@@ -7,6 +7,7 @@ import pytest
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
 from pgrole_controller.core.schedule import After, Retry, Success, Visit
+from tests.timelapse import in_timelapse
 
 A, B = Key("shop", "a"), Key("shop", "b")
 DEADLINE = 30.0
@@ -14,6 +15,13 @@ DEADLINE = 30.0
 
 def hint(key: Key, reason: RequestReason = RequestReason.NOTIFY) -> Hint:
     return Hint(key, reason, Rank.CHANGE)
+
+
+async def delay(queue: Queue, key: Key, seconds: float) -> None:
+    """The key is due again after so many seconds."""
+    queue.put("s", hint(key))
+    assert [visit.key for visit in await queue.take("s", 1)] == [key]
+    queue.done(key, After(seconds))
 
 
 class Taker:
@@ -70,25 +78,28 @@ async def test_a_hint_for_another_lane_does_not_end_the_wait() -> None:
     assert taker.visits == ()
 
 
-async def test_a_delayed_hint_wakes_when_it_is_due_and_not_before() -> None:
+async def test_a_delayed_key_wakes_when_it_is_due_and_not_before() -> None:
     queue = Queue()
     begun = anyio.current_time()
-    queue.put("s", hint(A), delay=0.05)
+    await delay(queue, A, 0.05)
     with anyio.fail_after(DEADLINE):
         [visit] = await queue.take("s", 10)
     assert visit.key == A
     assert anyio.current_time() - begun >= 0.05
 
 
-async def test_an_earlier_hint_shortens_a_wait_that_is_under_way() -> None:
+async def test_a_key_that_is_due_earlier_shortens_a_wait_that_is_under_way() -> None:
     queue = Queue()
-    queue.put("s", hint(A), delay=3600.0)
+    await delay(queue, A, 3600.0)
+    queue.put("s", hint(B))
+    await queue.take("s", 10)
     taker = Taker(queue)
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
             await settle()
-            queue.put("s", hint(B), delay=0.02)
+            assert taker.visits is None
+            queue.done(B, After(0.02))
             await taker.ended.wait()
     assert taker.visits is not None
     assert [visit.key for visit in taker.visits] == [B]
@@ -208,8 +219,8 @@ async def test_take_lets_others_run_even_when_something_is_always_ready() -> Non
 
 async def test_figures_are_those_of_the_lane() -> None:
     queue = Queue()
+    await delay(queue, B, 3600.0)
     queue.put("s", hint(A))
-    queue.put("s", hint(B), delay=3600.0)
     depth, oldest = queue.figures("s")
     assert depth == 1
     assert 0.0 <= oldest < DEADLINE
@@ -235,29 +246,17 @@ async def test_a_held_queue_gives_nothing_and_everything_when_it_is_released() -
     assert len(other.visits) == 1
 
 
+@in_timelapse
 async def test_a_visit_that_was_held_did_not_wait() -> None:
     """A standby hears of drifts for days that another process repairs."""
     queue = Queue(held=True)
-    queue.put("s", hint(A), delay=-3600.0)
+    queue.put("s", hint(A))
+    await anyio.sleep(3600.0)
     assert queue.figures("s").oldest >= 3600.0
     queue.release()
     with anyio.fail_after(DEADLINE):
         [visit] = await queue.take("s", 10)
     assert visit.waited < DEADLINE
-
-
-async def test_what_is_due_after_a_delay_is_not_taken_while_the_queue_is_held() -> None:
-    queue = Queue(held=True)
-    taker = Taker(queue)
-    with anyio.fail_after(DEADLINE):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(taker.run)
-            queue.put("s", hint(A), delay=0.01)
-            await anyio.sleep(0.05)
-            await settle()
-            assert taker.visits is None
-            queue.release()
-    assert taker.visits is not None
 
 
 async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
@@ -270,3 +269,20 @@ async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
             await settle()
             queue.close()
     assert taker.visits == ()
+
+
+async def test_a_lane_that_is_removed_leaves_nothing_of_what_waited_in_it() -> None:
+    queue = Queue()
+    await delay(queue, B, 3600.0)
+    queue.put("s", hint(A))
+    queue.remove("s")
+    assert queue.figures("s").depth == 0
+    taker = Taker(queue)
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(taker.run)
+            await settle()
+            assert taker.visits is None
+            queue.put("s", hint(B))
+    assert taker.visits is not None
+    assert [visit.key for visit in taker.visits] == [B]

@@ -353,37 +353,37 @@ def test_what_failed_in_another_lane_is_forgotten() -> None:
     assert visit.failures == 0
 
 
-def test_a_forgotten_key_is_visited_only_when_it_is_hinted_anew() -> None:
-    schedule = without_jitter()
-    schedule.add("s", change(A), 1.0)
-    schedule.add("s", change(B), 9.0)
-    for key in (A, B, C):
-        schedule.forget(key)
-    assert schedule.take("s", 9.0, MANY) == ()
-    schedule.add("s", change(A), 9.0)
-    assert keys_of(schedule.take("s", 9.0, MANY)) == [A]
-
-
 @pytest.mark.parametrize("result", [Success(), Retry(), After(1.0)])
-def test_a_visit_to_a_forgotten_key_ends_without_another(result: Result) -> None:
+def test_a_visit_in_a_removed_lane_ends_without_another(result: Result) -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
     schedule.add("s", change(A), 1.5)
-    schedule.forget(A)
+    schedule.remove_lane("s")
     assert schedule.done(A, 2.0, result) is None
     assert schedule.next_at("s") is None
 
 
-def test_a_key_forgotten_during_a_visit_and_hinted_anew_is_visited_after_it() -> None:
+def test_a_key_of_a_removed_lane_that_is_hinted_during_its_visit_is_visited_after_it() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
-    schedule.forget(A)
+    schedule.remove_lane("s")
     schedule.add("s", change(A), 1.5)
     assert schedule.take("s", 1.5, MANY) == ()
     assert schedule.done(A, 2.0, Success()) == "s"
     assert keys_of(schedule.take("s", 2.0, MANY)) == [A]
+
+
+def test_a_lane_of_the_name_of_a_removed_one_begins_empty() -> None:
+    schedule = without_jitter()
+    schedule.add("s", change(A), 1.0)
+    schedule.add("s", change(B), 9.0)
+    schedule.remove_lane("s")
+    schedule.remove_lane("unknown")
+    assert schedule.take("s", 9.0, MANY) == ()
+    schedule.add("s", change(A), 9.0)
+    assert keys_of(schedule.take("s", 9.0, MANY)) == [A]
 
 
 def test_a_removed_lane_takes_its_keys_along() -> None:
@@ -549,13 +549,6 @@ class Interleavings(RuleBasedStateMachine):
         lane = self.schedule.done(visit.key, self.now, result)
         key = self.model.keys[visit.key]
         assert lane == (key.lane if key.due is not None else None)
-
-    @rule(key=_KEYS)
-    def forget(self, key: Key) -> None:
-        self.schedule.forget(key)
-        if key in self.model.keys:
-            known = self.model.keys[key]
-            self.model.keys[key] = Expected(lane="", visited=known.visited)
 
     @rule(lane=_LANES)
     def remove_lane(self, lane: str) -> None:
