@@ -5,7 +5,7 @@ The content is never in an error, a log message or a representation.
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,34 @@ from pgrole_controller.kube.store import LAST_APPLIED, OWN_PREFIX, Stored, pack_
 
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
-_MESSAGE_LIMIT = 500  # characters, of what the API server says about a write
-_SEARCHED = 4_096  # characters of it
-_WINDOW = 8  # so many characters in a row of a value are hidden
-_LEAST = 3  # shorter values are found in any text
-_MOST = 32_768  # bytes of all values: searching for more would hold up everything else
-_NOT_SEARCHED = "what the API server says of it is left out, since the Secret holds too much to look for in that"
+_UNSHOWN = (
+    "the API server's message is not shown, because it may quote the Secret: check the controller's rights, and "
+    "quotas and admission policies in the Secret's namespace"
+)
+#: k8s.io/apimachinery/pkg/apis/meta/v1: StatusReason. An admission webhook may answer with any other text.
+_REASONS = frozenset(
+    {
+        "AlreadyExists",
+        "BadRequest",
+        "Conflict",
+        "Expired",
+        "Forbidden",
+        "Gone",
+        "InternalError",
+        "Invalid",
+        "MethodNotAllowed",
+        "NotAcceptable",
+        "NotFound",
+        "RequestEntityTooLarge",
+        "ServerTimeout",
+        "ServiceUnavailable",
+        "StoreReadError",
+        "Timeout",
+        "TooManyRequests",
+        "Unauthorized",
+        "UnsupportedMediaType",
+    }
+)
 
 
 class NotWritable(KubeError):
@@ -89,18 +111,18 @@ async def write_secret(
     whatever anybody wrote under pgrole.dev/.
 
     `seen` None: there is none, and one that appeared meanwhile is not touched. Else only that object in that version.
-    Raises ApiError (409 when it is not as it was seen any more, 404 when it is gone; nothing of `data` is in its
-    message), Unreachable, BadStream, and NotWritable when somebody else would have to act first.
+    Raises ApiError (409 when it is not as it was seen any more, 404 when it is gone; without the API
+    server's message), Unreachable, BadStream, and NotWritable when somebody else would have to act first.
     """
     reference = _refer(owner)
     if seen is None:
         whole = _whole(key, reference, labels, annotations, data)
-        answer = await _send(client, "POST", SECRETS.path(key.namespace), whole, JSON, data.values())
+        answer = await _send(client, "POST", SECRETS.path(key.namespace), whole, JSON)
     else:
         _check(seen, reference)
         patch = _patch(seen, reference, labels, annotations, data)
-        path, hidden = SECRETS.path(key.namespace, key.name), (*data.values(), *seen.data.values())
-        answer = await _send(client, "PATCH", path, patch, STRATEGIC_MERGE_PATCH, hidden)
+        path = SECRETS.path(key.namespace, key.name)
+        answer = await _send(client, "PATCH", path, patch, STRATEGIC_MERGE_PATCH)
     return _take(answer)
 
 
@@ -224,62 +246,20 @@ def _encode(data: Mapping[str, bytes]) -> dict[str, str]:
     return {name: b64encode(value).decode() for name, value in data.items()}
 
 
-async def _send(
-    client: Client, method: str, path: str, body: dict[str, Any], content_type: str, hidden: Collection[bytes]
-) -> bytes:
-    """The API server quotes what it refuses, a whole patch at times: errors are raised anew, without `hidden`."""
+async def _send(client: Client, method: str, path: str, body: dict[str, Any], content_type: str) -> bytes:
+    """The API server quotes what it refuses, a whole patch at times: errors are raised again without its words."""
     failed: ApiError | Unreachable
     try:
         return await client.request(method, path, query={"fieldManager": MANAGER}, body=body, content_type=content_type)
     except ApiError as error:
-        reason = _hide(error.reason, hidden) if _is_searchable(hidden) else "Refused"
-        failed = ApiError(error.status, reason, _hide(error.message, hidden), error.retry_after)
+        failed = ApiError(
+            error.status, error.reason if error.reason in _REASONS else "Refused", _UNSHOWN, error.retry_after
+        )
     except Unreachable as error:
-        failed = Unreachable(_hide(str(error), hidden))
+        # An answer that is no HTTP is in the message of its cause.
+        failed = error if error.__cause__ is None else Unreachable(f"{method} {path}: {type(error.__cause__).__name__}")
     # Outside of `except`: the error that is hidden would be its context.
     raise failed
-
-
-def _hide(text: str, values: Collection[bytes]) -> str:
-    """`text`, cut, with `…` for whatever is also in one of the values, as text or base64."""
-    if not _is_searchable(values):
-        return _NOT_SEARCHED
-    shown = text[:_SEARCHED]
-    hidden = [False] * len(shown)
-    for form in _forms(values):
-        width = min(len(form), _WINDOW)
-        windows = {shown[at : at + width] for at in range(len(shown) - width + 1)}
-        found = {seen for at in range(len(form) - width + 1) if (seen := form[at : at + width]) in windows}
-        for at in range(len(shown) - width + 1 if found else 0):
-            if shown[at : at + width] in found:
-                hidden[at : at + width] = [True] * width
-    if len(text) > _SEARCHED:
-        hidden[-_WINDOW:] = [True] * _WINDOW  # perhaps the beginning of a value
-    return "".join(_leave_out(shown, hidden))[:_MESSAGE_LIMIT]
-
-
-def _is_searchable(values: Collection[bytes]) -> bool:
-    return sum(map(len, values)) <= _MOST
-
-
-def _forms(values: Collection[bytes]) -> Iterator[str]:
-    """How a value may be written in a message."""
-    for value in values:
-        plain = value.decode(errors="replace")
-        for form in {plain, json.dumps(plain, ensure_ascii=False)[1:-1], b64encode(value).decode()}:
-            if len(form) >= _LEAST:
-                yield form
-
-
-def _leave_out(text: str, hidden: list[bool]) -> Iterator[str]:
-    """One `…` for any number of hidden characters in a row."""
-    before = False
-    for sign, gone in zip(text, hidden, strict=True):
-        if not gone:
-            yield sign
-        elif not before:
-            yield "…"
-        before = gone
 
 
 def _take(answer: bytes) -> Secret:

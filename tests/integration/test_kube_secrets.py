@@ -320,7 +320,7 @@ async def test_no_representation_shows_the_content(client: Client, key: Key) -> 
 
 
 @pytest.mark.parametrize("exists", [False, True])
-async def test_a_refusal_of_the_api_server_says_why_without_the_content(
+async def test_a_refusal_of_the_api_server_names_its_reason_without_the_content(
     client: Client, key: Key, owner: Stored, exists: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = await write(client, key, owner, None, data={"old": b"old-content-of-it"}) if exists else None
@@ -328,8 +328,7 @@ async def test_a_refusal_of_the_api_server_says_why_without_the_content(
     with caplog.at_level(logging.DEBUG, "pgrole_controller"), pytest.raises(ApiError) as refused:
         await write(client, key, owner, seen, labels={"team": hidden}, data={"uri": hidden.encode(), "bad key": b"v"})
     assert refused.value.status == 422
-    assert 'metadata.labels: Invalid value: "…"' in refused.value.message
-    assert len(refused.value.message) <= 500
+    assert refused.value.reason == "Invalid"
     assert shows(refused.value, hidden, PASSWORD) == []
     assert PASSWORD not in caplog.text
 
@@ -341,9 +340,8 @@ async def test_a_patch_that_the_api_server_quotes_as_a_whole_is_not_shown(
     odd: Any = {"team": 7}  # makes the real API server say the whole patch
     with pytest.raises(ApiError) as refused:
         await write(client, key, owner, seen, labels=odd, data={**DATA, "uri": f"postgresql://{PASSWORD}".encode()})
-    assert "password:… pgpass:… raw:… uri:…" in refused.value.message
+    assert (refused.value.status, refused.value.reason) == (422, "Invalid")
     assert shows(refused.value, PASSWORD, f"postgresql://{PASSWORD}") == []
-    assert len(refused.value.message) <= 500
 
 
 LONG = "".join(f"{number:04}" for number in range(3_000))
@@ -357,8 +355,7 @@ LONG = "".join(f"{number:04}" for number in range(3_000))
         pytest.param(json.dumps(f'"{PASSWORD}"\n{PASSWORD}'), id="escaped"),
         pytest.param(b64encode(PASSWORD.encode()).decode()[:20], id="the beginning of it"),
         pytest.param("s3 " * 160 + "s3cr", id="a short one"),
-        pytest.param(LONG, id="longer than what is searched"),
-        pytest.param(LONG[:4_081] + PASSWORD, id="at the end of what is searched"),
+        pytest.param(LONG, id="a long one"),
     ],
 )
 @pytest.mark.parametrize("verb", ["post", "patch"])
@@ -375,8 +372,7 @@ async def test_whatever_an_admission_webhook_repeats_of_the_content_is_left_out(
         with pytest.raises(ApiError) as refused:
             await write(client, key, OWNER, seen, data=data)
     assert refused.value.status == 403
-    assert refused.value.message.startswith("denied: ")
-    assert len(refused.value.message) <= 500
+    assert "denied" not in str(refused.value)
     windows = [value.decode()[at : at + 8] for value in data.values() for at in range(len(value) - 7)]
     assert shows(refused.value, "s3cr", PASSWORD[:7]) == []
     assert [window for window in windows if window in str(refused.value)] == []
