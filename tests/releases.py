@@ -1,10 +1,15 @@
 """The release before this one, as it was: its controller, its CRDs, its SQL."""
 
+import atexit
+import shutil
+import tempfile
 import zipfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _DATA = Path(__file__).parent / "data"
+_PACKED = "pgrole_controller/_data/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,25 +20,21 @@ class Release:
     schema: int
 
     @property
-    def folder(self) -> Path:
-        return _DATA / self.version
-
-    @property
     def crds(self) -> Path:
-        return self.folder / "crds"
+        return _unpacked(self.wheel) / "crds"
 
     @property
     def samples(self) -> Path:
-        return self.folder / "samples"
+        return _unpacked(self.wheel) / "deploy" / "samples"
 
     @property
     def wheel(self) -> Path:
-        (wheel,) = self.folder.glob("*.whl")
+        (wheel,) = (_DATA / self.version).glob("*.whl")
         return wheel
 
     def install_sql(self) -> str:
         """All of schema pgrole as one script, as its controller runs it; in a transaction, SET LOCAL is in it."""
-        files = sorted((self.folder / "sql" / "install").glob("*.sql"))
+        files = sorted((_unpacked(self.wheel) / "sql" / "install").glob("*.sql"))
         return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
     def unpack(self, into: Path) -> dict[str, str]:
@@ -43,6 +44,16 @@ class Release:
                 archive.extractall(into)
         # else the working directory would come first, which is this checkout
         return {"PYTHONPATH": str(into), "PYTHONSAFEPATH": "1"}
+
+
+@cache
+def _unpacked(wheel: Path) -> Path:
+    """The files that are not Python, until the end of the process."""
+    folder = tempfile.mkdtemp(prefix="pgrole-release-")
+    atexit.register(shutil.rmtree, folder)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(_PACKED)])
+    return Path(folder) / _PACKED
 
 
 #: The one that this release can be upgraded from, and set back to.

@@ -27,9 +27,9 @@ from tests.deploy.rendering import (
     the,
 )
 from tests.deploy.test_chart import EVERYTHING, WATCHED
+from tests.releases import BEFORE
 
 WITH_SERVERS = ("--api-versions", "pgrole.dev/v1alpha1")
-BEFORE = ROOT / "tests" / "data" / "0.2.0"
 PAGE = ROOT / "docs" / "install.md"
 #: As that release's docs/running.md had it, in essence.
 BY_HAND: list[Json] = [
@@ -191,7 +191,7 @@ async def test_install_yaml_goes_over_what_was_made_by_hand_for_the_release_befo
             assert answer.code == 0, answer.err
             return answer.out
 
-        await kubectl("apply", "-f", BEFORE / "crds")
+        await kubectl("apply", "-f", BEFORE.crds)
         await kubectl("create", "namespace", NAMESPACE)
         await kubectl("apply", "-f", "-", stdin=dump(BY_HAND))
         for kind in ("clusterrolebinding", "rolebinding"):

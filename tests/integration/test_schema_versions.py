@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.api import crd
 from pgrole_controller.core.errors import Refused
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
@@ -125,17 +126,9 @@ async def version(connection: Connection) -> int:
     return found
 
 
-def test_what_is_kept_of_the_release_before_is_what_its_controller_has(tmp_path: Path) -> None:
-    BEFORE.unpack(tmp_path / "before")
-    packed = tmp_path / "before" / "pgrole_controller" / "_data"
-    for kept, own in (("crds", "crds"), ("sql/install", "sql/install"), ("samples", "deploy/samples")):
-        files = {path.relative_to(packed / own) for path in (packed / own).rglob("*") if path.is_file()}
-        assert files
-        assert {
-            path.relative_to(BEFORE.folder / kept) for path in (BEFORE.folder / kept).rglob("*") if path.is_file()
-        } == files
-        for name in files:
-            assert (BEFORE.folder / kept / name).read_bytes() == (packed / own / name).read_bytes()
+def test_the_wheel_of_the_release_before_has_its_definitions_and_its_sql() -> None:
+    assert {path.name for path in BEFORE.crds.glob("*.yaml")} == {*crd.files()}
+    assert BEFORE.install_sql().count("INSERT INTO pgrole.installation") == 1
 
 
 async def test_the_controller_that_is_kept_is_the_one_of_that_release(tmp_path: Path) -> None:
