@@ -38,6 +38,7 @@ from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.lease import Elector, Term
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.store import Change, Store, parse
+from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class _Controller:
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
         self._identities = Identities()
         self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._hint_server)
-        self._relisted = anyio.Event()
+        self._relisted = Signal()
         self._was_synced = False
         lead.synced = self._is_synced
         self._health = health
@@ -228,8 +229,7 @@ class _Controller:
                 count = self._lead.confirmations
                 for store in self._declared():
                     store.doubt()
-                self._relisted.set()
-                self._relisted = anyio.Event()
+                self._relisted.pulse()
                 while not self._is_known():  # noqa: ASYNC110 -- a store may come to be refused meanwhile
                     await anyio.sleep(RELIST_SECONDS)
                 self._lead.refresh(count)
@@ -316,10 +316,9 @@ class _Controller:
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         while True:
-            relisted = self._relisted
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._reflect_once, resource, store, changed, namespace, metadata_only, prepare)
-                await relisted.wait()
+                await self._relisted.wait()
                 tasks.cancel_scope.cancel()
 
     async def _reflect_once(

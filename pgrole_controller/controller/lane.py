@@ -48,6 +48,7 @@ from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.install import Installation
 from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.session import Session, attend
+from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Lane:
         self._ledger = Ledger()
         self._verifiers = Verifiers()
         self._why = ""  # a lesser mode of detection was chosen last
-        self.retimed = anyio.Event()  # set when the period of the resync changes, and replaced
+        self.retimed = Signal()  # pulsed when the period of the resync changes
         self._since = -math.inf  # of the session, on the loop's clock
         self._outage: Outage | None = None  # failures in a row, with sessions between them that did not last
         self._said = False  # the trouble, on every object
@@ -113,7 +114,7 @@ class Lane:
         self._orphans_due = math.inf  # on the loop's clock
         self._orphans = Orphans()
         self._pace = Pace()
-        self._everything = anyio.Event()  # set: every object is to be looked at
+        self._everything = Signal()  # set: every object is to be looked at
         self._turn: anyio.CancelScope | None = None
         self._emptying = anyio.CapacityLimiter(EMPTYING)
         self._emptying_of: dict[str, anyio.CapacityLimiter] = {}  # by namespace
@@ -145,8 +146,7 @@ class Lane:
         """The server as it is declared now: connects anew where that changed, and looks anew where the policy did."""
         before, self.server = self.server, server
         if before.resync_seconds != server.resync_seconds:
-            self.retimed.set()
-            self.retimed = anyio.Event()
+            self.retimed.pulse()
         if before.access != server.access:
             self.reconnect("server is declared anew")
         elif (before.allowance, before.address) != (server.allowance, server.address):
@@ -275,7 +275,7 @@ class Lane:
         """
         while True:
             await self._everything.wait()
-            self._everything = anyio.Event()
+            self._everything.clear()
             self.hint_all(RequestReason.NOTIFY, Rank.DEPENDENCY)
             await anyio.sleep(MANY_SECONDS)
 

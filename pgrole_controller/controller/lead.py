@@ -10,6 +10,7 @@ import anyio
 
 from pgrole_controller.kube.lease import Term
 from pgrole_controller.postgres.fence import Candidacy
+from pgrole_controller.signals import Signal
 
 #: While Kubernetes answers again, and not everything is listed yet, what was applied is kept: as if it were away for a
 #: moment, in seconds.
@@ -24,7 +25,7 @@ class Lead:
         self._installation = installation
         self._holder = holder
         self.synced: Callable[[], bool] = lambda: False  # whether everything that is declared is known
-        self._refreshed = anyio.Event()
+        self._refreshed = Signal()
 
     @property
     def leading(self) -> bool:
@@ -49,8 +50,7 @@ class Lead:
         if self._term is None or not self._term.leading or self._term.confirmations != confirmations:
             return
         self._term.stale = False
-        self._refreshed.set()
-        self._refreshed = anyio.Event()
+        self._refreshed.pulse()
 
     async def refreshed(self) -> None:
         await self._refreshed.wait()

@@ -24,6 +24,7 @@ from pgrole_controller.kube.backoff import Backoff
 from pgrole_controller.kube.client import NAMESPACES, Client
 from pgrole_controller.kube.errors import BadStream, KubeError
 from pgrole_controller.kube.store import Store, parse
+from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Namespaces:
         self._forgotten: dict[str, int] = {}  # how often, while it is asked for
         self._seen_in: dict[str, str] = {}  # by uid of an object, the uid of its namespace
         self._questions: dict[str, _Question] = {}
-        self._asked = anyio.Event()
+        self._asked = Signal()
 
     def get(self, key: Key, object_uid: str) -> Namespace:
         """The namespace of this object. Raises NamespaceUnknown; its key is among those `waiting`, then."""
@@ -138,7 +139,7 @@ class Namespaces:
             tasks.start_soon(self._refresh, relabelled, in_use)
             under_way: set[str] = set()
             while True:
-                self._asked = anyio.Event()
+                self._asked.clear()
                 for name in self._questions.keys() - under_way:
                     if len(under_way) < ASKING:
                         under_way.add(name)

@@ -23,6 +23,7 @@ from pgrole_controller.core.errors import Transient, Waiting
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Change, Store, Stored
+from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Servers:
         self._running: dict[str, _Running] = {}
         self._ending: dict[str, anyio.Event] = {}  # lanes that are to end, by the names of their servers
         self._read: dict[str, tuple[object, DeclaredServer]] = {}
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self.settled = anyio.Event()  # every server that is declared has its lane
 
     def __contains__(self, name: object) -> bool:
@@ -99,7 +100,7 @@ class Servers:
         await self._observed.pgservers.answered.wait()
         async with anyio.create_task_group() as tasks:
             while True:
-                self._changed = anyio.Event()
+                self._changed.clear()
                 again = await self._update(tasks)
                 if not self.settled.is_set():
                     metrics.forget_other_servers(self._running)

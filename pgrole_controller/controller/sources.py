@@ -6,8 +6,6 @@ A write is of no interest to the object that it was made for, whose reconcile is
 from collections.abc import Container, Iterable
 from typing import Any
 
-import anyio
-
 from pgrole_controller.controller.objects import Objects, asked_of, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
@@ -76,7 +74,7 @@ class SecretSource:
             for key in self._pgroles.objects.naming_secrets():
                 self._hint(key)
             await self._secrets.allowed.wait()
-            self._secrets.allowed = anyio.Event()
+            self._secrets.allowed.clear()
 
     def _hint(self, key: Key) -> None:
         server = self._pgroles.objects.server_name(key)

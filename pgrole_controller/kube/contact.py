@@ -6,7 +6,7 @@ What fails for one alone, while others are answered, is no reason for that one t
 import time
 from collections.abc import Callable
 
-import anyio
+from pgrole_controller.signals import Signal
 
 #: Without any answer for so long, in seconds, a request that fails means that it is away.
 SILENT_SECONDS = 5.0
@@ -17,7 +17,7 @@ class Contact:
         self._clock = clock
         self._answered_at = clock()
         self._away = False
-        self._back = anyio.Event()
+        self._back = Signal()
 
     def note_answer(self, status: int) -> None:
         """One came; those of an overloaded server, or of a proxy before none, do not count."""
@@ -26,8 +26,7 @@ class Contact:
         self._answered_at = self._clock()
         if self._away:
             self._away = False
-            self._back.set()
-            self._back = anyio.Event()
+            self._back.pulse()
 
     def note_failure(self) -> None:
         """None came."""

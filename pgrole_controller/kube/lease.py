@@ -34,6 +34,7 @@ from pgrole_controller.kube.events import micro_time
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.resource import LEASES
 from pgrole_controller.kube.store import Change, Store, is_older, parse
+from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +61,14 @@ class Term:
         self.lost = anyio.Event()
         self.away_since: float | None = None  # on the loop's clock: the API server does not answer since
         self.unconfirmed = False  # it led, and could not renew the Lease in time
-        self.confirmed_again = anyio.Event()  # replaced each time
+        self.confirmed_again = Signal()  # pulsed each time
         self.confirmations = 0  # how often
         self.stale = False  # what is known of Kubernetes may be old: it did not answer
         self.enforced = False  # a database was led without the Lease
         self._until = 0.0  # on the loop's clock: unless it is renewed before
         self._renewed_from = 0.0
-        self._renewed = anyio.Event()
-        self._wanted = anyio.Event()
+        self._renewed = Signal()
+        self._wanted = Signal()
 
     @property
     def leading(self) -> bool:
@@ -103,13 +104,11 @@ class Term:
         self._renewed_from, self._until = since, until
         if anyio.current_time() < until:  # an answer may come late, to a process that was paused
             self.led.set()
-        self._renewed.set()
-        self._renewed = anyio.Event()
+        self._renewed.pulse()
         if self.unconfirmed and self.leading:
             self.unconfirmed = False
             self.confirmations += 1
-            self.confirmed_again.set()
-            self.confirmed_again = anyio.Event()
+            self.confirmed_again.pulse()
 
     @property
     def until(self) -> float:
@@ -125,7 +124,7 @@ class Term:
 
     def begin(self) -> None:
         """A renewal begins: who asks from now on waits for the next."""
-        self._wanted = anyio.Event()
+        self._wanted.clear()
 
 
 class Elector:
@@ -138,7 +137,7 @@ class Elector:
         self._client = client
         self._timing = timing
         self._seen: Seen | None = None
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self._term = Term()
         self._heard_at = 0.0  # on the loop's clock: the last answer, or event
         self._denied_since: float | None = None  # on the loop's clock: each request was refused since
@@ -231,14 +230,14 @@ class Elector:
         term.hold(began, began + self._timing.deadline)
 
     async def _await_change(self, until: float) -> None:
-        self._changed = anyio.Event()
+        self._changed.clear()
         with anyio.CancelScope(deadline=until):
             await self._changed.wait()
 
     async def _await_free(self) -> None:
         """Until nothing was seen of the holder for as long as its Lease lasts; at once when it is given up."""
         while self._seen is not None and self._seen.free_at > anyio.current_time():
-            self._changed = anyio.Event()
+            self._changed.clear()
             with anyio.CancelScope(deadline=self._seen.free_at):
                 await self._changed.wait()
 

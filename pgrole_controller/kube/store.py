@@ -16,6 +16,7 @@ from pgrole_controller.core.connection import HASH
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.errors import BadStream
 from pgrole_controller.logs import describe_error
+from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -202,15 +203,15 @@ class Store:
     first complete list, `last_contact` (monotonic seconds) whenever the API server was heard, `refused` is what the
     API server said while it refuses to list or watch (Forbidden, …), None while it does not: all by the reflector.
     `answered` is set once it has listed or refused; `allowed` when it refuses no longer: whoever waits for that
-    replaces it.
+    clears it.
     """
 
     def __init__(self, index: Callable[[dict[str, Any]], Iterable[str]] | None = None) -> None:
-        self.synced = anyio.Event()
+        self.synced = Signal()
         self.last_contact: float | None = None
         self.refused: str | None = None
         self.answered = anyio.Event()
-        self.allowed = anyio.Event()
+        self.allowed = Signal()
         self._index = index
         self._objects: dict[Key, Stored] = {}
         # Tuples, nearly always of one: 10,000 sets would take 2 MB more. Many are in a dict.
@@ -228,8 +229,7 @@ class Store:
 
     def doubt(self) -> None:
         """What is in here may be old: it is synced again after the next complete list."""
-        if self.synced.is_set():  # else whoever waits for it would wait for another
-            self.synced = anyio.Event()
+        self.synced.clear()
 
     def refuse(self, why: str) -> None:
         self.refused = why

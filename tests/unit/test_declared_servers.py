@@ -22,6 +22,7 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.store import Store, pack, pack_metadata
 from pgrole_controller.local.deadline import reached
+from pgrole_controller.signals import Signal
 
 Answer = Callable[[], dict[str, Any]]
 
@@ -58,7 +59,7 @@ class FakeLane:
     def __init__(self, server: DeclaredServer) -> None:
         self.server = server
         self.began, self.may_end, self.ended = anyio.Event(), anyio.Event(), anyio.Event()
-        self.retimed = anyio.Event()
+        self.retimed = Signal()
         self.has_session = False
         self.removed = anyio.Event()
         self.may_end.set()
@@ -319,7 +320,7 @@ async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:
     assert before is not None
     obj = copy.deepcopy(before.object())
     obj["metadata"]["resourceVersion"] = "99"
-    changed = world.servers._changed = anyio.Event()
+    changed = world.servers._changed = Signal()
     world.observed.pgservers.put(pack(obj | {"status": {"roles": {"declared": 1, "ready": 1}}}), by=Key("", "a"))
     assert not changed.is_set()
     obj["metadata"]["resourceVersion"] = "100"
