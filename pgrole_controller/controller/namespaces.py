@@ -11,16 +11,16 @@ answer.
 """
 
 import logging
-import math
+import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import anyio
 
+from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.hint import Key
-from pgrole_controller.kube.backoff import Backoff
 from pgrole_controller.kube.client import NAMESPACES, Client
 from pgrole_controller.kube.errors import BadStream, KubeError
 from pgrole_controller.kube.store import Store, parse
@@ -33,6 +33,7 @@ ASK_SECONDS = 10.0
 REFRESH_SECONDS = 60.0
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
+_BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 
 #: How many are asked for at once.
 ASKING = 4
@@ -184,7 +185,7 @@ class Namespaces:
         under_way: set[str],
     ) -> None:
         """Until it is known, or nobody waits for it any more."""
-        backoff = Backoff(FIRST_DELAY, LONGEST_DELAY, healthy=math.inf)
+        failures = 0
         self._forgotten[name] = 0
         while name in self._questions:
             forgotten = self._forgotten[name]
@@ -196,7 +197,8 @@ class Namespaces:
                     self._questions.pop(name, None)
                 elif name in self._questions:
                     self._questions[name].failure = str(error)
-                with anyio.move_on_after(backoff.delay(anyio.current_time())):
+                failures += 1
+                with anyio.move_on_after(_BACKOFF.delay(failures, random.random())):  # noqa: S311 -- jitter
                     await self._client.contact.back()
                 continue
             if forgotten == self._forgotten[name]:  # else it may be the namespace before

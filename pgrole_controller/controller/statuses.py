@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 from pgrole_controller import logs, metrics
 from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.objects import generation_of, server_of
+from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Key
@@ -41,6 +42,7 @@ WRITE_SECONDS = 10.0
 #: After a write that failed, in seconds: doubled up to the longest.
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
+_BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 
 #: When the API server is back, until the Lease is renewed: nothing is written before, in seconds.
 LEASE_SECONDS = 5.0
@@ -163,7 +165,7 @@ class Statuses:
                 self._enqueue(replace(said, outcome=of_error(unexpected), claim=None, next_rotation=None, reported=()))
             return
         _, last = self._failed.get(said.key, (said, 0.0))
-        delay = max(min(max(2 * last, FIRST_DELAY), LONGEST_DELAY), at_least)
+        delay = max(_BACKOFF.longer(last), at_least)
         if last == 0.0:
             log.warning("status not written, trying again", extra={"object": str(said.key), "error": problem})
         if said.key not in self._waiting:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.credential import Errand, Record
 from pgrole_controller.core.diff import Rename
 from pgrole_controller.core.plan import Deed, Plan
@@ -25,6 +26,7 @@ WINDOW = 60.0
 #: For which a repair is held back, in seconds: doubled from the first to the longest.
 FIRST_DELAY = 2.0
 LONGEST_DELAY = 300.0
+_BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 
 #: What was not looked at for longer than this, in seconds, is forgotten: a contest that goes on is looked at sooner.
 KEPT = LONGEST_DELAY + 2 * WINDOW
@@ -116,7 +118,7 @@ def notice(fight: Fight, now: Moment, *, drifts: bool) -> Fight | None:
         return replace(fight, drifts=False) if now.seconds - fight.seen.seconds < WINDOW else None
     if fight.until is not None:
         return replace(fight, seen=now, drifts=True)
-    delay = min(2 * fight.delay, LONGEST_DELAY)
+    delay = _BACKOFF.longer(fight.delay)
     return replace(fight, seen=now, drifts=True, delay=delay, until=now.after(delay))
 
 

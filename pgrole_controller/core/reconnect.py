@@ -8,6 +8,8 @@ doubles. Time is in seconds of any one clock that never goes back, and given by 
 from dataclasses import dataclass
 from enum import Enum
 
+from pgrole_controller.core.backoff import Backoff
+
 
 class Cause(Enum):
     """Why there is no session.
@@ -33,6 +35,7 @@ _HOPEFUL = {Cause.ENDED: 0.2, Cause.REFUSED: 0.2, Cause.STARTING: 0.25, Cause.LO
 #: Back-off, in seconds: doubled from the first to the longest, and at least the third where the server is troubled.
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 15.0
+_BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 TROUBLED_SECONDS = 1.0
 
 #: To all servers together, attempts a second at most in such a minute: each costs about 1 ms of CPU.
@@ -65,8 +68,8 @@ def next_attempt(before: Outage | None, cause: Cause, error: str, now: float, aw
     if cause in _HOPEFUL and now - since < HOPEFUL_SECONDS:
         delay = max(_HOPEFUL[cause], away / MOST_A_SECOND)
     else:
-        delay = min(FIRST_DELAY * 2.0 ** min(backed_off, 16), LONGEST_DELAY)
         backed_off += 1
+        delay = _BACKOFF.delay(backed_off)
         if cause is not Cause.OVERTAKEN:
             delay = max(delay, TROUBLED_SECONDS)
     is_news = before is None or now - before.told_at >= (REPEAT_SECONDS if error == before.told else ANOTHER_SECONDS)

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
 
 #: Back-off after failures of one key, in seconds: doubled from the first to the longest.
 FIRST_BACKOFF = 2.0
 LONGEST_BACKOFF = 300.0
+_BACKOFF = Backoff(FIRST_BACKOFF, LONGEST_BACKOFF)
 
 #: A key that has waited for longer than this, in seconds, is taken out of turn: one of so many places is for such keys.
 PATIENCE = 5.0
@@ -202,16 +204,11 @@ class Schedule:
                 entry.failures += 1
                 if entry.hint is not None and entry.hint.rank is Rank.RESYNC:
                     entry.hint = None  # the retry looks as well
-                at = now + self._backoff(entry.failures)
+                at = now + _BACKOFF.delay(entry.failures, self._draw())
                 self._merge(key, entry, Hint(key, RequestReason.RETRY, Rank.DEPENDENCY), at)
                 entry.backing_off = entry.due == at
             case After(seconds):
                 self._merge(key, entry, Hint(key, visit.reason, visit.rank), now + seconds)
-
-    def _backoff(self, failures: int) -> float:
-        """Seconds, less up to half as jitter."""
-        full = min(FIRST_BACKOFF * 2.0 ** min(failures - 1, 32), LONGEST_BACKOFF)
-        return full * (1.0 - self._draw() / 2.0)
 
     def _merge(self, key: Key, entry: _Entry, hint: Hint, at: float) -> None:
         """Joins a hint with what waits; the entry's place is brought up to date by `_enter`."""

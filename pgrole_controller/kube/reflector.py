@@ -23,7 +23,7 @@ from typing import Any, Final
 import anyio
 
 from pgrole_controller import metrics
-from pgrole_controller.kube.backoff import Backoff
+from pgrole_controller.core.backoff import Backoff, Streak
 from pgrole_controller.kube.client import JSON, Client, read_status
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.lines import LIMIT, LineTooLong
@@ -116,7 +116,8 @@ class _Reflection:
         self._timing = timing
         self._clock = clock
         self._draw = draw
-        self._backoff = Backoff(timing.backoff_first, timing.backoff_most, timing.healthy, draw)
+        self._backoff = Backoff(timing.backoff_first, timing.backoff_most)
+        self._streak = Streak()
         self._version: str | None = None  # to watch from; None: list first
         self._expired_at = -math.inf
 
@@ -155,7 +156,10 @@ class _Reflection:
         metrics.WATCH_ENDS.labels(self._resource.plural, cause).inc()
 
     async def _rest(self, error: Exception, at_least: float = 0.0) -> None:
-        delay = self._backoff.delay(self._clock(), at_least)
+        now = self._clock()
+        failures = self._streak.count(now, self._timing.healthy) + 1
+        delay = max(self._backoff.delay(failures, self._draw()), at_least)
+        self._streak = Streak(failures, now + delay)
         log.warning(
             "API server not followed, trying again",
             extra={

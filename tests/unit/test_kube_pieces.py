@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.kube.backoff import Backoff
 from pgrole_controller.kube.client import Client, NotConfigured, read_status
 from pgrole_controller.kube.events import cut, micro_time, name_event
 from pgrole_controller.kube.lines import LineSplitter, LineTooLong
@@ -45,22 +44,6 @@ def test_a_line_beyond_the_limit_is_refused_before_it_is_whole() -> None:
     splitter.feed(b"12345\n6789")
     with pytest.raises(LineTooLong, match="10 bytes"):
         splitter.feed(b"1234567")
-
-
-def test_the_wait_doubles_to_its_most_and_starts_again_after_two_healthy_minutes() -> None:
-    backoff = Backoff(0.8, 30.0, 120.0, draw=lambda: 0.0)
-    now, waits = 0.0, []
-    for _ in range(8):
-        waits.append(backoff.delay(now))
-        now += waits[-1]
-    assert waits == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
-    assert backoff.delay(now + 119.0) == 30.0
-    assert backoff.delay(now + 119.0 + 30.0 + 120.0) == 0.8
-
-
-def test_the_wait_is_at_least_what_the_server_asked_for_and_never_less_than_half() -> None:
-    assert Backoff(0.8, 30.0, 120.0, draw=lambda: 0.0).delay(0.0, at_least=7.0) == 7.0
-    assert Backoff(0.8, 30.0, 120.0, draw=lambda: 0.999).delay(0.0) == pytest.approx(0.4, abs=0.01)
 
 
 @pytest.mark.parametrize(
