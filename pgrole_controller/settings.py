@@ -4,7 +4,6 @@ Each field is a flag and an environment variable `PGROLE_…`; the flag wins. It
 docs/running.md. Only `PGROLE_DSN` has no flag: every user of a machine can read its command lines.
 """
 
-import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,15 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pgrole_controller.api.duration import read_duration
-from pgrole_controller.api.names import OBJECT_NAME
+from pgrole_controller.api.names import is_namespace_name, is_object_name
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.dsn import LAST_PORT, read_dsn
 from pgrole_controller.logs import LogFormat
-
-_LONGEST_NAME = 253
-_LONGEST_LABEL = 63
 
 
 class WrongSetting(Exception):
@@ -87,13 +83,13 @@ def _text(value: str) -> str:
 
 
 def _object_name(value: str) -> str:
-    if not re.fullmatch(OBJECT_NAME, value) or len(value) > _LONGEST_NAME:
+    if not is_object_name(value):
         raise ValueError("it takes the name of a Kubernetes object: lower-case letters, digits, - and .")
     return value
 
 
 def _namespace(value: str) -> str:
-    if "." in value or len(value) > _LONGEST_LABEL or not re.fullmatch(OBJECT_NAME, value):
+    if not is_namespace_name(value):
         raise ValueError("it takes the name of a namespace: up to 63 lower-case letters, digits and -")
     return value
 

@@ -6,11 +6,9 @@ from pydantic import Field
 
 from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.meta import Model
-from pgrole_controller.api.names import OBJECT_KEY, OBJECT_NAME
+from pgrole_controller.api.names import LONGEST_LABEL, LONGEST_NAME, OBJECT_KEY, OBJECT_NAME
 
 _KEYS = "spec.connectionSecret.template.data: keys are letters, digits, -, _ and ., and have at most 253 characters"
-_LONGEST_KEY = 253
-_LONGEST_LABEL = 63
 _LONGEST_TEXT = 4096
 
 
@@ -23,7 +21,7 @@ class TemplateMetadata(Model):
     """Labels and annotations of the Secret. Those of Kubernetes itself and of pgrole.dev are refused."""
 
     labels: dict[str, str] = Field(
-        default_factory=dict, description="Labels of the Secret.", json_schema_extra=_texts(32, _LONGEST_LABEL)
+        default_factory=dict, description="Labels of the Secret.", json_schema_extra=_texts(32, LONGEST_LABEL)
     )
     annotations: dict[str, str] = Field(
         default_factory=dict, description="Annotations of the Secret.", json_schema_extra=_texts(32, _LONGEST_TEXT)
@@ -49,7 +47,7 @@ class Template(Model):
         json_schema_extra=_texts(
             32,
             _LONGEST_TEXT,
-            rule(f"self.all(key, size(key) <= {_LONGEST_KEY} && key.matches('{OBJECT_KEY}'))", _KEYS),
+            rule(f"self.all(key, size(key) <= {LONGEST_NAME} && key.matches('{OBJECT_KEY}'))", _KEYS),
         ),
     )
 
@@ -60,7 +58,7 @@ class ConnectionSecret(Model):
     name: str = Field(
         description="Name of the Secret, in the object's own namespace. One that is not this object's is not touched.",
         min_length=1,
-        max_length=253,
+        max_length=LONGEST_NAME,
         pattern=OBJECT_NAME,
     )
     template: Template = Field(

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.duration import between, duration_schema
 from pgrole_controller.api.meta import Model
-from pgrole_controller.api.names import OBJECT_KEY, OBJECT_NAME
+from pgrole_controller.api.names import LONGEST_NAME, OBJECT_KEY, OBJECT_NAME
 
 _ONE_SOURCE = "spec.password must have exactly one of secretRef, generate and disabled: true"
 _ROTATION = (
@@ -21,7 +21,7 @@ _ROTATION = (
 class SecretRef(Model):
     """A key of a Secret in the object's own namespace."""
 
-    name: str = Field(description="Name of the Secret.", min_length=1, max_length=253, pattern=OBJECT_NAME)
+    name: str = Field(description="Name of the Secret.", min_length=1, max_length=LONGEST_NAME, pattern=OBJECT_NAME)
     key: str = Field(
         default="password",
         description=(
@@ -29,7 +29,7 @@ class SecretRef(Model):
             "100,000 iterations as PostgreSQL stores it."
         ),
         min_length=1,
-        max_length=253,
+        max_length=LONGEST_NAME,
         pattern=OBJECT_KEY,
     )
 

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.duration import between, duration_schema
 from pgrole_controller.api.meta import Condition, Model, ObjectMeta
-from pgrole_controller.api.names import OBJECT_KEY, OBJECT_NAME
+from pgrole_controller.api.names import LONGEST_NAME, OBJECT_KEY, OBJECT_NAME
 
 _INTERVAL = ("100ms", "1h", "spec.drift.interval must be a duration of 100ms to 1h, such as 1s")
 _RESYNC = ("1s", "720h", "spec.resyncInterval must be a duration of 1s to 720h, such as 1h")
@@ -28,7 +28,7 @@ def _list(most: int, kind: str = "set") -> dict[str, Any]:
 Pattern = Annotated[str, Field(min_length=1, max_length=_PATTERN_SIZE)]
 Attribute = Literal["superuser", "createrole", "createdb", "replication", "bypassrls"]
 Method = Literal["password", "md5", "scram-sha-256", "none"]
-Host = Annotated[str, Field(min_length=1, max_length=253, pattern=_HOST.pattern)]
+Host = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=_HOST.pattern)]
 
 
 class CaRef(Model):
@@ -36,13 +36,16 @@ class CaRef(Model):
 
     kind: Literal["ConfigMap", "Secret"] = Field(default="ConfigMap", description="Kind of the object that holds them.")
     name: str = Field(
-        description="Its name, in the controller's own namespace.", min_length=1, max_length=253, pattern=OBJECT_NAME
+        description="Its name, in the controller's own namespace.",
+        min_length=1,
+        max_length=LONGEST_NAME,
+        pattern=OBJECT_NAME,
     )
     key: str = Field(
         default="ca.crt",
         description="Its key with the certificates in PEM.",
         min_length=1,
-        max_length=253,
+        max_length=LONGEST_NAME,
         pattern=OBJECT_KEY,
     )
 
@@ -51,7 +54,10 @@ class CredentialsRef(Model):
     """The Secret that holds what the controller logs in with, under the keys username and password."""
 
     name: str = Field(
-        description="Its name, in the controller's own namespace.", min_length=1, max_length=253, pattern=OBJECT_NAME
+        description="Its name, in the controller's own namespace.",
+        min_length=1,
+        max_length=LONGEST_NAME,
+        pattern=OBJECT_NAME,
     )
 
 

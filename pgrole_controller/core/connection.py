@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from pgrole_controller.api.names import is_key, is_label_key, is_label_value
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.role import to_microseconds, to_moment
 from pgrole_controller.core.scram import PASSWORD_BYTES
@@ -78,17 +79,11 @@ _WITH_PASSWORD = (
 
 #: Prefixes by which other controllers know what is theirs.
 _RESERVED_PREFIXES = ("kubernetes.io", "k8s.io", "pgrole.dev")
-#: k8s.io/apimachinery/pkg/util/validation: IsConfigMapKey, IsQualifiedName and IsValidLabelValue.
-_DATA_KEY = re.compile(r"(?!\.\.)(?!\.\Z)[-._a-zA-Z0-9]{1,253}")
-_NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_DOMAIN = r"(?=[^/]{1,253}/)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
-_QUALIFIED_NAME = re.compile(rf"(?:{_DOMAIN}/)?{_NAME}")
-_LABEL_VALUE = re.compile(rf"(?:{_NAME})?")
 
 #: As api.password has it.
 _LONGEST_GENERATED = 256
 _GENERATED = re.compile(rf"[A-Za-z0-9]{{1,{_LONGEST_GENERATED}}}")
-_PLACE = re.compile(rf"(?P<key>{_DATA_KEY.pattern})/(?P<offset>[0-9]{{1,7}})\+(?P<length>[0-9]{{1,7}})")
+_PLACE = re.compile(r"(?P<key>[-._a-zA-Z0-9]{1,253})/(?P<offset>[0-9]{1,7})\+(?P<length>[0-9]{1,7})")
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}(?:\.[0-9]{6})?Z")
 
 
@@ -139,7 +134,7 @@ def check_connection(wanted: Connection, *, password_known: bool, generated: boo
     _check_metadata("labels", wanted.labels, forbidden)
     _check_metadata("annotations", wanted.annotations, forbidden)
     for key, value in wanted.labels:
-        if not _LABEL_VALUE.fullmatch(value):
+        if not is_label_value(value):
             raise Refused(
                 Reason.INVALID_SPEC,
                 f'spec.connectionSecret.template.metadata.labels: the value of "{key}" is none for a label: '
@@ -296,7 +291,7 @@ def _templates(wanted: Connection, values: Mapping[str, str]) -> dict[str, Templ
 def _parse(data: Sequence[tuple[str, str]]) -> dict[str, Template]:
     templates: dict[str, Template] = {}
     for key, text in data:
-        if not _DATA_KEY.fullmatch(key):
+        if not is_key(key):
             raise Refused(
                 Reason.INVALID_SPEC,
                 f'spec.connectionSecret.template.data: "{key[:253]}" is no key of a Secret: '
@@ -324,7 +319,7 @@ def _check_metadata(kind: str, pairs: Sequence[tuple[str, str]], forbidden: Sequ
         place = f'spec.connectionSecret.template.metadata.{kind}: "{key[:317]}"'
         # The API server takes annotations in upper case too.
         lowered = key.lower()
-        if not _QUALIFIED_NAME.fullmatch(lowered if kind == "annotations" else key) or not key.isascii():
+        if not is_label_key(lowered if kind == "annotations" else key) or not key.isascii():
             raise Refused(
                 Reason.INVALID_SPEC,
                 f"{place} is no name for one: write a name of up to 63 letters, digits, -, _ and ., "
