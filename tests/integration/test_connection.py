@@ -242,7 +242,7 @@ async def test_what_is_wrong_with_each_host_is_said(servers: Servers, postgres_s
         )
     assert isinstance(error, Transient)
     assert error.message.startswith("no host can be used: ")
-    assert f"127.0.0.1:{port}: PostgreSQL refuses the controller's credentials" in error.message
+    assert f"127.0.0.1:{port}: PostgreSQL rejects the controller's credentials" in error.message
     assert f"127.0.0.2:{port}: the connection to PostgreSQL failed: no answer in time" in error.message
     assert f"127.0.0.3:{port}: the connection to PostgreSQL failed: " in error.message
     assert f"[::1]:{port}: the connection to PostgreSQL failed: " in error.message
@@ -326,10 +326,10 @@ async def test_a_server_that_has_no_room_for_another_connection_says_so(postgres
 
 async def test_what_the_server_refuses_is_said_without_secrets(postgres_server: PostgresServer) -> None:
     for endpoint, words in (
-        (endpoint_of(postgres_server, password=SECRET), "refuses the controller's credentials"),
-        (endpoint_of(postgres_server, user="nobody", password=SECRET), "refuses the controller's credentials"),
+        (endpoint_of(postgres_server, password=SECRET), "rejects the controller's credentials"),
+        (endpoint_of(postgres_server, user="nobody", password=SECRET), "rejects the controller's credentials"),
         (endpoint_of(postgres_server, database="missing"), "the home database is missing"),
-        (Endpoint(postgres_server.dsn(password=SECRET)), "refuses the controller's credentials"),
+        (Endpoint(postgres_server.dsn(password=SECRET)), "rejects the controller's credentials"),
     ):
         error = await refusal(endpoint)
         assert words in error.message
@@ -402,7 +402,7 @@ async def test_a_token_is_made_for_every_connection(postgres_server: PostgresSer
     call = f"{postgres_server.host} {postgres_server.port} {SUPERUSER} an argument"
     assert (tmp_path / "calls").read_text(encoding="utf-8").splitlines() == [call, call]
     (tmp_path / "token").write_text(SECRET, encoding="utf-8")
-    assert "refuses the controller's credentials" in (await refusal(endpoint)).message
+    assert "rejects the controller's credentials" in (await refusal(endpoint)).message
 
 
 @pytest.mark.parametrize(

@@ -546,7 +546,7 @@ async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: Trial) -
     blocker = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     await blocker.execute("BEGIN; LOCK TABLE t")
     message = await trial.refused()
-    assert f'in database "{name}": a lock was not free in time' in message
+    assert f'in database "{name}": a lock was not available in time' in message
     with pytest.raises(Transient) as raised:
         await trial.disown(deadline=0.2)
     assert raised.value.reason is Reason.PROGRESSING

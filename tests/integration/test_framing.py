@@ -233,7 +233,7 @@ async def test_an_error_that_names_a_role_in_another_encoding_is_said_with_its_m
     with serving(refused) as server, pytest.raises(Transient) as caught:
         async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
             pass
-    assert 'refuses the controller\'s credentials: role "gr?n" does not log in' in caught.value.message
+    assert 'rejects the controller\'s credentials: role "gr?n" does not log in' in caught.value.message
 
 
 @pytest.mark.parametrize("code", [b"XX000", b"P0001", b"28P01"])
