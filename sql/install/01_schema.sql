@@ -15,14 +15,14 @@ BEGIN
         WHERE (s.setdatabase = 0 OR d.datname = current_database()) AND (s.setrole = 0 OR r.rolname = session_user)
           AND 'role=' || current_user = ANY (s.setconfig)
     ) THEN
-        RAISE EXCEPTION 'a setting of the database or the role makes you act as another role, whose all of this would be'
+        RAISE EXCEPTION 'a setting of the database or the role makes you act as another role, which would own schema pgrole'
             USING ERRCODE = 'insufficient_privilege', HINT = 'RESET it, or connect with PGOPTIONS=''-c role=none''';
     END IF;
     IF to_regnamespace('pgrole') IS NULL THEN
         CREATE SCHEMA pgrole;
     END IF;
     -- who installs at the same time waits here: its lock is the owner's alone
-    COMMENT ON SCHEMA pgrole IS 'What pgrole-controller has seen and claimed of this server''s roles';
+    COMMENT ON SCHEMA pgrole IS 'Roles of this server as observed and claimed by pgrole-controller';
     SELECT pg_get_userbyid(n.nspowner) INTO maker FROM pg_namespace AS n WHERE n.nspname = 'pgrole';
     IF NOT EXISTS (
         SELECT FROM pg_roles AS r

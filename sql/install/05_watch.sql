@@ -85,7 +85,7 @@ BEGIN
                 LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = had.owner
                 WHERE n.nspname = 'pgrole' AND (r.rolsuper OR r.rolname = session_user) IS NOT TRUE
             ) THEN
-                RAISE EXCEPTION 'schema pgrole is not trusted any more, nothing in it is called' USING ERRCODE = 'PGR02';
+                RAISE EXCEPTION 'schema pgrole is no longer trusted, and nothing in it is called' USING ERRCODE = 'PGR02';
             END IF;
             free_at := clock + pause;
             -- another may hold it for as long as its transaction lasts; what it has seen, its commit tells

@@ -26,13 +26,13 @@ DECLARE
     );
 BEGIN
     IF oid_now IS DISTINCT FROM seen_oid THEN
-        RAISE EXCEPTION 'role "%" is not the one that was seen', seen_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'role "%" changed since it was read', seen_name USING ERRCODE = 'PGR01';
     END IF;
     IF other IS NOT NULL THEN
         RAISE EXCEPTION 'role "%" is claimed under another name, "%"', seen_name, other USING ERRCODE = 'PGR01';
     END IF;
     IF holder_now IS DISTINCT FROM holder THEN
-        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;
@@ -100,7 +100,7 @@ BEGIN
         released_at = NULL;
     GET DIAGNOSTICS taken = ROW_COUNT;
     IF taken <> 1 THEN
-        RAISE EXCEPTION 'role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;
@@ -135,7 +135,7 @@ BEGIN
         connection_secret = connection
     WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;
@@ -152,7 +152,7 @@ BEGIN
     SET object_generation = generation, server_uid = of_server, server_generation = generation_of_server
     WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;
@@ -172,7 +172,7 @@ BEGIN
         WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL AND c.applied = digest
           AND (c.object_generation, c.server_uid, c.server_generation) = (generation, of_server, generation_of_server)
     ) THEN
-        RAISE EXCEPTION 'what was applied to role "%" is not what was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'the applied state of role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;

@@ -355,7 +355,7 @@ class TestOneTransaction:
             selection = Selection(cluster="lost", released=False)
             shown = await list_claims(connection, selection)
             await trial.home.execute("UPDATE pgrole.claim SET object_uid = 'other' WHERE role_name = 'a2'")
-            with pytest.raises(PgRoleError, match="changed since they were shown"):
+            with pytest.raises(PgRoleError, match="changed after they were shown"):
                 await release(connection, selection, shown)
         assert await trial.claims() == BEFORE
 
@@ -364,7 +364,7 @@ class TestOneTransaction:
             selection = Selection(cluster="lost", released=False)
             shown = await list_claims(connection, selection)
             await trial.home.execute("UPDATE pgrole.claim SET cluster = 'lost' WHERE role_name = 'b1'")
-            with pytest.raises(PgRoleError, match="changed since they were shown"):
+            with pytest.raises(PgRoleError, match="changed after they were shown"):
                 await release(connection, selection, shown)
         assert not (await trial.claims())["a1"][2]
 
@@ -380,7 +380,7 @@ class TestOneTransaction:
         await trial.home.execute("CREATE RULE swallow AS ON UPDATE TO pgrole.claim DO INSTEAD NOTHING")
         answer = await trial.run("release", "--cluster", "lost", "--yes")
         assert answer.code == 1
-        assert "2 claims were to be changed" in answer.err
+        assert "the command changes 2 claims" in answer.err
 
 
 class TestMisuse:
