@@ -23,7 +23,7 @@ _SEARCHED = 4_096  # characters of it
 _WINDOW = 8  # so many characters in a row of a value are hidden
 _LEAST = 3  # shorter values are found in any text
 _MOST = 32_768  # bytes of all values: searching for more would hold up everything else
-_NOT_SEARCHED = "what the API server says of it is left out, since the Secret holds too much to look for in that"
+_NOT_SEARCHED = "the API server's message is omitted, since the Secret is too large to search it for secret values"
 
 
 class NotWritable(KubeError):
@@ -145,10 +145,13 @@ def _refer(owner: Stored) -> OwnerReference:
 def _check(seen: Secret, reference: OwnerReference) -> None:
     """Raises NotWritable."""
     if seen.immutable:
-        message = f"Secret {seen.key} is immutable: delete it, it is made anew"
+        message = f"Secret {seen.key} is immutable: delete it, and the controller creates it again"
         raise NotWritable(message)
     if seen.type != "Opaque":
-        message = f"Secret {seen.key} is of type {seen.type}, which cannot become Opaque: delete it, it is made anew"
+        message = (
+            f"Secret {seen.key} is of type {seen.type}, which cannot become Opaque: "
+            f"delete it, and the controller creates it again"
+        )
         raise NotWritable(message)
     for other in seen.owners:
         if other.controller and other.uid != reference.uid and not _is_same_name(other, reference):
@@ -285,7 +288,7 @@ def _leave_out(text: str, hidden: list[bool]) -> Iterator[str]:
 def _take(answer: bytes) -> Secret:
     secret = _parse(answer)
     if secret is None:
-        message = "an answer that is no Secret"
+        message = "the API server's answer is not a Secret"
         raise BadStream(message)
     return secret
 

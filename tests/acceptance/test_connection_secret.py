@@ -230,7 +230,9 @@ async def test_a_secret_of_somebody_else_is_not_touched_and_the_rest_is_applied(
     await kube.apply_secret("delivered", password="theirs")
     before = await kube.patch_secret("delivered", {"metadata": {"ownerReferences": owners}})
     await kube.apply("app", name=role, login=True, **GENERATED)
-    await kube.wait_for("app", lambda obj: says(obj, "Conflict", '"delivered"', "not touched"), "Conflict")
+    await kube.wait_for(
+        "app", lambda obj: says(obj, "Conflict", '"delivered"', "does not belong to this object"), "Conflict"
+    )
     await database.wait_role(role, lambda row: bool(row["rolcanlogin"]), "login")
     assert await database.verifier(role) is None
     assert version(await kube.secret("delivered")) == version(before)

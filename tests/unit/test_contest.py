@@ -101,7 +101,7 @@ def ring() -> Ring:
 
 def test_the_sixth_repair_within_a_minute_is_held_back(ring: Ring) -> None:
     ring.fight("connectionLimit")
-    assert ring.told.startswith("connectionLimit: set back 5 times within 4 s")
+    assert ring.told.startswith("connectionLimit: corrected 5 times within 4 s")
 
 
 def test_as_many_repairs_in_more_than_a_minute_are_no_contest(ring: Ring) -> None:

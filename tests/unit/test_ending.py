@@ -121,7 +121,7 @@ class TestTheHeir:
     @pytest.mark.parametrize(
         ("name", "heir", "reaches", "words"),
         [
-            ("app", HEIR, (), "is the role itself"),
+            ("app", HEIR, (), "must not be the role itself"),
             ("heir", None, (), 'role "heir" does not exist'),
             ("heir", replace(HEIR, place=None), (), "no PgRole in namespace shop"),
             ("heir", replace(HEIR, place=("cluster-b", *PLACE[1:])), (), "no PgRole in namespace shop"),
@@ -130,7 +130,7 @@ class TestTheHeir:
             ("heir", HEIR, ("pg_execute_server_program",), "reaches pg_execute_server_program"),
             ("heir", HEIR, ("heir",), "reaches heir"),
             ("keeper", HEIR, (), "the controller's own role"),
-            ("pg_monitor", Heir(3373), (), "PostgreSQL's own"),
+            ("pg_monitor", Heir(3373), (), "a role of PostgreSQL itself"),
             ("rds_admin", HEIR, (), 'protected by the server\'s pattern "rds_*"'),
         ],
     )
