@@ -281,7 +281,7 @@ class TestTransfer:
             answer = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
             assert (answer.code, answer.err) == (0, "")
             assert await _told(ear) == {"a1", "a2", "a3"}
-        assert "No claim is of cluster new yet" in answer.out
+        assert "Cluster new has no claims yet" in answer.out
         assert await trial.claims() == {
             **BEFORE,
             "a1": ("new", "", False),
@@ -395,7 +395,7 @@ class TestMisuse:
             (("transfer", "--from", "lost"), ["--to"]),
             (("transfer", "--from", "lost", "--to", " \x1b"), ["--to", "printed"]),
             (("list", "--output", "yaml"), ["--output", "json"]),
-            ((), ["DEED"]),
+            ((), ["ACTION"]),
         ],
     )
     async def test_it_is_named(self, trial: Trial, arguments: tuple[str, ...], words: list[str]) -> None:

@@ -42,7 +42,7 @@ _STATUS = {
             "type": "Ready",
             "status": "True",
             "reason": "Reconciled",
-            "message": "the role is as declared",
+            "message": "the role matches the spec",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
             "observedGeneration": 3,
         }
