@@ -393,7 +393,7 @@ class TestMisuse:
             (("release", "--all-released"), ["--forget"]),
             (("release", "--role", "", "--yes"), ["--role", "empty"]),
             (("transfer", "--from", "lost"), ["--to"]),
-            (("transfer", "--from", "lost", "--to", " \x1b"), ["--to", "printed"]),
+            (("transfer", "--from", "lost", "--to", " \x1b"), ["--to", "printable"]),
             (("list", "--output", "yaml"), ["--output", "json"]),
             ((), ["ACTION"]),
         ],
