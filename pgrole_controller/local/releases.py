@@ -187,7 +187,7 @@ def _folder(major: int, environment: Mapping[str, str]) -> Path:
     release = RELEASES.get((_platform(), major))
     if release is None:
         there = ", ".join(map(str, majors())) or "none"
-        raise ReleaseError(f"there is no PostgreSQL {major} to be fetched for {_platform()}; there are: {there}")
+        raise ReleaseError(f"PostgreSQL {major} is not published for {_platform()}; available: {there}")
     return cache_directory(environment) / f"postgres-v{release.version}-{_platform()}"
 
 

@@ -104,6 +104,6 @@ def _check_challenge(text: bytes) -> None:
         raise ValueError
     if not 1 <= int(challenge[1]) <= MOST_ITERATIONS:
         raise Unacceptable(
-            f"the server asks for {int(challenge[1])} iterations of SCRAM; up to {MOST_ITERATIONS} are accepted: "
+            f"the server asks for {int(challenge[1])} SCRAM iterations; the limit is {MOST_ITERATIONS}: "
             "set the password of the controller's role again with a lower scram_iterations"
         )

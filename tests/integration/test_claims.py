@@ -326,7 +326,7 @@ class TestAsking:
     async def test_on_a_terminal_it_asks_first(self, trial: Trial, typed: str, code: int) -> None:
         answer = await run_on_terminal(trial.server.dsn(), typed, "release", "--role", "a1")
         assert answer.code == code
-        assert "go on?" in answer.out
+        assert "continue?" in answer.out
         assert (await trial.claims())["a1"] == ("lost", "ns-1", code == 0)
 
 
