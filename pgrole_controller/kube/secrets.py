@@ -23,7 +23,7 @@ _SEARCHED = 4_096  # characters of it
 _WINDOW = 8  # so many characters in a row of a value are hidden
 _LEAST = 3  # shorter values are found in any text
 _MOST = 32_768  # bytes of all values: searching for more would hold up everything else
-_NOT_SEARCHED = "the API server's message is omitted, since the Secret is too large to search it for secret values"
+_NOT_SEARCHED = "what the API server says of it is left out, since the Secret holds too much to look for in that"
 
 
 class NotWritable(KubeError):
