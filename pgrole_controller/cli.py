@@ -69,16 +69,16 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
 
     dev = commands.add_parser("dev", help="run everything on this machine: API server, PostgreSQL, controller, samples")
-    dev.add_argument("--state", type=Path, metavar="DIR", help="keep the state of both servers here between runs")
+    dev.add_argument("--state", type=Path, metavar="DIR", help="keep the state of both servers in DIR between runs")
     dev.set_defaults(command=_dev)
 
     crds = commands.add_parser("crds", help="print the CustomResourceDefinitions")
     where = crds.add_mutually_exclusive_group()
-    where.add_argument("--write", type=Path, metavar="DIR", help="write them as files instead")
-    where.add_argument("--check", type=Path, metavar="DIR", help="fail when the files there are not the same")
+    where.add_argument("--write", type=Path, metavar="DIR", help="write them to files in DIR")
+    where.add_argument("--check", type=Path, metavar="DIR", help="exit with an error if the files in DIR differ")
     crds.set_defaults(command=_crds)
 
-    sql = commands.add_parser("sql", help="print what is installed in the database, for an administrator to run")
+    sql = commands.add_parser("sql", help="print the SQL that installs schema pgrole, for an administrator to run")
     sql.set_defaults(command=_sql)
 
     add_claims(commands)

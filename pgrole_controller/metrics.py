@@ -52,67 +52,67 @@ REGISTRY: Final = CollectorRegistry()
 
 RECONCILES: Final = Counter(
     "pgrole_reconciles",
-    "Visits to objects, by how they ended.",
+    "Total reconciles by result.",
     ["server", "result", "reason"],
     registry=REGISTRY,
 )
 RECONCILE_SECONDS: Final = Histogram(
     "pgrole_reconcile_seconds",
-    "From taking a batch of due objects until all that could be done for them in the database was done.",
+    "Duration of a reconcile of one batch of objects, up to the last database transaction.",
     buckets=_WIDE,
     registry=REGISTRY,
 )
 REPAIR_SECONDS: Final = Histogram(
     "pgrole_repair_seconds",
-    "From the first hint at a drift until the transaction that set it back was answered, by what the hint came from.",
+    "Time from the first request for a drift to the commit of its correction, by source of the request.",
     ["source"],
     buckets=_WIDE,
     registry=REGISTRY,
 )
 APPLICATION_SECONDS: Final = Histogram(
     "pgrole_application_seconds",
-    "The same for what is no drift: roles created, changed as declared, dropped.",
+    "Time from the first request for a change to its commit, for creations, declared changes and drops, by source.",
     ["source"],
     buckets=_WIDE,
     registry=REGISTRY,
 )
 DRIFTS: Final = Counter(
     "pgrole_drifts",
-    "Fields that somebody else changed: set back (corrected), or said and left (reported).",
+    "Total drifted fields by server, field and action (corrected or reported).",
     ["server", "field", "action"],
     registry=REGISTRY,
 )
 NOTIFICATIONS: Final = Counter(
     "pgrole_notifications",
-    "How often changes of roles were noticed: notifications under Watch, rounds that found something under Poll.",
+    "Total detected changes of roles: notifications in mode Watch, polls that found a change in mode Poll.",
     ["server"],
     registry=REGISTRY,
 )
 LAST_NOTIFICATION: Final = Gauge(
     "pgrole_last_notification_timestamp_seconds",
-    "When a change of a role was noticed last.",
+    "Unix time of the last detected change of a role.",
     ["server"],
     registry=REGISTRY,
 )
 ECHO_SECONDS: Final = Histogram(
     "pgrole_detection_delay_seconds",
-    "From the answer to a change of the controller's own until it was noticed as anybody's is: the delay of detection.",
+    "Delay of detection, measured from the commit of the controller's own changes to their notification.",
     ["server"],
     buckets=_SHORT,
     registry=REGISTRY,
 )
 SESSIONS: Final = Counter(
-    "pgrole_sessions", "Sessions begun with a server: all but the first are reconnects.", ["server"], registry=REGISTRY
+    "pgrole_sessions", "Total sessions with a server. All but the first are reconnects.", ["server"], registry=REGISTRY
 )
 SESSION_FAILURES: Final = Counter(
     "pgrole_session_failures",
-    "Sessions with a server that failed, and attempts at one.",
+    "Total failed sessions and failed connection attempts.",
     ["server"],
     registry=REGISTRY,
 )
 INTERNAL_ERRORS: Final = Counter(
     "pgrole_internal_errors",
-    "Total unexpected errors by where they were met: in a session with a server, or while one object was processed.",
+    "Total unexpected errors by location: in a session with a server, or in the reconcile of one object.",
     ["where"],
     registry=REGISTRY,
 )
@@ -120,45 +120,53 @@ for _where in ("session", "object"):
     INTERNAL_ERRORS.labels(_where)
 SQL_SECONDS: Final = Histogram(
     "pgrole_sql_seconds",
-    "What one kind of statement takes, with the way there and back.",
+    "Duration of SQL statements by kind, including the network round trip.",
     ["statement"],
     buckets=_SHORT,
     registry=REGISTRY,
 )
 API_REQUEST_SECONDS: Final = Histogram(
     "pgrole_api_request_seconds",
-    "What a request to the API server takes, to the end of its answer; of a watch, to its beginning.",
+    "Duration of requests to the API server, up to the end of the response; for a watch, up to its start.",
     ["verb", "resource", "code"],
     buckets=_SHORT,
     registry=REGISTRY,
 )
-LISTS: Final = Counter("pgrole_lists", "Complete lists read from the API server.", ["resource"], registry=REGISTRY)
+LISTS: Final = Counter(
+    "pgrole_lists", "Total complete lists read from the API server.", ["resource"], registry=REGISTRY
+)
 WATCH_ENDS: Final = Counter(
     "pgrole_watch_ends",
-    "Watches and lists of the API server that ended, by cause: in time, expired, refused, failed.",
+    "Total watches and lists that ended, by cause (in time, expired, refused or failed).",
     ["resource", "cause"],
     registry=REGISTRY,
 )
-EVENTS_DROPPED: Final = Counter("pgrole_events_dropped", "Events that could not be written.", registry=REGISTRY)
-LEADERSHIPS: Final = Counter("pgrole_leaderships", "How often this process began to lead.", registry=REGISTRY)
+EVENTS_DROPPED: Final = Counter(
+    "pgrole_events_dropped", "Total Events that the controller failed to write.", registry=REGISTRY
+)
+LEADERSHIPS: Final = Counter(
+    "pgrole_leaderships", "Total number of times this process became leader.", registry=REGISTRY
+)
 LEASE_RENEWALS: Final = Counter(
     "pgrole_lease_renewals",
-    "Attempts of the leader to renew its Lease, by result: renewed, failed.",
+    "Total attempts of the leader to renew its Lease, by result (renewed or failed).",
     ["result"],
     registry=REGISTRY,
 )
 LOOP_LAG_SECONDS: Final = Histogram(
     "pgrole_loop_lag_seconds",
-    "How much later than asked for the event loop turned: how long something kept it.",
+    "Delay of the event loop: how much later than scheduled an iteration started.",
     buckets=_WIDE,
     registry=REGISTRY,
 )
 LOOP_BLOCKS: Final = Counter(
     "pgrole_loop_blocks",
-    "Turns of the event loop that took longer than 0.1 s: code in them held up every server.",
+    "Total iterations of the event loop that took longer than 0.1 s and delayed every server.",
     registry=REGISTRY,
 )
-BUILD: Final = Gauge("pgrole_build_info", "1, with the version of the controller.", ["version"], registry=REGISTRY)
+BUILD: Final = Gauge(
+    "pgrole_build_info", "Version of the controller; the value is always 1.", ["version"], registry=REGISTRY
+)
 
 BUILD.labels(__version__).set(1)
 
@@ -217,7 +225,7 @@ class _Asked(Collector):
                 family.add_metric([server], value)
             yield family
         mode = GaugeMetricFamily(
-            "pgrole_server_detection", "1, with the mode by which changes are noticed.", labels=["server", "mode"]
+            "pgrole_server_detection", "Detection mode of the server; the value is always 1.", labels=["server", "mode"]
         )
         for one in scrape.servers:
             if one.mode:
@@ -225,15 +233,17 @@ class _Asked(Collector):
         yield mode
         yield GaugeMetricFamily(
             "pgrole_contested_objects",
-            "Objects with a field that something else sets back again and again.",
+            "Number of objects with a field that something else keeps changing.",
             value=float(scrape.contested),
         )
-        leader = GaugeMetricFamily("pgrole_leader", "1 while this process leads and may change anything, else 0.")
+        leader = GaugeMetricFamily("pgrole_leader", "Whether this process is the leader (1) or not (0).")
         if self.scrape:
             leader.add_metric([], float(scrape.leading))
         yield leader
         yield GaugeMetricFamily(
-            "pgrole_loop_heartbeat_age_seconds", "Since the event loop turned last.", value=self.heartbeat_age
+            "pgrole_loop_heartbeat_age_seconds",
+            "Seconds since the last iteration of the event loop.",
+            value=self.heartbeat_age,
         )
 
 
@@ -241,20 +251,30 @@ def _by_server(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, lis
     declared = [one for one in servers if one.server != UNDECLARED]
     everything = list(servers)
     for name, text, of, attribute in (
-        ("pgrole_queue_depth", "Objects that are due and wait for their visit.", everything, "depth"),
-        ("pgrole_queue_oldest_seconds", "How long the first of these waits.", everything, "oldest"),
-        ("pgrole_server_connected", "1 while there is a session with the server, else 0.", declared, "connected"),
+        ("pgrole_queue_depth", "Number of objects that wait to be reconciled.", everything, "depth"),
+        (
+            "pgrole_queue_oldest_seconds",
+            "Seconds that the oldest object in the queue has waited.",
+            everything,
+            "oldest",
+        ),
+        (
+            "pgrole_server_connected",
+            "Whether the controller has a session with the server (1) or not (0).",
+            declared,
+            "connected",
+        ),
         (
             "pgrole_server_detection_fallback",
-            "1 while a lesser mode than Watch is used because Watch cannot be.",
+            "Whether the detection mode fell back from Watch to another mode (1) or not (0).",
             declared,
             "fallback",
         ),
-        ("pgrole_objects", "PgRoles that name the server.", everything, "objects"),
-        ("pgrole_objects_ready", "Those of them that are Ready.", everything, "ready"),
+        ("pgrole_objects", "Number of PgRoles that reference the server.", everything, "objects"),
+        ("pgrole_objects_ready", "Number of PgRoles that reference the server and are Ready.", everything, "ready"),
         (
             "pgrole_unheard_changes",
-            "Own changes of the last minutes whose notification is overdue: Watch or Poll does not work.",
+            "Number of the controller's own recent changes with an overdue notification. Above 0, detection fails.",
             declared,
             "unheard",
         ),

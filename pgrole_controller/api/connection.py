@@ -8,7 +8,7 @@ from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.meta import Model
 from pgrole_controller.api.names import LONGEST_LABEL, LONGEST_NAME, OBJECT_KEY, OBJECT_NAME
 
-_KEYS = "spec.connectionSecret.template.data: keys are letters, digits, -, _ and ., and have at most 253 characters"
+_KEYS = "spec.connectionSecret.template.data: a key must consist of letters, digits, -, _ or ., at most 253 characters"
 _LONGEST_TEXT = 4096
 
 
@@ -18,7 +18,7 @@ def _texts(most: int, longest: int, *more: dict[str, Any]) -> dict[str, Any]:
 
 
 class TemplateMetadata(Model):
-    """Labels and annotations of the Secret. Those of Kubernetes itself and of pgrole.dev are refused."""
+    """Labels and annotations of the Secret. The prefixes of Kubernetes and of pgrole.dev are reserved."""
 
     labels: dict[str, str] = Field(
         default_factory=dict, description="Labels of the Secret.", json_schema_extra=_texts(32, LONGEST_LABEL)
@@ -29,7 +29,7 @@ class TemplateMetadata(Model):
 
 
 class Template(Model):
-    """What the Secret holds."""
+    """Contents of the Secret."""
 
     metadata: TemplateMetadata = Field(
         default=TemplateMetadata.model_construct(),
@@ -39,10 +39,11 @@ class Template(Model):
     data: dict[str, str] = Field(
         default_factory=dict,
         description=(
-            "Keys of the Secret and their texts, with fields in braces: {username}, {password}, {host}, {port}, "
-            "{database}, {sslmode}; {username_url}, {password_url}, {host_url} and {database_url} for use in a URL, "
-            "{username_pgpass} and so on in a pgpass file; {{ and }} are braces. When absent: username, password, "
-            "host, port, database, sslmode, uri, jdbc-uri, pgpass."
+            "Keys of the Secret and their values. A value can contain the fields {username}, {password}, {host}, "
+            "{port}, {database} and {sslmode}. Append _url for use in a URL ({username_url}, {password_url}, "
+            "{host_url}, {database_url}) or _pgpass for use in a pgpass file ({username_pgpass} and so on). Write {{ "
+            "and }} for literal braces. If omitted, the Secret has the keys username, password, host, port, database, "
+            "sslmode, uri, jdbc-uri and pgpass."
         ),
         json_schema_extra=_texts(
             32,
@@ -53,14 +54,17 @@ class Template(Model):
 
 
 class ConnectionSecret(Model):
-    """A Secret with what an application needs to connect; written, watched and repaired by the controller."""
+    """A Secret with everything an application needs to connect. The controller writes, watches and repairs it."""
 
     name: str = Field(
-        description="Name of the Secret, in the object's own namespace. One that is not this object's is not touched.",
+        description=(
+            "Name of the Secret, in the object's namespace. The controller never changes a Secret that this object "
+            "does not own."
+        ),
         min_length=1,
         max_length=LONGEST_NAME,
         pattern=OBJECT_NAME,
     )
     template: Template = Field(
-        default=Template.model_construct(), description="What the Secret holds.", json_schema_extra={"default": {}}
+        default=Template.model_construct(), description="Contents of the Secret.", json_schema_extra={"default": {}}
     )

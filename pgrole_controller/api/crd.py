@@ -17,10 +17,10 @@ _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
 #: Keywords of JSON Schema that say nothing in Kubernetes, or that it does not allow.
 _DROPPED = frozenset({"title", "$defs", "additionalProperties", "const"})
 
-_API_VERSION = "The version of the schema that this object is written in: pgrole.dev/v1alpha1."
+_API_VERSION = "Version of the schema of this object: pgrole.dev/v1alpha1."
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
-_AGE = ("Age", "date", ".metadata.creationTimestamp", "Since when the object exists")
+_AGE = ("Age", "date", ".metadata.creationTimestamp", "Time since the object was created")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ PGROLE = Definition(
     columns=(
         ("Role", "string", ".status.role.name", "Name of the role in PostgreSQL"),
         ("Server", "string", ".spec.serverRef.name", "Name of the PgServer"),
-        ("Ready", "string", f"{_READY}.status", "Whether the role is as declared"),
-        ("Reason", "string", f"{_READY}.reason", "Why it is ready or not"),
-        ("Drifts", "integer", ".status.driftCount", "How many times drift was corrected"),
+        ("Ready", "string", f"{_READY}.status", "Whether the role matches the spec"),
+        ("Reason", "string", f"{_READY}.reason", "Reason of the Ready condition"),
+        ("Drifts", "integer", ".status.driftCount", "Number of times drift was corrected"),
         _AGE,
     ),
     rules=ROOT_RULES,
@@ -65,12 +65,12 @@ PGSERVER = Definition(
     short="pgs",
     scope="Cluster",
     columns=(
-        ("Ready", "string", f"{_READY}.status", "Whether it is connected to as declared"),
-        ("Reason", "string", f"{_READY}.reason", "Why it is ready or not"),
+        ("Ready", "string", f"{_READY}.status", "Whether the controller is connected as declared"),
+        ("Reason", "string", f"{_READY}.reason", "Reason of the Ready condition"),
         ("Version", "string", ".status.version", "Version of PostgreSQL"),
-        ("Mode", "string", ".status.detection.mode", "How changes in the database are noticed"),
-        ("Roles", "integer", ".status.roles.declared", "How many PgRoles name it"),
-        ("Roles Ready", "integer", ".status.roles.ready", "How many of these are Ready"),
+        ("Mode", "string", ".status.detection.mode", "How the controller detects changes in the database"),
+        ("Roles", "integer", ".status.roles.declared", "Number of PgRoles that reference the server"),
+        ("Roles Ready", "integer", ".status.roles.ready", "Number of those PgRoles that are Ready"),
         _AGE,
     ),
     rules={},
@@ -131,7 +131,7 @@ def _root_schema(definition: Definition) -> Schema:
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": _API_VERSION},
-            "kind": {"type": "string", "description": f"The kind of the object: {definition.kind}."},
+            "kind": {"type": "string", "description": f"Kind of the object: {definition.kind}."},
             "metadata": {"type": "object"},
             "spec": _structural(properties["spec"], made["$defs"]),
             "status": _structural(properties["status"], made["$defs"]),

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.meta import NAME_BYTES, Model
 
-_GROUP_SIZE = "spec.memberOf: role must have 1 to 63 bytes (UTF-8), as every name in PostgreSQL"
+_GROUP_SIZE = "spec.memberOf: role must have 1 to 63 bytes (UTF-8), like every name in PostgreSQL"
 _GROUP_NUL = "spec.memberOf: role must not contain NUL (U+0000): remove it"
 
 
@@ -24,10 +24,10 @@ GroupName = Annotated[str, AfterValidator(_check_group)]
 
 
 class Membership(Model):
-    """A role that this one is a member of, with the options of GRANT."""
+    """A role to be a member of, with the options of GRANT."""
 
     role: GroupName = Field(
-        description="Name of the role in PostgreSQL. It need not be there yet.",
+        description="Name of the role in PostgreSQL. It does not have to exist yet.",
         json_schema_extra={
             "minLength": 1,
             "maxLength": NAME_BYTES,
@@ -36,11 +36,16 @@ class Membership(Model):
             ),
         },
     )
-    admin: StrictBool = Field(default=False, description="May it grant the membership to others (WITH ADMIN OPTION)?")
+    admin: StrictBool = Field(default=False, description="Whether the member can grant the membership to others.")
     inherit: StrictBool = Field(
         default=True,
-        description="Has it the privileges of that role without SET ROLE? Before PostgreSQL 16 only true.",
+        description=(
+            "Whether the member has the privileges of that role without SET ROLE. False requires PostgreSQL 16 or "
+            "later."
+        ),
     )
     set_: StrictBool = Field(
-        default=True, alias="set", description="May it SET ROLE to that role? Before PostgreSQL 16 only true."
+        default=True,
+        alias="set",
+        description="Whether the member can SET ROLE to that role. False requires PostgreSQL 16 or later.",
     )

@@ -45,18 +45,18 @@ class Condition(Model):
         json_schema_extra={"minLength": 1, "maxLength": 316, "pattern": "^[A-Za-z][A-Za-z0-9]*$"},
     )
     status: str = Field(
-        description="Whether it holds: True, False or Unknown.",
+        description="Status of the condition: True, False or Unknown.",
         json_schema_extra={"enum": ["True", "False", "Unknown"]},
     )
     reason: str = Field(
-        description="Why, as one word in CamelCase for programs.",
+        description="Machine-readable reason, in CamelCase.",
         json_schema_extra={"minLength": 1, "maxLength": 1024, "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
     )
     message: str = Field(
-        description="Why, in words for the author of the object.",
+        description="Human-readable explanation and remedy.",
         json_schema_extra={"maxLength": 32768},
     )
-    last_transition_time: datetime = Field(description="When the status of the condition last changed.")
+    last_transition_time: datetime = Field(description="Time of the last change of the condition's status.")
     observed_generation: int | None = Field(
         default=None,
         description="The metadata.generation that the condition was set for.",

@@ -10,11 +10,11 @@ from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.meta import NAME_BYTES, Model
 
 _PARAMETER_NAMES = (
-    "the names of parameters are letters, digits, _ and $, with dots in custom ones, and have at most 63 characters"
+    "a parameter name must consist of letters, digits, _ or $, with dots in custom names, at most 63 characters"
 )
-_PARAMETER_VALUES = "the values of parameters have at most 1024 characters and no NUL (U+0000)"
-_TWICE = "the names of parameters have no case: of two that differ in nothing else, remove one"
-_PARAMETER_TWICE = "{first} and {second} are one parameter, whose name has no case: remove one of them"
+_PARAMETER_VALUES = "a parameter value must have at most 1024 characters and no NUL (U+0000)"
+_TWICE = "parameter names are case-insensitive: remove one of the two names that differ only in case"
+_PARAMETER_TWICE = "{first} and {second} are the same parameter, since names are case-insensitive: remove one of them"
 _VALUE_LENGTH = 1024
 _PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*([.][A-Za-z_][A-Za-z0-9_$]*)*")
 PARAMETERS_SCHEMA: dict[str, Any] = {
@@ -50,13 +50,13 @@ Parameters = Annotated[dict[str, str], AfterValidator(_check_parameters)]
 
 
 class DatabaseParameters(Model):
-    """Settings of the role in one database."""
+    """Settings for the role's sessions in one database."""
 
     database: DatabaseName = Field(
-        description="Name of the database. It need not be there yet.",
+        description="Name of the database. It does not have to exist yet.",
         json_schema_extra={"minLength": 1, "maxLength": NAME_BYTES},
     )
     parameters: Parameters = Field(
-        description="As ALTER ROLE … IN DATABASE … SET. Exact: every other setting there is reset.",
+        description="Settings, as in ALTER ROLE … IN DATABASE … SET. Settings you do not list are reset.",
         json_schema_extra=PARAMETERS_SCHEMA,
     )

@@ -10,23 +10,23 @@ from pgrole_controller.api.duration import between, duration_schema
 from pgrole_controller.api.meta import Model
 from pgrole_controller.api.names import LONGEST_NAME, OBJECT_KEY, OBJECT_NAME
 
-_ONE_SOURCE = "spec.password must have exactly one of secretRef, generate and disabled: true"
+_ONE_SOURCE = "spec.password must set exactly one of secretRef, generate and disabled: true"
 _ROTATION = (
     "1s",
     "87600h",
-    "spec.password.generate.rotateEvery must be a duration of 1s to 87600h, such as 720h or 1h30m",
+    "spec.password.generate.rotateEvery must be a duration from 1s to 87600h, such as 720h or 1h30m",
 )
 
 
 class SecretRef(Model):
-    """A key of a Secret in the object's own namespace."""
+    """A key of a Secret in the object's namespace."""
 
     name: str = Field(description="Name of the Secret.", min_length=1, max_length=LONGEST_NAME, pattern=OBJECT_NAME)
     key: str = Field(
         default="password",
         description=(
-            "Key of the Secret that holds the password in clear text, or a SCRAM-SHA-256 verifier with 4,096 to "
-            "100,000 iterations as PostgreSQL stores it."
+            "Key of the Secret. Its value is the password in clear text, or a SCRAM-SHA-256 verifier in PostgreSQL's "
+            "format with 4,096 to 100,000 iterations."
         ),
         min_length=1,
         max_length=LONGEST_NAME,
@@ -35,37 +35,42 @@ class SecretRef(Model):
 
 
 class Generate(Model):
-    """A password that is made by the controller and is in the connection Secret only."""
+    """A password that the controller generates and stores only in the connection Secret."""
 
     length: int = Field(
         default=32,
         ge=16,
         le=256,
-        description="Of how many letters and digits it is made.",
+        description="Length of the generated password (16–256 letters and digits).",
         json_schema_extra={"format": "int32"},
     )
     rotate_every: Annotated[str, between(*_ROTATION)] | None = Field(
         default=None,
         description=(
-            "After what time another one is made, such as 720h; never when absent. The annotation pgrole.dev/rotate "
-            "asks for another one at once, each time that its value changes."
+            "Interval after which the controller generates a new password, such as 720h. If omitted, the password is "
+            "not rotated on a schedule. To rotate at once, change the value of the annotation pgrole.dev/rotate."
         ),
         json_schema_extra=duration_schema(*_ROTATION),
     )
 
 
 class Password(Model):
-    """Where the password comes from."""
+    """Source of the password. Set exactly one of secretRef, generate and disabled."""
 
     secret_ref: SecretRef | None = Field(
-        default=None, description="It is in a Secret, and follows it. Changed in the database, it is set back."
+        default=None,
+        description=(
+            "Takes the password from a Secret. The controller applies every change of the Secret, and restores the "
+            "password if someone changes it in the database."
+        ),
     )
     generate: Generate | None = Field(
-        default=None, description="It is made by the controller, and delivered in spec.connectionSecret."
+        default=None,
+        description="Generates the password. The controller delivers it in the Secret of spec.connectionSecret.",
     )
     disabled: Literal[True] | None = Field(
         default=None,
-        description="The role has no password (PASSWORD NULL), and is kept so.",
+        description="Keeps the role without a password (PASSWORD NULL).",
         json_schema_extra={"type": "boolean", "enum": [True]},
     )
 

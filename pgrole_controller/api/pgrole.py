@@ -27,28 +27,28 @@ _COMMENT_LENGTH = 1024
 _FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
 _LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
-_NAME_SIZE = "spec.name must have 1 to 63 bytes (UTF-8): shorten it, since PostgreSQL would cut it without a word"
-_NAME_NUL = "spec.name must not contain NUL (U+0000), which PostgreSQL cannot hold: remove it"
-_NAME_PREFIX = 'spec.name must not begin with "pg_", which PostgreSQL keeps for its own roles: choose another name'
+_NAME_SIZE = "spec.name must have 1 to 63 bytes (UTF-8): shorten it, since PostgreSQL silently truncates longer names"
+_NAME_NUL = "spec.name must not contain NUL (U+0000), which PostgreSQL cannot store: remove it"
+_NAME_PREFIX = 'spec.name must not begin with "pg_", which PostgreSQL reserves for its own roles: choose another name'
 _NAME_RESERVED = 'spec.name must not be "public" or "none", which PostgreSQL reserves: choose another name'
 _DEFAULT_NAME = (
-    "metadata.name cannot be the name of the role in PostgreSQL, "
-    'which has at most 63 bytes and is not "public" or "none": set spec.name'
+    "metadata.name cannot be used as the name of the role in PostgreSQL, "
+    'which must have at most 63 bytes and not be "public" or "none": set spec.name'
 )
-_NAME_FIXED = "spec.name is immutable, also when it is absent: create another PgRole to have a role under another name"
-_SERVER_FIXED = "spec.serverRef is immutable: create another PgRole to have the role on another server"
-_COMMENT_NUL = "spec.comment must not contain NUL (U+0000), which PostgreSQL cannot hold: remove it"
+_NAME_FIXED = "spec.name is immutable and cannot be added or removed: to use another name, create another PgRole"
+_SERVER_FIXED = "spec.serverRef is immutable: to use another server, create another PgRole"
+_COMMENT_NUL = "spec.comment must not contain NUL (U+0000), which PostgreSQL cannot store: remove it"
 _COMMENT_SIZE = f"spec.comment must have at most {_COMMENT_LENGTH} characters: shorten it"
-_HEIR_SIZE = "spec.reassignOwnedTo must have at most 63 bytes (UTF-8) and no NUL, as every name in PostgreSQL"
-_NOT_DELIVERED = "spec.password.generate needs spec.connectionSecret, in which the password is delivered: add it"
+_HEIR_SIZE = "spec.reassignOwnedTo must have at most 63 bytes (UTF-8) and no NUL, like every name in PostgreSQL"
+_NOT_DELIVERED = "spec.password.generate requires spec.connectionSecret, which delivers the password: add it"
 _NOT_LEFT = (
-    "spec.drift.ignore cannot hold password while spec.password.generate is set: the Secret would tell another one "
-    "than the database takes"
+    "spec.drift.ignore must not list password while spec.password.generate is set: "
+    "the Secret could then hold a password that the database does not accept"
 )
-_ONLY_WITH_DROP = "spec.reassignOwnedTo and spec.terminateSessions need spec.deletionPolicy: Drop"
+_ONLY_WITH_DROP = "spec.reassignOwnedTo and spec.terminateSessions require spec.deletionPolicy: Drop"
 _GROUP_TWICE = 'spec.memberOf names role "{name}" twice: remove one of them'
 _DATABASE_TWICE = 'spec.databaseParameters names database "{name}" twice: put its parameters into one item'
-_VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time of the years 1 to 9999, with a time zone"
+_VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time with a time zone, in the years 1 to 9999"
 
 
 def _check_name(name: str) -> str:
@@ -115,11 +115,11 @@ Moment = Annotated[AwareDatetime, AfterValidator(_check_moment)]
 
 
 class ServerRef(Model):
-    """Names a PgServer."""
+    """Reference to a PgServer."""
 
     name: str = Field(
         default="default",
-        description='Name of the PgServer. "default" is the one that the controller itself was given.',
+        description='Name of the PgServer. "default" can also be the server in the controller\'s own settings.',
         min_length=1,
         max_length=253,
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
@@ -127,32 +127,35 @@ class ServerRef(Model):
 
 
 class Drift(Model):
-    """What is done about drift: a change of the role inside the database that was not declared here."""
+    """How to handle drift: a change of the role inside the database that this object does not declare."""
 
     policy: Literal["Correct", "Report"] = Field(
         default="Correct",
-        description="Correct sets the role back at once. Report changes nothing and says what differs.",
+        description="Correct restores the role at once. Report changes nothing and lists the fields that differ.",
     )
     ignore: list[IgnoredField] = Field(
         default_factory=list,
-        description="Fields of spec that are left to others once the role is there: no drift, and not changed.",
+        description=(
+            "Fields of spec that the controller sets when it creates the role and then leaves to others. Their changes "
+            "are not drift."
+        ),
         json_schema_extra={"maxItems": 32, "x-kubernetes-list-type": "set"},
     )
 
 
 class PgRoleSpec(Model):
-    """The role as it shall be. It is exact: what is left out has PostgreSQL's default and is kept there."""
+    """Desired state of the role. Fields you omit are kept at PostgreSQL's defaults."""
 
     server_ref: ServerRef = Field(
         default=ServerRef.model_construct(),
-        description="The server that holds the role. Immutable.",
+        description="Server that the role is on. Immutable.",
         json_schema_extra={"x-kubernetes-map-type": "atomic"},
     )
     name: RoleName | None = Field(
         default=None,
         description=(
-            "Name of the role in PostgreSQL: 1 to 63 bytes of any characters; metadata.name when absent. Immutable. "
-            'Not "public", not "none", and nothing that begins with "pg_".'
+            "Name of the role in PostgreSQL: 1 to 63 bytes, any characters. Defaults to metadata.name. Immutable. "
+            'It must not be "public" or "none", nor begin with "pg_".'
         ),
         json_schema_extra={
             "minLength": 1,
@@ -165,25 +168,32 @@ class PgRoleSpec(Model):
             ),
         },
     )
-    login: StrictBool = Field(default=False, description="May the role log in?")
-    superuser: StrictBool = Field(default=False, description="Does the role bypass all permission checks?")
-    createdb: StrictBool = Field(default=False, description="May the role create databases?")
-    createrole: StrictBool = Field(default=False, description="May the role create, alter and drop other roles?")
-    inherit: StrictBool = Field(
-        default=True, description="Has the role the privileges of roles that it is a member of, without SET ROLE?"
+    login: StrictBool = Field(default=False, description="Whether the role can log in.")
+    superuser: StrictBool = Field(default=False, description="Whether the role bypasses all permission checks.")
+    createdb: StrictBool = Field(default=False, description="Whether the role can create databases.")
+    createrole: StrictBool = Field(
+        default=False, description="Whether the role can create, alter and drop other roles."
     )
-    replication: StrictBool = Field(default=False, description="May the role replicate, and manage replication slots?")
-    bypassrls: StrictBool = Field(default=False, description="Does the role bypass every row-level security policy?")
+    inherit: StrictBool = Field(
+        default=True,
+        description="Whether the role has the privileges of the roles it is a member of without SET ROLE.",
+    )
+    replication: StrictBool = Field(
+        default=False, description="Whether the role can start replication and manage replication slots."
+    )
+    bypassrls: StrictBool = Field(
+        default=False, description="Whether the role bypasses every row-level security policy."
+    )
     connection_limit: int = Field(
         default=-1,
         ge=-1,
         le=2**31 - 1,
-        description="How many connections the role may have at once; -1 is no limit.",
+        description="Maximum number of concurrent connections of the role. -1 means no limit.",
         json_schema_extra={"format": "int32"},
     )
     valid_until: Moment | None = Field(
         default=None,
-        description="When the role's password stops being valid (RFC 3339, years 1 to 9999); never when absent.",
+        description="Time at which the role's password expires (RFC 3339, years 1 to 9999). If omitted: never.",
         json_schema_extra=rules(
             rule(
                 "self >= timestamp('0001-01-01T00:00:00Z') && self <= timestamp('9999-12-31T23:59:59.999999999Z')",
@@ -193,7 +203,7 @@ class PgRoleSpec(Model):
     )
     comment: Comment | None = Field(
         default=None,
-        description="The role's comment, as COMMENT ON ROLE sets it; none when absent or empty.",
+        description="Comment on the role, as set by COMMENT ON ROLE. If omitted or empty, the role has no comment.",
         json_schema_extra={
             "maxLength": _COMMENT_LENGTH,
             **rules(rule(r"!self.contains('\u0000')", _COMMENT_NUL)),
@@ -201,12 +211,12 @@ class PgRoleSpec(Model):
     )
     password: Password | None = Field(
         default=None,
-        description="The role's password. When absent it is not managed: whatever it is, it is left so.",
+        description="Password of the role. If omitted, the controller does not manage the password.",
         json_schema_extra=PASSWORD_RULES,
     )
     member_of: list[Membership] = Field(
         default_factory=list,
-        description="The roles that it is a member of. Exact: a membership that is not listed is revoked.",
+        description="Roles that this role is a member of. Memberships you do not list are revoked.",
         json_schema_extra={
             "maxItems": 64,
             "x-kubernetes-list-type": "map",
@@ -215,12 +225,15 @@ class PgRoleSpec(Model):
     )
     parameters: Parameters = Field(
         default_factory=dict,
-        description="Settings of the role's sessions, as ALTER ROLE … SET. Exact: every other setting is reset.",
+        description="Settings for the role's sessions, as in ALTER ROLE … SET. Settings you do not list are reset.",
         json_schema_extra=PARAMETERS_SCHEMA,
     )
     database_parameters: list[DatabaseParameters] = Field(
         default_factory=list,
-        description="Settings of the role's sessions in single databases, as ALTER ROLE … IN DATABASE … SET. Exact.",
+        description=(
+            "Settings for the role's sessions in specific databases, as in ALTER ROLE … IN DATABASE … SET. Settings "
+            "you do not list are reset."
+        ),
         json_schema_extra={
             "maxItems": 32,
             "x-kubernetes-list-type": "map",
@@ -229,32 +242,33 @@ class PgRoleSpec(Model):
     )
     connection_secret: ConnectionSecret | None = Field(
         default=None,
-        description="A Secret with what an application needs to connect as the role; owned by this object.",
+        description="Secret with everything an application needs to connect as the role. This object owns it.",
     )
     drift: Drift = Field(
         default=Drift.model_construct(),
-        description="What is done when the role is changed inside the database.",
+        description="How to handle changes of the role inside the database.",
         json_schema_extra={"default": {"policy": "Correct"}},
     )
     adopt: StrictBool = Field(
         default=False,
         description=(
-            "May a role that exists already be taken over? Never one that holds what this object could not ask for."
+            "Whether the object can take over an existing role. A role with privileges that this object is not "
+            "allowed to request is never adopted."
         ),
     )
     deletion_policy: Literal["Retain", "Drop"] = Field(
         default="Retain",
         description=(
-            "What happens to the role when the object is deleted. Retain leaves it in the database. Drop drops it, "
-            "and the object stays until it could be; setting Retain lets the object go at once."
+            "What happens to the role when the object is deleted. Retain keeps the role in the database. Drop drops "
+            "it, and the object remains until the role is dropped; to release the object at once, set Retain."
         ),
     )
     reassign_owned_to: OptionalRole = Field(
         default="",
         description=(
-            "With Drop: the role that gets what this one owns, in every database; its other privileges are dropped. "
-            "Another PgRole's of this namespace, or one that the server's policy allows. Empty: a role that still "
-            "owns anything is not dropped."
+            "With Drop: the role that takes over the objects this role owns, in every database; privileges granted "
+            "to this role are revoked. The new owner must be declared by another PgRole in this namespace or be "
+            "allowed by the server's policy. If empty, a role that still owns anything is not dropped."
         ),
         json_schema_extra={
             "maxLength": NAME_BYTES,
@@ -264,9 +278,13 @@ class PgRoleSpec(Model):
         },
     )
     terminate_sessions: StrictBool = Field(
-        default=False, description="With Drop: the role's sessions are ended instead of waited for."
+        default=False,
+        description="With Drop: whether to terminate the role's sessions instead of waiting for them to end.",
     )
-    suspend: StrictBool = Field(default=False, description="While true, the controller leaves the role as it is.")
+    suspend: StrictBool = Field(
+        default=False,
+        description="Whether to suspend reconciliation. While true, the controller does not change the role.",
+    )
 
     @model_validator(mode="after")
     def _check_twice(self) -> Self:
@@ -284,7 +302,7 @@ class PgRoleSpec(Model):
 
 
 class PgRole(Model):
-    """A PostgreSQL role that is kept as declared; drift inside the database is noticed within milliseconds."""
+    """A PostgreSQL role. The controller keeps it as declared and detects drift in the database within milliseconds."""
 
     api_version: Literal["pgrole.dev/v1alpha1"] = "pgrole.dev/v1alpha1"
     kind: Literal["PgRole"] = "PgRole"

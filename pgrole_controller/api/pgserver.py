@@ -1,4 +1,4 @@
-"""PgServer: a PostgreSQL server as its administrator declares it, and what teams may ask of it."""
+"""PgServer: a PostgreSQL server as its administrator declares it, with the policy for its roles."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -11,12 +11,14 @@ from pgrole_controller.api.duration import between, duration_schema
 from pgrole_controller.api.meta import Condition, Model, ObjectMeta
 from pgrole_controller.api.names import LONGEST_NAME, OBJECT_KEY, OBJECT_NAME
 
-_INTERVAL = ("100ms", "1h", "spec.drift.interval must be a duration of 100ms to 1h, such as 1s")
-_RESYNC = ("1s", "720h", "spec.resyncInterval must be a duration of 1s to 720h, such as 1h")
-_NO_CA = "spec.connection.sslMode verify-ca needs spec.connection.caRef: without one any certificate would do"
-_CA = "spec.connection.caRef is only for sslMode verify-ca and verify-full: remove it, or set one of these"
-_SELECTOR = "spec.allow.namespaces: choose by matchNames, or by matchLabels and matchExpressions, not by both"
-_REQUIREMENT = "spec.allow.namespaces.matchExpressions: values are given with In and NotIn, and only with these"
+_INTERVAL = ("100ms", "1h", "spec.drift.interval must be a duration from 100ms to 1h, such as 1s")
+_RESYNC = ("1s", "720h", "spec.resyncInterval must be a duration from 1s to 720h, such as 1h")
+_NO_CA = "spec.connection.sslMode verify-ca requires spec.connection.caRef: add it, or set verify-full"
+_CA = "spec.connection.caRef requires sslMode verify-ca or verify-full: set one of them, or remove caRef"
+_SELECTOR = "spec.allow.namespaces: set either matchNames, or matchLabels and matchExpressions, not both"
+_REQUIREMENT = (
+    "spec.allow.namespaces.matchExpressions: In and NotIn require values, Exists and DoesNotExist forbid them"
+)
 _HOST = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
 _PATTERN_SIZE = 63 + len("{namespace}")
 
@@ -32,18 +34,20 @@ Host = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=_HOST
 
 
 class CaRef(Model):
-    """Where the certificates are that the server's own is verified with."""
+    """A ConfigMap or Secret with the CA certificates that verify the server's certificate."""
 
-    kind: Literal["ConfigMap", "Secret"] = Field(default="ConfigMap", description="Kind of the object that holds them.")
+    kind: Literal["ConfigMap", "Secret"] = Field(
+        default="ConfigMap", description="Kind of the object with the certificates."
+    )
     name: str = Field(
-        description="Its name, in the controller's own namespace.",
+        description="Name of the object, in the controller's namespace.",
         min_length=1,
         max_length=LONGEST_NAME,
         pattern=OBJECT_NAME,
     )
     key: str = Field(
         default="ca.crt",
-        description="Its key with the certificates in PEM.",
+        description="Key whose value is the certificates in PEM format.",
         min_length=1,
         max_length=LONGEST_NAME,
         pattern=OBJECT_KEY,
@@ -51,10 +55,10 @@ class CaRef(Model):
 
 
 class CredentialsRef(Model):
-    """The Secret that holds what the controller logs in with, under the keys username and password."""
+    """A Secret with the credentials of the controller, under the keys username and password."""
 
     name: str = Field(
-        description="Its name, in the controller's own namespace.",
+        description="Name of the object, in the controller's namespace.",
         min_length=1,
         max_length=LONGEST_NAME,
         pattern=OBJECT_NAME,
@@ -62,10 +66,10 @@ class CredentialsRef(Model):
 
 
 class ServerConnection(Model):
-    """How the controller connects."""
+    """How the controller connects to the server."""
 
     hosts: list[Host] = Field(
-        description="Names or addresses; of several, the first that is not in recovery.",
+        description="Host names or addresses. The controller uses the first host that is not in recovery.",
         min_length=1,
         max_length=16,
         json_schema_extra={"minItems": 1, **_list(16, "atomic")},
@@ -75,24 +79,24 @@ class ServerConnection(Model):
     )
     database: str = Field(
         default="postgres",
-        description="Home database: schema pgrole is made here. Its encoding is UTF8.",
+        description="Home database, in which the controller creates schema pgrole. Its encoding must be UTF8.",
         min_length=1,
         max_length=63,
     )
     ssl_mode: Literal["disable", "require", "verify-ca", "verify-full"] = Field(
-        default="verify-full", description="As libpq's sslmode."
+        default="verify-full", description="TLS mode, as in libpq's sslmode."
     )
     ca_ref: CaRef | None = Field(
         default=None,
-        description="The certificates that the server's own is verified with; those of the system when absent.",
+        description="CA certificates that verify the server's certificate. Defaults to the system's CA certificates.",
     )
-    credentials_secret_ref: CredentialsRef = Field(description="What the controller logs in with.")
+    credentials_secret_ref: CredentialsRef = Field(description="Secret with the credentials of the controller.")
     require_auth: list[Method] | None = Field(
         default=None,
         description=(
-            "Methods by which the server may ask the controller to log in, as in libpq's require_auth; none: without "
-            "a password. When absent, scram-sha-256 and none, or any where sslMode verifies the server's certificate. "
-            "password sends it in clear."
+            "Authentication methods that the controller accepts from the server, as in libpq's require_auth. none "
+            "means no password; password sends the password in clear text. If omitted, the controller accepts "
+            "scram-sha-256 and none, or any method if sslMode verifies the server's certificate."
         ),
         min_length=1,
         max_length=4,
@@ -117,11 +121,13 @@ CONNECTION_RULES = rules(
 class LabelRequirement(Model):
     """One requirement of a label selector."""
 
-    key: str = Field(description="The label.", min_length=1, max_length=317)
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="How it is compared.")
+    key: str = Field(description="Key of the label.", min_length=1, max_length=317)
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
+        description="Operator that relates the key to the values."
+    )
     values: list[Annotated[str, Field(max_length=63)]] = Field(
         default_factory=list,
-        description="What it is compared with: at least one for In and NotIn, else none.",
+        description="Values of the label. In and NotIn require at least one; Exists and DoesNotExist forbid values.",
         json_schema_extra=_list(64, "atomic"),
     )
 
@@ -133,22 +139,22 @@ class LabelRequirement(Model):
 
 
 class Namespaces(Model):
-    """Of which namespaces objects may have roles here: by name, or by label."""
+    """Namespaces whose PgRoles are admitted, by name or by label."""
 
     match_names: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
         default_factory=list,
-        description='Patterns of names, with * and ?; "*" is all.',
+        description='Patterns of namespace names, with * and ? as wildcards. "*" matches every namespace.',
         json_schema_extra=_list(256),
     )
     match_labels: dict[str, str] = Field(
         default_factory=dict,
-        description="Labels that the namespace has, all of them.",
+        description="Labels that the namespace must have. All must match.",
         json_schema_extra={"additionalProperties": {"type": "string", "maxLength": 63}, "maxProperties": 16},
     )
 
     match_expressions: list[LabelRequirement] = Field(
         default_factory=list,
-        description="Requirements of its labels, all of them, as in every label selector.",
+        description="Label selector requirements. All must match.",
         json_schema_extra=_list(16, "atomic"),
     )
 
@@ -160,11 +166,11 @@ class Namespaces(Model):
 
 
 class Allow(Model):
-    """What teams may ask for here. What is not allowed is refused."""
+    """Policy for the PgRoles on this server. Anything not listed is denied."""
 
     namespaces: Namespaces = Field(
         default=Namespaces.model_construct(),
-        description="Whose objects may have roles here; nobody's when absent.",
+        description="Namespaces whose PgRoles are admitted, by name or by label. If omitted, none are.",
         json_schema_extra={
             "default": {},
             **rules(
@@ -184,120 +190,143 @@ class Allow(Model):
     )
     role_names: list[Pattern] = Field(
         default_factory=list,
-        description="Patterns of the names of roles, with * and ?; {namespace} is the object's. None when absent.",
+        description=(
+            "Patterns of role names that are allowed, with * and ? as wildcards; {namespace} stands for the object's "
+            "namespace. If omitted, no names are allowed."
+        ),
         json_schema_extra=_list(64),
     )
     attributes: list[Attribute] = Field(
         default_factory=list,
-        description="Attributes that give power beyond one's own data and may be asked for; every other one is free.",
+        description="Privileged attributes that a PgRole can set. All other attributes are always allowed.",
         json_schema_extra=_list(5),
     )
     member_of: list[Pattern] = Field(
         default_factory=list,
         description=(
-            "Patterns of the roles that may be joined, as in roleNames. What is reached through them is checked as "
-            "well: a superuser, the controller's own role, what reaches the server's files and programs, a protected "
-            "role, and one with an attribute that may not be asked for, must each be named here by its very name."
+            "Patterns of roles that a PgRole can be a member of, in the format of roleNames. The controller also "
+            "checks the roles reached through them. The following roles must be listed by their exact name: "
+            "superusers, the controller's role, roles that give access to the server's files and programs, protected "
+            "roles, and roles with an attribute that is not allowed."
         ),
         json_schema_extra=_list(256),
     )
     parameters: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
         default_factory=list,
-        description="Names of parameters that may be set although only a superuser could set them.",
+        description="Names of superuser-only parameters that a PgRole can set.",
         json_schema_extra=_list(64),
     )
     reassign_to: list[Pattern] = Field(
         default_factory=list,
-        description="Patterns of the roles that may get what a dropped one owned, beside those of the same namespace.",
+        description=(
+            "Patterns of roles that can take over the objects of a dropped role, in addition to the roles of the same "
+            "namespace."
+        ),
         json_schema_extra=_list(64),
     )
-    adopt: StrictBool = Field(default=False, description="May objects take over roles that exist already?")
-    drop: StrictBool = Field(default=True, description="May objects have their roles dropped?")
+    adopt: StrictBool = Field(default=False, description="Whether PgRoles can adopt existing roles.")
+    drop: StrictBool = Field(default=True, description="Whether PgRoles can have their roles dropped.")
 
 
 class Detection(Model):
-    """How changes inside the database are noticed."""
+    """How the controller detects changes in the database."""
 
     mode: Literal["Auto", "Watch", "Poll", "Resync"] = Field(
         default="Auto",
         description=(
-            "Watch: within milliseconds, by schema pgrole. Poll: within the interval, by asking. Resync: at the next "
-            "look at every object. Auto: Watch where that can be, else Poll."
+            "Watch detects changes within milliseconds and needs schema pgrole. Poll queries the server once per "
+            "interval. Resync detects changes only when every object is reconciled. Auto uses Watch if the server "
+            "supports it, otherwise Poll."
         ),
     )
     interval: Annotated[str, between(*_INTERVAL)] = Field(
         default="1s",
-        description="How often Poll asks.",
+        description="Interval between two polls in mode Poll.",
         json_schema_extra=duration_schema(*_INTERVAL),
     )
 
 
 class PgServerSpec(Model):
-    """A server, and what may be asked of it."""
+    """Desired state of a server: how to connect, and the policy for its roles."""
 
-    connection: ServerConnection = Field(description="How the controller connects.", json_schema_extra=CONNECTION_RULES)
+    connection: ServerConnection = Field(
+        description="How the controller connects to the server.", json_schema_extra=CONNECTION_RULES
+    )
     allow: Allow = Field(
-        default=Allow.model_construct(), description="What teams may ask for.", json_schema_extra={"default": {}}
+        default=Allow.model_construct(),
+        description="Policy for the PgRoles on this server. Anything not listed is denied.",
+        json_schema_extra={"default": {}},
     )
     protected_roles: list[Pattern] = Field(
         default=["rds*", "cloudsql*", "azure_*", "azuresu"],
         description=(
-            "Patterns of roles that no object may touch, beside PostgreSQL's own, the bootstrap superuser and the "
-            "controller's."
+            "Patterns of roles that no PgRole can adopt, change or drop, in addition to PostgreSQL's own roles, the "
+            "bootstrap superuser and the controller's role."
         ),
         json_schema_extra=_list(256),
     )
     drift: Detection = Field(
-        default=Detection.model_construct(), description="How changes are noticed.", json_schema_extra={"default": {}}
+        default=Detection.model_construct(),
+        description="How the controller detects changes in the database.",
+        json_schema_extra={"default": {}},
     )
     resync_interval: Annotated[str, between(*_RESYNC)] = Field(
         default="1h",
-        description="Every object is looked at at least this often.",
+        description="Maximum time between two reconciles of every object.",
         json_schema_extra=duration_schema(*_RESYNC),
     )
-    install: StrictBool = Field(default=True, description="May the controller install schema pgrole itself?")
+    install: StrictBool = Field(default=True, description="Whether the controller can install schema pgrole itself.")
 
 
 class DetectionStatus(Model):
-    """What the controller can see of the server."""
+    """How the controller detects changes on this server."""
 
-    mode: Literal["Watch", "Poll", "Resync"] = Field(description="How changes are noticed.")
-    passwords: bool = Field(description="Whether a password that was changed is noticed.")
+    mode: Literal["Watch", "Poll", "Resync"] = Field(description="How the controller detects changes in the database.")
+    passwords: bool = Field(description="Whether the controller detects a changed password.")
     claims: Literal["Database", "Status"] = Field(
-        description="Where it is written whose a role is: in the database, or in the status of the objects alone."
+        description="Where the owner of each role is recorded: in the database, or only in the status of the objects."
     )
 
 
 class RoleCounts(Model):
-    """The PgRoles that name the server."""
+    """Number of PgRoles that reference the server."""
 
-    declared: int = Field(description="All of them.", json_schema_extra={"format": "int32", "minimum": 0})
-    ready: int = Field(description="Those that are Ready.", json_schema_extra={"format": "int32", "minimum": 0})
+    declared: int = Field(
+        description="PgRoles that reference the server.", json_schema_extra={"format": "int32", "minimum": 0}
+    )
+    ready: int = Field(
+        description="PgRoles that reference the server and are Ready.",
+        json_schema_extra={"format": "int32", "minimum": 0},
+    )
 
 
 class PgServerStatus(Model):
-    """What the controller last saw. It is output: changing it changes nothing."""
+    """Observed state of the server. The controller writes it and never reads it as input."""
 
     observed_generation: int = Field(
         default=-1,
-        description="The metadata.generation that was last looked at; -1 before the first look.",
+        description="The metadata.generation that was last reconciled. -1 before the first reconcile.",
         json_schema_extra={"format": "int64", "minimum": -1},
     )
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Ready; Reconciling and Stalled while they hold.",
+        description="Ready, always; Reconciling and Stalled only while they are True.",
         json_schema_extra={"maxItems": 16, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    version: str | None = Field(default=None, description="PostgreSQL's version.", json_schema_extra={"maxLength": 128})
-    system_identifier: str | None = Field(
-        default=None, description="PostgreSQL's system identifier.", json_schema_extra={"maxLength": 20}
+    version: str | None = Field(
+        default=None, description="Version of PostgreSQL.", json_schema_extra={"maxLength": 128}
     )
-    detection: DetectionStatus | None = Field(default=None, description="What the controller can see of the server.")
-    roles: RoleCounts | None = Field(default=None, description="The PgRoles that name the server.")
+    system_identifier: str | None = Field(
+        default=None, description="System identifier of the database cluster.", json_schema_extra={"maxLength": 20}
+    )
+    detection: DetectionStatus | None = Field(
+        default=None, description="How the controller detects changes on this server."
+    )
+    roles: RoleCounts | None = Field(default=None, description="Number of PgRoles that reference the server.")
 
 
 class PgServer(Model):
-    """A PostgreSQL server, and what teams may ask of it."""
+    """A PostgreSQL server and the policy for its roles."""
 
     api_version: Literal["pgrole.dev/v1alpha1"] = "pgrole.dev/v1alpha1"
     kind: Literal["PgServer"] = "PgServer"

@@ -9,73 +9,73 @@ from pgrole_controller.api.meta import NAME_BYTES, Condition, Model
 
 
 class AppliedRole(Model):
-    """The role in the database."""
+    """Role in the database."""
 
-    name: str = Field(description="Its name.", json_schema_extra={"maxLength": NAME_BYTES})
+    name: str = Field(description="Name of the role.", json_schema_extra={"maxLength": NAME_BYTES})
     oid: int = Field(
-        description="Its object identifier in the server.",
+        description="OID of the role.",
         json_schema_extra={"format": "int64", "minimum": 1, "maximum": 2**32 - 1},
     )
     applied: str = Field(
         default="",
-        description="Digest of the declaration that was last brought into the database.",
+        description="Digest of the state that was last applied.",
         json_schema_extra={"maxLength": 128},
     )
 
 
 class AppliedServer(Model):
-    """The server that the role is on."""
+    """Server that the role is on."""
 
     name: str = Field(description="Name of the PgServer.", json_schema_extra={"maxLength": 253})
     system_identifier: str = Field(
-        description="PostgreSQL's system identifier of the server.", json_schema_extra={"maxLength": 20}
+        description="System identifier of the database cluster.", json_schema_extra={"maxLength": 20}
     )
 
 
 class LastDrift(Model):
-    """The last time that the role was found changed inside the database."""
+    """Last drift: a change of the role inside the database."""
 
-    time: datetime = Field(description="When it was noticed.")
+    time: datetime = Field(description="Time at which the controller detected the drift.")
     fields: list[Annotated[str, Field(json_schema_extra={"maxLength": 63})]] = Field(
         default_factory=list,
-        description="The fields of spec that differed.",
+        description="Fields of spec that differed.",
         json_schema_extra={"maxItems": 64, "x-kubernetes-list-type": "atomic"},
     )
-    corrected: bool = Field(description="Whether the role was set back.")
+    corrected: bool = Field(description="Whether the controller restored the role.")
 
 
 class PgRoleStatus(Model):
-    """What the controller last saw and did. It is output: changing it changes nothing."""
+    """Observed state of the role. Apart from the proof of ownership, the controller never reads it as input."""
 
     observed_generation: int = Field(
         default=-1,
-        description="The metadata.generation that was last looked at; -1 before the first look.",
+        description="The metadata.generation that was last reconciled. -1 before the first reconcile.",
         json_schema_extra={"format": "int64", "minimum": -1},
     )
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Ready; Reconciling, Stalled and DriftDetected while they hold.",
+        description="Ready, always; Reconciling, Stalled and DriftDetected only while they are True.",
         json_schema_extra={
             "maxItems": 16,
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
         },
     )
-    role: AppliedRole | None = Field(default=None, description="The role in the database.")
-    server: AppliedServer | None = Field(default=None, description="The server that the role is on.")
+    role: AppliedRole | None = Field(default=None, description="Role in the database.")
+    server: AppliedServer | None = Field(default=None, description="Server that the role is on.")
     last_drift: LastDrift | None = Field(
-        default=None, description="The last time that the role was found changed inside the database."
+        default=None, description="Last drift: a change of the role inside the database."
     )
     drift_count: int | None = Field(
         default=None,
-        description="How many times drift was corrected since the role was first applied.",
+        description="Number of times the controller has corrected drift since the role was first applied.",
         json_schema_extra={"format": "int64", "minimum": 0},
     )
     password_secret_version: str | None = Field(
         default=None,
-        description="The resourceVersion of the Secret whose password was last brought into the database.",
+        description="The resourceVersion of the Secret whose password was last applied.",
         json_schema_extra={"maxLength": 128},
     )
     next_rotation: datetime | None = Field(
-        default=None, description="When the generated password will be replaced by another one."
+        default=None, description="Time at which the controller will generate a new password."
     )

@@ -96,10 +96,10 @@ def _intent(
     if isinstance(options, TransferArguments):
         return _transfer_intent(options, shown, everything)
     if options.forget:
-        return f"to be forgotten: {_count(shown)}. Nobody takes these roles back any more; they can be adopted."
+        return f"to be forgotten: {_count(shown)}. No object takes these roles back; objects can still adopt them."
     return (
-        f"to be released: {_count(shown)}. The roles stay as they are and can be adopted. "
-        f"An object that is still there, not suspended and looked after by a controller takes its role back at once."
+        f"to be released: {_count(shown)}. The roles do not change, and objects can adopt them. "
+        f"An object that still exists takes its role back at once, unless it is suspended or has no controller."
     )
 
 
@@ -107,24 +107,24 @@ def _transfer_intent(options: TransferArguments, shown: Sequence[Listed], everyt
     kept = 0 if options.with_released else sum(one.claim.released for one in shown)
     lines = [f"to be transferred to cluster {options.target}: {_count(shown)}."]
     if kept < len(shown):
-        lines.append("Each goes to the object of the same namespace and name there, whatever its uid, and to no other.")
+        lines.append("Each goes only to the object with the same namespace and name there, whatever its uid.")
     if kept:
         lines.append(
-            f"{kept} of them, released: taken back only in the very same namespace, by uid (--with-released: any)."
+            f"Released claims ({kept}) stay with the namespace of the same uid (--with-released: any of that name)."
         )
     if not any(one.claim.owner.cluster == options.target for one in everything):
         lines.append(
-            f"No claim is of cluster {options.target} yet: make sure that this is the --cluster-id of its controller, "
-            f"or the uid of namespace kube-system there."
+            f"Cluster {options.target} has no claims yet: verify that this is the --cluster-id of its controller, "
+            f"or the uid of its namespace kube-system."
         )
     return "\n".join(lines)
 
 
 def _is_agreed() -> bool:
     if not sys.stdin.isatty():
-        raise WrongSetting("there is no terminal to ask on, nothing was changed: give --yes")
+        raise WrongSetting("no terminal to ask for confirmation, nothing was changed: use --yes")
     try:
-        return input("go on? [y/N] ").strip().lower() in ("y", "yes")
+        return input("continue? [y/N] ").strip().lower() in ("y", "yes")
     except (EOFError, KeyboardInterrupt):
         print()  # noqa: T201
         return False
@@ -136,7 +136,7 @@ def _what_there_is(everything: Sequence[Listed]) -> str:
     held = Counter(one.claim.owner.cluster for one in everything if not one.claim.released)
     released = Counter(one.claim.owner.cluster for one in everything if one.claim.released)
     clusters = (f"{name} (held: {held[name]}, released: {released[name]})" for name in sorted({*held, *released}))
-    return f"no claim is such; there are those of cluster {', '.join(clusters)}"
+    return f"no claim matches; there are claims of cluster {', '.join(clusters)}"
 
 
 def _count(claims: Sequence[Listed]) -> str:

@@ -151,8 +151,8 @@ async def _read_cluster_id(client: Client) -> str:
         except ApiError as error:
             if error.status in (401, 403, 404):
                 raise CannotStart(
-                    f"this cluster's id cannot be read (the uid of namespace {_CLUSTER_ID_NAMESPACE}): {error}. "
-                    f"Allow it, or give --cluster-id"
+                    f"the cluster's id is not readable (the uid of namespace {_CLUSTER_ID_NAMESPACE}): {error}. "
+                    f"Grant get on it, or set --cluster-id"
                 ) from error
             if error.status not in (408, 429) and error.status < 500:
                 raise
@@ -339,7 +339,7 @@ class _Controller:
         await self._servers.settled.wait()
         error = Refused(
             Reason.SERVER_GONE,
-            "spec.serverRef.name: there is no PgServer of this name: create it, or name another one in a new object",
+            "spec.serverRef.name: this PgServer does not exist: create it, or name another one in a new object",
         )
         await decline(NO_SERVER, self._queue, self._objects, self._reporter, error)
 

@@ -17,5 +17,5 @@ log = logging.getLogger(__name__)
 def contain(error: Exception, key: Key) -> Transient:
     """The error to say on the object; for a PgServer, whose namespace is empty, too."""
     metrics.INTERNAL_ERRORS.labels("object").inc()
-    log.error("unexpected error of one object", extra={"object": str(key), **describe_error(error)})
+    log.error("unexpected error in one object", extra={"object": str(key), **describe_error(error)})
     return internal_error(error)

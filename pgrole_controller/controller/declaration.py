@@ -49,7 +49,11 @@ async def read_declaration(client: Client, stored: Stored, site: Site) -> Declar
     except PgRoleError as error:
         return _with(declared, None, error)
     except (ApiError, Unreachable, BadStream) as error:
-        return _with(declared, None, Transient(Reason.SERVER_NOT_READY, f"spec.connection cannot be read: {error}"))
+        return _with(
+            declared,
+            None,
+            Transient(Reason.SERVER_NOT_READY, f"the controller cannot read the objects of spec.connection: {error}"),
+        )
     return _with(declared, endpoint, None)
 
 
@@ -132,7 +136,7 @@ async def _read_endpoint(client: Client, connection: "ServerConnection", site: S
     which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {site.namespace}'
     secret = await read_secret(client, Key(site.namespace, name))
     if secret is None:
-        raise Waiting(Reason.SERVER_NOT_READY, f"{which} is not there")
+        raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist")
     user = _decode(which, secret.data, "username")
     minted = site.mint if "password" not in secret.data else None
     password = minted or _decode(which, secret.data, "password")
@@ -153,13 +157,13 @@ async def _read_ca(client: Client, reference: "CaRef", own_namespace: str) -> st
     if reference.kind == "Secret":
         secret = await read_secret(client, Key(own_namespace, reference.name))
         if secret is None:
-            raise Waiting(Reason.SERVER_NOT_READY, f"{which} is not there")
+            raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist")
         return _decode(which, secret.data, reference.key)
     try:
         answer = await client.request("GET", CONFIGMAPS.path(own_namespace, reference.name))
     except ApiError as error:
         if error.status == 404:
-            raise Waiting(Reason.SERVER_NOT_READY, f"{which} is not there") from error
+            raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist") from error
         raise
     text = (parse(answer).get("data") or {}).get(reference.key)
     if not isinstance(text, str) or not text.strip():
@@ -174,5 +178,5 @@ def _decode(which: str, data: Any, key: str) -> str:  # noqa: ANN401 -- a mappin
     try:
         text: str = value.decode()
     except UnicodeDecodeError:
-        raise Waiting(Reason.SERVER_NOT_READY, f'{which}: key "{key}" is not text in UTF-8') from None
+        raise Waiting(Reason.SERVER_NOT_READY, f'{which}: key "{key}" is not UTF-8 text') from None
     return text

@@ -107,13 +107,13 @@ class Errands:
         self._check_reserved("spec.password.secretRef", Key(errand.namespace, asked.secret))
         secret = await self._read(errand.namespace, asked.secret)
         if secret is not None and secret.type in TOKEN_TYPES:
-            raise Refused(Reason.NOT_ALLOWED, f"{which} is a token of Kubernetes ({secret.type}), no password")
+            raise Refused(Reason.NOT_ALLOWED, f"{which} is a Kubernetes token ({secret.type}), not a password")
         if secret is None or asked.key not in secret.data:
-            raise Waiting(Reason.SECRET_MISSING, f"{which} is not there; the role keeps the password it has")
+            raise Waiting(Reason.SECRET_MISSING, f"{which} does not exist; the role keeps its current password")
         try:
             password = await anyio.to_thread.run_sync(read_password, secret.data[asked.key], limiter=self._hashers)
         except PgRoleError as error:
-            raise type(error)(error.reason, f"{which} {error.message}; the role keeps the password it has") from error
+            raise type(error)(error.reason, f"{which} {error.message}; the role keeps its current password") from error
         return name_source(_version(secret), asked.key), password
 
     async def _deliver(
@@ -152,16 +152,18 @@ class Errands:
         if self._is_reserved(key):
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f'{field}: Secret "{key.name}" is what a PgServer is connected to with: no PgRole may use it',
+                f'{field}: Secret "{key.name}" holds the credentials of a PgServer: PgRoles cannot use it',
             )
 
     async def _read(self, namespace: str, name: str) -> Secret | None:
         try:
             secret = await read_secret(self._client, Key(namespace, name))
         except ApiError as error:
-            raise _explain(f'Secret "{name}" cannot be read', error) from error
+            raise _explain(f'the controller cannot read Secret "{name}"', error) from error
         if secret is not None and secret.terminating:
-            raise Waiting(Reason.SECRET_MISSING, f'Secret "{name}" is being deleted; it is waited for until it is gone')
+            raise Waiting(
+                Reason.SECRET_MISSING, f'Secret "{name}" is being deleted; the controller waits until it is gone'
+            )
         return secret
 
     async def _read_former(self, errand: Errand) -> Secret | None:
@@ -181,7 +183,7 @@ class Errands:
         except NotWritable as error:
             raise Refused(Reason.CONFLICT, f"spec.connectionSecret: {error}") from error
         except ApiError as error:
-            raise _explain(f'spec.connectionSecret: Secret "{key.name}" cannot be written', error) from error
+            raise _explain(f'spec.connectionSecret: the controller cannot write Secret "{key.name}"', error) from error
         self._store.put(stored_of(written), by=owner.key)
         log.info("connection Secret written", extra={"object": str(owner.key), "secret": key.name})
         return written
@@ -195,22 +197,24 @@ class Errands:
             try:
                 deleted = await delete_secret(self._client, stored.key, stored.uid, stored.resource_version)
             except ApiError as error:
-                raise _explain(f'Secret "{name}", which is not named any more, cannot be deleted', error) from error
+                raise _explain(
+                    f'the controller cannot delete Secret "{name}", which spec no longer names', error
+                ) from error
             if deleted:
                 self._store.remove(stored.key, stored.uid, by=owner.key)
                 log.info("connection Secret deleted", extra={"object": str(owner.key), "secret": name})
 
 
 _LEFT = (
-    'spec.drift.ignore leaves the password to others, and Secret "{name}" does not hold it; another one is not '
-    "generated: remove password from spec.drift.ignore, or spec.password and spec.connectionSecret"
+    'spec.drift.ignore leaves the password to others, and Secret "{name}" does not contain it, so the controller '
+    "generates no new one: remove password from spec.drift.ignore, or remove spec.password and spec.connectionSecret"
 )
-_RESTORED = 'Secret "{name}" was deleted or changed and was written anew'
+_RESTORED = 'Secret "{name}" was deleted or changed; the controller restored it'
 
 
 def _connection(errand: Errand) -> Connection:
     if errand.connection is None:
-        raise AssertionError("an errand that names no connection Secret delivers none")
+        raise AssertionError("an errand without a connection Secret delivers none")
     return errand.connection
 
 
@@ -233,8 +237,8 @@ def _check_owner(wanted: Connection, secret: Secret | None, owner: Stored) -> No
         return
     raise Refused(
         Reason.CONFLICT,
-        f'spec.connectionSecret: Secret "{wanted.name}" exists and is not owned by this object, so it is not touched: '
-        f"choose another name, or delete it",
+        f'spec.connectionSecret: Secret "{wanted.name}" exists and does not belong to this object: '
+        f"choose another name, or delete the Secret",
     )
 
 

@@ -96,7 +96,7 @@ class Shared(Generic[Answer]):
             self._answers = [await self._find()]
             rest = min(REST_TIMES * (time.thread_time() - worked), self._rest)
         except Exception:
-            log.exception("answer failed")
+            log.exception("health response failed")
             self._answers, rest = [], self._rest
         self._due = time.monotonic() + rest
 
@@ -117,7 +117,7 @@ class _Seldom:
         self._said[message] = now
         error = context.get("exception")
         if isinstance(error, OSError):
-            log.warning("health port is impaired", extra={"problem": message, "error": str(error)})
+            log.warning("health server failed; trying again", extra={"problem": message, "error": str(error)})
         else:
             loop.default_exception_handler(context)
 
@@ -175,7 +175,7 @@ class Health:
     async def _healthz(self) -> Response:
         if self._pulse.alive:
             return Response(text="ok\n")
-        return Response(text=f"the event loop stands still since {self._pulse.age:.1f} s\n", status=503)
+        return Response(text=f"the event loop has been blocked for {self._pulse.age:.1f} s\n", status=503)
 
     async def _readyz(self) -> Response:
         ready, body = await self._ready.get() or (False, {"ready": False, "error": "the event loop does not answer"})
@@ -232,8 +232,10 @@ def _bind(host: str, port: int) -> socket.socket:
             return socket.create_server(("0.0.0.0", port))  # noqa: S104 -- every address that there is without IPv6
     except OSError as error:
         if error.errno in _PORT_REFUSED:
-            raise CannotStart(f"--health-port {port}: {error.strerror}; give another, or 0 for none") from error
-        raise CannotStart(f"--health-host {host}: {error.strerror}; give an address of this machine") from error
+            raise CannotStart(
+                f"--health-port {port}: {error.strerror}; choose another port, or 0 to disable it"
+            ) from error
+        raise CannotStart(f"--health-host {host}: {error.strerror}; use an address of this machine") from error
 
 
 async def _answer(question: Callable[[], Answer]) -> Answer:

@@ -28,8 +28,11 @@ class Identities:
         other = self._held.get(server)
         if other is not None and other is not holder:
             if other.server.age <= holder.server.age:
-                raise Refused(Reason.CONFLICT, f'PgServer "{other.server.name}", which is older, names the same server')
-            other.reconnect("an older PgServer names the same server")
+                raise Refused(
+                    Reason.CONFLICT,
+                    f'PgServer "{other.server.name}", which is older, declares the same server: delete one of them',
+                )
+            other.reconnect("an older PgServer declares the same server: delete one of them")
         self._held[server] = holder
 
     def miss(self, holder: Holder) -> int:

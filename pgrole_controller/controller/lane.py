@@ -148,7 +148,7 @@ class Lane:
         if before.resync_seconds != server.resync_seconds:
             self.retimed.pulse()
         if before.access != server.access:
-            self.reconnect("server is declared anew")
+            self.reconnect("server changed")
         elif (before.allowance, before.address) != (server.allowance, server.address):
             self.hint_all(RequestReason.POLICY, Rank.CHANGE)
 
@@ -177,7 +177,7 @@ class Lane:
         server = self.server
         try:
             if server.endpoint is None or server.lapsed:
-                raise server.problem or Transient(Reason.SERVER_NOT_READY, "it cannot be connected to")
+                raise server.problem or Transient(Reason.SERVER_NOT_READY, "the controller cannot connect to it")
             await attend(
                 server.endpoint,
                 self._objects.cluster,
@@ -201,7 +201,7 @@ class Lane:
             except Exception as unexpected:  # noqa: BLE001 -- this server's error
                 metrics.INTERNAL_ERRORS.labels("session").inc()
                 extra = {"server": server.name, **describe_error(unexpected)}
-                log.error("unexpected error without a session", extra=extra)
+                log.error("unexpected error outside a session", extra=extra)
                 await anyio.sleep(LONGEST_DELAY)
 
     async def _stand_by(self) -> None:
@@ -308,7 +308,7 @@ class Lane:
             },
         )
         if session.why and session.why != self._why:
-            log.info("changes are noticed by Poll", extra={"server": self.server.name, "why": session.why})
+            log.info("detection mode is Poll", extra={"server": self.server.name, "why": session.why})
         self._why = session.why
         if session.installation in (Installation.MADE, Installation.CHANGED):
             expected = session.installation is Installation.MADE and self._since == -math.inf
@@ -366,7 +366,7 @@ class Lane:
                 took = anyio.current_time() - began
                 self._orphans_due = anyio.current_time() + max(ORPHANS_PAUSE, 20 * took)
                 return
-            log.info("claims of objects that went are released", extra=extra)
+            log.info("released claims of deleted objects", extra=extra)
             for name, _ in chunk:
                 self._verifiers.forget(name)
                 self._hint_sharing(name)

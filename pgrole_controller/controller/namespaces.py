@@ -172,7 +172,7 @@ class Namespaces:
             self._asked.set()
         question.waiting.add(key)
         why = f": {question.failure}" if question.failure else ""
-        message = f"waiting for the API server to describe namespace {name}{why}"
+        message = f"waiting for the API server's answer about namespace {name}{why}"
         error = NamespaceUnknown(Reason.PROGRESSING, message)
         error.unsaid = now - question.since < UNSAID_SECONDS
         return error
@@ -213,7 +213,7 @@ class Namespaces:
         try:
             return _read(answer)
         except KeyError as error:
-            raise BadStream(f"no namespace was answered with: {error} is missing") from error
+            raise BadStream(f"the API server's answer is not a namespace: {error} is missing") from error
 
     def _take(self, found: Namespace) -> None:
         self._doubted.pop(found.name, None)

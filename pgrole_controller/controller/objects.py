@@ -281,7 +281,7 @@ class Objects:
         stale -= {source, connection}  # a password that was generated may be kept by its Secret
         unknown = self._secrets.refused
         if unknown is None and not self._secrets.synced.is_set():
-            unknown = "they have not been listed yet"
+            unknown = "they are not listed yet"
         return SecretsSeen(
             password=self._see_secret(namespace, source),
             connection=self._see_secret(namespace, connection),

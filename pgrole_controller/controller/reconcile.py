@@ -132,7 +132,7 @@ async def _contained(
     except Exception as error:  # noqa: BLE001 -- one object's error, once it is known whose
         if len(requests) == 1:
             return [refuse(requests[0], contain(error, requests[0].key))]
-        log.warning("batch failed unexpectedly, trying one by one", extra=describe_error(error))
+        log.warning("batch failed unexpectedly, trying its objects one by one", extra=describe_error(error))
     findings: list[Finding] = []
     for request in requests:
         findings += await _contained([request], session, server, contests, echoes, verifiers)
@@ -377,7 +377,9 @@ class _Visited:
         if told and not (last.writes or last.reported):
             return of_contest(told, outcome)
         if first.deed is Deed.RECLAIMED and outcome.ready:
-            message = "the role is as declared; its claim was missing from the database and was written anew"
+            message = (
+                "the role matches the spec; its claim was missing from the database, and the controller wrote it again"
+            )
             return replace(outcome, message=message)
         return outcome
 
@@ -471,7 +473,9 @@ def _decide(request: Request, sight: Sight | PgRoleError, server: Server) -> Pla
         return name_way_out(sight) if drops else sight
     try:
         if request.ask is None and server.away:
-            return Transient(Reason.PROGRESSING, "Kubernetes cannot be reached, and nothing is released meanwhile")
+            return Transient(
+                Reason.PROGRESSING, "the controller cannot reach Kubernetes, and releases no claims until it can"
+            )
         if request.ask is None:
             return decide_absent(sight)
         return decide(request.ask, sight, server, request.policy)

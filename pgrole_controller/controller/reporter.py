@@ -45,13 +45,13 @@ CONFLICT_AGAIN = 0.5
 CONFIRM_AGAIN = 2.0
 
 _EVENTS = {
-    Deed.CREATED: ("RoleCreated", "Create", "the role was created"),
-    Deed.ADOPTED: ("RoleAdopted", "Adopt", "the role that existed already was taken over"),
-    Deed.CHANGED: ("RoleChanged", "Alter", "the role was altered"),
-    Deed.CORRECTED: ("DriftCorrected", "Correct", "the role was changed in the database and was set back"),
-    Deed.ROTATED: ("PasswordRotated", "Rotate", "another password was generated and set"),
-    Deed.DROPPED: ("RoleDropped", "Drop", "the role was dropped"),
-    Deed.RECLAIMED: ("ClaimRestored", "Claim", "the database held no claim for the role; it was written anew"),
+    Deed.CREATED: ("RoleCreated", "Create", "created the role"),
+    Deed.ADOPTED: ("RoleAdopted", "Adopt", "adopted the existing role"),
+    Deed.CHANGED: ("RoleChanged", "Alter", "altered the role"),
+    Deed.CORRECTED: ("DriftCorrected", "Correct", "corrected drift"),
+    Deed.ROTATED: ("PasswordRotated", "Rotate", "generated and set a new password"),
+    Deed.DROPPED: ("RoleDropped", "Drop", "dropped the role"),
+    Deed.RECLAIMED: ("ClaimRestored", "Claim", "restored the claim on the role, which was missing from the database"),
 }
 
 _WITHOUT_FIELDS = (Deed.CREATED, Deed.DROPPED, Deed.ROTATED)
@@ -106,7 +106,7 @@ class Reporter:
 
     def _end(self, finding: Finding, result: Result) -> None:
         result = self._confirm(finding.key, result)
-        log.debug("visit ends", extra={"object": str(finding.key), **_describe(result)})
+        log.debug("reconcile ends", extra={"object": str(finding.key), **_describe(result)})
         self._queue.done(finding.key, result)
 
     async def _write_each(self) -> None:
@@ -194,7 +194,7 @@ class Reporter:
         reason, action, note = _EVENTS[finding.deed]
         fields = ", ".join(finding.fields)
         told = f"{note}: {fields}" if fields and finding.deed not in _WITHOUT_FIELDS else note
-        log.info("role brought in", extra={"object": str(finding.key), "deed": finding.deed.value, "fields": fields})
+        log.info("role reconciled", extra={"object": str(finding.key), "deed": finding.deed.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=told, action=action)
 
     def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:

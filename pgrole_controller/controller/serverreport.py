@@ -77,7 +77,7 @@ class ServerReporter:
         _, last = self._resting.get(name, _AWAKE)
         delay = min(max(2 * last, LOOK_SECONDS), LONGEST_REST)
         self._resting[name] = (anyio.current_time() + delay, delay)
-        log.warning("PgServer not written", extra={"server": name, "error": str(error), "delay": delay})
+        log.warning("PgServer status not written", extra={"server": name, "error": str(error), "delay": delay})
 
     async def _hold(self, stored: Stored) -> bool:
         """Sets the finalizer, or takes it off one that is to go and that nobody names. False: it is on its way out."""
@@ -133,19 +133,19 @@ def _outcome(lane: Lane, metadata: Mapping[str, Any]) -> Outcome:
     found = _state(lane)
     if metadata.get("deletionTimestamp") is None:
         return found
-    return replace(found, message=f"{found.message}; it is being deleted, and kept until no PgRole names it")
+    return replace(found, message=f"{found.message}; it is being deleted, and remains until no PgRole references it")
 
 
 def _state(lane: Lane) -> Outcome:
     if lane.connected and lane.suspended:
-        text = "connected, but nothing is changed: pgrole.suspend is on for the home database"
+        text = "connected, but all changes are suspended: pgrole.suspend is on for the home database"
         return Outcome(Ending.PAUSED, Reason.SUSPENDED, text)
     if lane.connected:
-        message = "connected, and changes of its roles are noticed"
+        message = "connected, and detecting changes of its roles"
         if lane.server.lapsed and lane.server.problem is not None:
             missing = lane.server.problem.message
-            message = f"{message}; {missing}: the session goes on with the ones it has, and no other begins"
+            message = f"{message}; {missing}: the current session continues, but a new one cannot start"
         return Outcome(Ending.DONE, Reason.RECONCILED, message)
     if lane.trouble is not None:
         return of_error(lane.trouble)
-    return Outcome(Ending.WORKING, Reason.PROGRESSING, "being connected to")
+    return Outcome(Ending.WORKING, Reason.PROGRESSING, "connecting to the server")

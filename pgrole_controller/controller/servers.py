@@ -166,7 +166,7 @@ class Servers:
                 return declared
             if not known.lapsed:
                 log.warning(
-                    "credentials missing, the session goes on",
+                    "credentials missing; the session continues",
                     extra={"server": declared.name, "error": declared.problem.message},
                 )
             return replace(declared, endpoint=known.endpoint, lapsed=True)
@@ -190,7 +190,7 @@ class Servers:
             yield from names_secrets(stored.object())
 
     def _start(self, declared: DeclaredServer, tasks: TaskGroup) -> None:
-        log.info("server is declared", extra={"server": declared.name})
+        log.info("server added", extra={"server": declared.name})
         metrics.expect_server(declared.name)
         running = _Running(self._make_lane(declared), anyio.CancelScope(), anyio.Event())
         self._running[declared.name] = running
@@ -199,7 +199,7 @@ class Servers:
 
     def _stop(self, name: str) -> None:
         """Its objects are told that the server is gone. A transaction under way may take a while to end."""
-        log.info("server is not declared any more", extra={"server": name})
+        log.info("server removed", extra={"server": name})
         running = self._running.pop(name)
         self._read.pop(name, None)
         self._ending[name] = running.ended

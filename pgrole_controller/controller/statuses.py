@@ -201,7 +201,7 @@ class Statuses:
         standing = Standing(server_of(obj), said.claim, said.reported, said.next_rotation)
         status = build_status(previous, said.outcome, standing, generation, datetime.now(UTC))
         if unchanged(previous, status):
-            log.debug("status stands", extra={"object": str(said.key), "reason": said.outcome.reason.value})
+            log.debug("status unchanged", extra={"object": str(said.key), "reason": said.outcome.reason.value})
             return None
         return _Writing(stored, previous, status)
 

@@ -22,7 +22,7 @@ class Threads(ThreadPoolExecutor):
         try:
             thread.start()
         except RuntimeError as error:  # as a lookup fails, which whoever asked for it can tell of
-            future.set_exception(OSError(errno.EAGAIN, f"no thread for a lookup: {error}"))
+            future.set_exception(OSError(errno.EAGAIN, f"no thread available for a name lookup: {error}"))
         return future
 
 

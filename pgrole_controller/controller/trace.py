@@ -26,7 +26,7 @@ def begin_visits(server: str, visits: Sequence[Visit]) -> Trace:
     if log.isEnabledFor(logging.DEBUG):
         for visit in visits:
             with tracing(trace.of[visit.key]):
-                log.debug("visit begins", extra={"object": str(visit.key), "server": server, **_describe(visit)})
+                log.debug("reconcile begins", extra={"object": str(visit.key), "server": server, **_describe(visit)})
     return trace
 
 

@@ -137,8 +137,8 @@ def check_connection(wanted: Connection, *, password_known: bool, generated: boo
         if not is_label_value(value):
             raise Refused(
                 Reason.INVALID_SPEC,
-                f'spec.connectionSecret.template.metadata.labels: the value of "{key}" is none for a label: '
-                f"write up to 63 letters, digits, -, _ and ., with a letter or digit at both ends",
+                f'spec.connectionSecret.template.metadata.labels: the value of "{key}" is not a valid label value: '
+                f"use at most 63 letters, digits, -, _ and ., beginning and ending with a letter or digit",
             )
     templates = _parse(wanted.data)
     if not (password_known or generated):
@@ -146,8 +146,8 @@ def check_connection(wanted: Connection, *, password_known: bool, generated: boo
     if generated and templates and not any(one.fields & PASSWORD_FIELDS for one in templates.values()):
         raise Refused(
             Reason.INVALID_SPEC,
-            "spec.connectionSecret.template.data: no key holds the generated password, which is kept nowhere else: "
-            "write {password} into one of them",
+            "spec.connectionSecret.template.data: no key contains the generated password, which is stored only in this "
+            "Secret: add {password} to a key",
         )
 
 
@@ -161,7 +161,7 @@ def render(
     that a template cannot hold, and for more than 1 MiB; ValueError for a salt or a generated password of other form.
     """
     if not SALT_BYTES <= len(salt) <= _LONGEST_SALT:
-        raise ValueError(f"a salt has {SALT_BYTES} to {_LONGEST_SALT} bytes, this one {len(salt)}")
+        raise ValueError(f"a salt must have {SALT_BYTES} to {_LONGEST_SALT} bytes, not {len(salt)}")
     data, annotations = _compose(wanted, username, password, address, stamp)
     annotations[HASH] = _seal(data, annotations, salt)
     return Content(dict(wanted.labels), annotations, data)
@@ -257,8 +257,8 @@ def _compose(
     if sum(measure(template, sizes) for template in templates.values()) > MAX_BYTES:
         raise Refused(
             Reason.INVALID_SPEC,
-            "spec.connectionSecret: with the longest password, the Secret would have more than 1 MiB, the most that "
-            "Kubernetes takes: shorten its template",
+            "spec.connectionSecret: with the longest password, the Secret would exceed 1 MiB, the limit of Kubernetes: "
+            "shorten its template",
         )
     data = {key: fill(template, values).encode() for key, template in templates.items()}
     annotations = dict(wanted.annotations)
@@ -282,8 +282,8 @@ def _templates(wanted: Connection, values: Mapping[str, str]) -> dict[str, Templ
         for name in sorted(template.fields & broken):
             raise Refused(
                 Reason.INVALID_SPEC,
-                f"{_spell(key)} uses {{{name}}}, but this value has a line break, which a password file cannot hold: "
-                f"remove the line break from it, or the field from the template",
+                f"{_spell(key)} uses {{{name}}}, but this value contains a line break, which a password file cannot "
+                f"contain: remove the line break from the value, or the field from the template",
             )
     return templates
 
@@ -294,8 +294,8 @@ def _parse(data: Sequence[tuple[str, str]]) -> dict[str, Template]:
         if not is_key(key):
             raise Refused(
                 Reason.INVALID_SPEC,
-                f'spec.connectionSecret.template.data: "{key[:253]}" is no key of a Secret: '
-                f"write up to 253 letters, digits, -, _ and ., and no two dots at the beginning",
+                f'spec.connectionSecret.template.data: "{key[:253]}" is not a valid key of a Secret: '
+                f"use at most 253 letters, digits, -, _ and ., not beginning with two dots",
             )
         try:
             templates[key] = parse(text)
@@ -309,8 +309,8 @@ def _check_no_password(templates: Mapping[str, Template]) -> None:
         for name in sorted(template.fields & PASSWORD_FIELDS):
             raise Refused(
                 Reason.INVALID_SPEC,
-                f"{_spell(key)} uses {{{name}}}, but there is no password in clear text to write: remove the field, or "
-                f"set spec.password.generate, or spec.password.secretRef to a Secret with the clear text",
+                f"{_spell(key)} uses {{{name}}}, but the controller has no clear-text password: remove the field, or "
+                f"set spec.password.generate, or set spec.password.secretRef to a Secret with the clear text",
             )
 
 
@@ -322,14 +322,14 @@ def _check_metadata(kind: str, pairs: Sequence[tuple[str, str]], forbidden: Sequ
         if not is_label_key(lowered if kind == "annotations" else key) or not key.isascii():
             raise Refused(
                 Reason.INVALID_SPEC,
-                f"{place} is no name for one: write a name of up to 63 letters, digits, -, _ and ., "
-                f"after a domain and a slash if it has one, e.g. example.com/team",
+                f"{place} is not a valid name: use at most 63 letters, digits, -, _ and ., "
+                f"optionally after a domain and a slash, e.g. example.com/team",
             )
         for prefix in (*_RESERVED_PREFIXES, *forbidden):
             if _is_under(lowered, prefix.lower()):
                 raise Refused(
                     Reason.NOT_ALLOWED,
-                    f'{place} is under "{prefix}", which is kept for other controllers: use another prefix',
+                    f'{place} is under "{prefix}", which is reserved for other controllers: use another prefix',
                 )
 
 
@@ -355,7 +355,9 @@ def _write_place(templates: Mapping[str, Template], values: Mapping[str, str]) -
     if password is None:
         return
     if not _GENERATED.fullmatch(password):
-        raise ValueError("a generated password has A–Z, a–z and 0–9 alone: so all its variants are the same text")
+        raise ValueError(
+            "a generated password consists of A–Z, a–z and 0–9, so that all its variants are the same text"
+        )
     for key in sorted(templates):
         place = find(templates[key], values, PASSWORD_FIELDS)
         if place is not None:

@@ -218,7 +218,7 @@ class Contests:
         if not contest.culprits:
             return told
         who = " and ".join(str(culprit) for culprit in contest.culprits)
-        return f"{told}. Last seen with a statement about this role: {who}"
+        return f"{told}. Last seen running a statement about this role: {who}"
 
     def next_look(self, uid: str, now: Moment) -> float:
         """In how many seconds it has to be looked at again; 0.0 when nothing of it is contested."""
@@ -289,10 +289,12 @@ def _without_time(errand: Errand) -> Errand:
 
 def _describe(name: str, fight: Fight) -> str:
     within = max(round(fight.repairs[-1].seconds - fight.began.seconds), 1)
-    told = f"{name}: set back {fight.count} times within {within} s, and changed again by something else"
+    told = f"{name}: corrected {fight.count} times within {within} s, but something else keeps changing it"
     if fight.drifts and fight.until:
-        return f"{told}; it is set back again at {_clock(fight.until)}"
-    return f"{told}; it is as declared now, and this ends if it stays so until {_clock(fight.seen.after(WINDOW))}"
+        return f"{told}; the controller corrects it again at {_clock(fight.until)}"
+    return (
+        f"{told}; it now matches the spec, and the contest ends if it still does at {_clock(fight.seen.after(WINDOW))}"
+    )
 
 
 def _clock(moment: Moment) -> str:

@@ -37,7 +37,7 @@ DECLARE
     names CONSTANT text[] := ARRAY[{names}];
 BEGIN
     IF pg_catalog.array_position(names, NULL) IS NOT NULL THEN
-        RAISE EXCEPTION 'a role or database that was seen has another name now' USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'a role or database was renamed since the controller read it' USING ERRCODE = 'PGR01';
     END IF;
     EXECUTE pg_catalog.format({template}, VARIADIC names);
 END
@@ -58,7 +58,7 @@ def quote_identifier(name: str) -> str:
     """A name as SQL, always in double quotes. Raises ValueError for what cannot be a name."""
     size = len(name.encode())
     if not 1 <= size <= NAME_BYTES:
-        raise ValueError(f"a name has 1 to {NAME_BYTES} bytes, this one has {size}")
+        raise ValueError(f"a name must have 1 to {NAME_BYTES} bytes, not {size}")
     if "\x00" in name:
         raise ValueError("a name cannot contain NUL")
     return '"' + name.replace('"', '""') + '"'

@@ -47,7 +47,7 @@ def _decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
     if ask.terminating:
         return decide_end(ask, sight, server, policy)
     if ask.suspended:
-        raise Refused(Reason.SUSPENDED, "spec.suspend is true: nothing is looked at or changed")
+        raise Refused(Reason.SUSPENDED, "spec.suspend is true: the controller neither reads nor changes the role")
     _check_name(ask, sight, server, policy)
     check_held(sight)
     try:
@@ -126,11 +126,11 @@ def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[PgRol
     pending: list[PgRoleError] = []
     if missing:
         names = _name_some(missing)
-        text = f"membership waits for roles that are not there yet: {names}; all else is as declared"
+        text = f"spec.memberOf: these roles do not exist yet: {names}; everything else matches the spec"
         pending.append(Waiting(Reason.MEMBERSHIP_PENDING, text))
     if nowhere:
         names = _name_some(nowhere)
-        text = f"spec.databaseParameters: there is no such database yet: {names}; all else is as declared"
+        text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else matches the spec"
         pending.append(Waiting(Reason.DATABASE_ERROR, text))
     if not pending:
         return wanted, ()
@@ -170,12 +170,15 @@ def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, settled:
     if older is not None and sight.claim is None:
         raise Refused(
             Reason.CONFLICT,
-            f'PgRole {older.name} asks for role "{ask.wanted.name}" too, and is older',
+            f'PgRole {older.name} also declares role "{ask.wanted.name}" and is older: delete one of them',
         )
     named = sight.named
     for rival, proof in ask.proven_rivals:
         if sight.claim is None and named and proves(proof, named, server):
-            raise Refused(Reason.CONFLICT, f'role "{ask.wanted.name}" was brought in by PgRole {rival}')
+            raise Refused(
+                Reason.CONFLICT,
+                f'role "{ask.wanted.name}" belongs to PgRole {rival}: use another spec.name, or delete one',
+            )
     wanted = _leave(ask.ignore, ask.wanted, named.role) if named else ask.wanted
     changes = diff(wanted, named.role if named else None)
     if named:
@@ -219,11 +222,14 @@ def _check_adoption(
     if not ask.adopt:
         raise Refused(
             Reason.ROLE_EXISTS,
-            f'role "{named.role.name}" exists already and is not claimed by this object; adoption {what}. '
-            f"Set spec.adopt: true to take it over, or choose another spec.name",
+            f'role "{named.role.name}" already exists and this object has no claim to it; adoption {what}. '
+            f"To take the role over, set spec.adopt: true; otherwise choose another spec.name",
         )
     if not policy.adopt:
-        raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow adoption")
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            "the server's policy does not allow adoption: ask the server's administrator for allow.adopt",
+        )
     check_holds(policy, named, deed="adoption", around=around)
 
 

@@ -243,5 +243,5 @@ def field_names(changes: tuple[Change, ...]) -> tuple[str, ...]:
 
 def _some(role: Role | None) -> Role:
     if role is None:
-        raise ValueError("a change of a role that is not there")
+        raise ValueError("a change of a role that does not exist")
     return role

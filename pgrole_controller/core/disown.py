@@ -54,7 +54,7 @@ def blocked(role: str, obstacles: Sequence[Obstacle]) -> Waiting:
     shown = [f'in database "{some.database}": {some.words}' if some.database else some.words for some in obstacles]
     more = len(shown) - _SHOWN
     end = f"; and {more} more" if more > 0 else ""
-    return Waiting(Reason.DROP_BLOCKED, f'role "{role}" cannot be emptied: {"; ".join(shown[:_SHOWN])}{end}')
+    return Waiting(Reason.DROP_BLOCKED, f'role "{role}" cannot be dropped yet: {"; ".join(shown[:_SHOWN])}{end}')
 
 
 def check_new_owner(task: Disown) -> None:
@@ -63,7 +63,7 @@ def check_new_owner(task: Disown) -> None:
         return
     if task.new_owner.startswith("pg_"):
         raise blocked(
-            task.role, [Obstacle("", f'spec.reassignOwnedTo: "{task.new_owner}" is one of PostgreSQL\'s own')]
+            task.role, [Obstacle("", f'spec.reassignOwnedTo: "{task.new_owner}" is a role of PostgreSQL itself')]
         )
     if task.new_owner == task.role:
-        raise blocked(task.role, [Obstacle("", "spec.reassignOwnedTo is the role itself: name another one")])
+        raise blocked(task.role, [Obstacle("", "spec.reassignOwnedTo must not be the role itself: name another role")])

@@ -10,7 +10,7 @@ from pgrole_controller.core.policy import Policy, check_admitted, check_protecte
 from pgrole_controller.core.role import Found
 from pgrole_controller.core.sight import Ask, Needs, Server, Sight
 
-_WAY_OUT = "To keep the role and let the object go, set spec.deletionPolicy: Retain"
+_WAY_OUT = "To keep the role and delete only the object, set spec.deletionPolicy: Retain"
 
 #: What the claim says was applied last, from when the login was taken away until it is given back or the role is gone.
 LOGIN_TAKEN = "without login, to be dropped"
@@ -96,9 +96,11 @@ def _find_without_login(claim: Claim, sight: Sight, server: Server) -> Found | N
 
 def _check_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
     if ask.suspended:
-        raise Refused(Reason.SUSPENDED, "spec.suspend is true, so the role is not dropped")
+        raise Refused(
+            Reason.SUSPENDED, "spec.suspend is true, so the controller does not drop the role: set it to false"
+        )
     if not policy.drop:
-        raise Refused(Reason.NOT_ALLOWED, "the policy of the server does not allow objects to drop roles")
+        raise Refused(Reason.NOT_ALLOWED, "the server's policy does not allow objects to drop roles")
     check_admitted(policy, ask.wanted.name)
     found = [one for one in (sight.named, sight.claimed) if one]
     check_protected(policy, ask.wanted.name, found, server.own_roles)
@@ -107,7 +109,7 @@ def _check_end(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
         raise Refused(
             Reason.DROP_BLOCKED,
             f'role "{ask.wanted.name}" still owns objects, has grants or members: {_count(sight)}. '
-            f"spec.reassignOwnedTo hands over what it owns and takes its privileges away",
+            f"To hand over the objects and revoke the grants, set spec.reassignOwnedTo",
         )
 
 
@@ -134,13 +136,13 @@ def _empty(ask: Ask, sight: Sight, target: Found, server: Server, policy: Policy
         return _take_login(ask, sight, target)
     if ask.emptied is not None:
         raise ask.emptied.problem or Waiting(
-            Reason.DROP_BLOCKED, f'role "{ask.wanted.name}" is needed again meanwhile: {_count(sight) or "sessions"}'
+            Reason.DROP_BLOCKED, f'role "{ask.wanted.name}" is in use again: {_count(sight) or "sessions"}'
         )
     if not _needs(ask, sight) and not ask.terminate_sessions:
         raise Waiting(
             Reason.DROP_BLOCKED,
-            f'role "{ask.wanted.name}" has open sessions: {sight.sessions}. It is dropped when they end; '
-            f"spec.terminateSessions: true ends them",
+            f'role "{ask.wanted.name}" has open sessions: {sight.sessions}. The controller drops the role when they '
+            f"end; to terminate them, set spec.terminateSessions: true",
         )
     heir = sight.heir.oid if sight.heir else None
     disown = Disown(target.role.name, target.oid, ask.heir or None, ask.terminate_sessions, heir)
@@ -169,22 +171,22 @@ def _check_heir(policy: Policy, ask: Ask, sight: Sight, server: Server) -> None:
     """
     name, heir = ask.heir, sight.heir
     if name == ask.wanted.name:
-        raise Refused(Reason.INVALID_SPEC, "spec.reassignOwnedTo is the role itself: name another one")
+        raise Refused(Reason.INVALID_SPEC, "spec.reassignOwnedTo must not be the role itself: name another role")
     why = protection(policy, name, heir.oid if heir else None, server.own_roles)
     if why:
         raise Refused(Reason.PROTECTED, f'spec.reassignOwnedTo: role "{name}" is {why}')
     if heir is None:
-        raise Refused(Reason.DROP_BLOCKED, f'spec.reassignOwnedTo: there is no role "{name}"')
+        raise Refused(Reason.DROP_BLOCKED, f'spec.reassignOwnedTo: role "{name}" does not exist')
     own = (ask.owner.cluster, ask.owner.namespace, ask.owner.namespace_uid)
     if heir.place != own and not matches(name, policy.reassign_to):
         raise Refused(
             Reason.NOT_ALLOWED,
-            f'spec.reassignOwnedTo: role "{name}" is no PgRole\'s of namespace {ask.owner.namespace}, and the policy '
-            f"of the server does not allow it; allowed: {', '.join(policy.reassign_to) or 'none'}",
+            f'spec.reassignOwnedTo: no PgRole in namespace {ask.owner.namespace} declares role "{name}", and the '
+            f"server's policy does not allow it; allowed: {', '.join(policy.reassign_to) or 'none'}",
         )
     reached = reaches_beyond(policy, name, sight.around, policy.reassign_to)
     if reached:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f'spec.reassignOwnedTo: role "{name}" reaches {", ".join(reached)}, and what is given to it could use that',
+            f'spec.reassignOwnedTo: role "{name}" reaches {", ".join(reached)}: name a role without such privileges',
         )

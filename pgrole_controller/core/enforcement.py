@@ -22,22 +22,22 @@ def check_enforceable(ask: Ask, sight: Sight, server: Server) -> None:
     """Raises Transient unless the claim is this object's, and says that what is known here was last acted on."""
     claim = sight.claim
     if ask.terminating or ask.suspended or ask.report_only:
-        raise _wait("the object is being deleted, suspended, or its drift is only reported")
+        raise _wait("the object is being deleted or is suspended, or its drift policy is Report")
     if claim is None or claim.owner != ask.owner or claim.released:
-        raise _wait("the claim of the role is not this object's")
+        raise _wait("the claim on the role does not belong to this object")
     if claim.system_identifier != server.system_identifier:
-        raise _wait("the claim of the role was made on another server")
+        raise _wait("the claim on the role was made on another server")
     if claim.generations != generations_of(ask, server):
-        raise _wait("the PgRole or its PgServer has another generation than the one that was last acted on")
+        raise _wait("the PgRole or its PgServer has changed since it was last reconciled")
 
 
 def keep_applied(plan: Plan) -> Plan:
     """The plan as far as it repairs a drift. Raises Transient when it would apply anything new."""
     claim = plan.claim
     if claim is None or plan.applied != claim.applied:
-        raise _wait("something else is declared than what was last applied")
+        raise _wait("the spec differs from the state last applied")
     return replace(plan, record=None, errand=None, disown=None, releases=(), forget=False, acted_on=None)
 
 
 def _wait(why: str) -> Transient:
-    return Transient(Reason.PROGRESSING, f"Kubernetes cannot be reached, and nothing is changed meanwhile: {why}")
+    return Transient(Reason.PROGRESSING, f"the controller cannot reach Kubernetes and leaves the role unchanged: {why}")

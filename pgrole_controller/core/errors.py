@@ -70,5 +70,5 @@ def internal_error(error: Exception) -> Transient:
     """What is said of an error that nobody expected. Its text is left out: it may quote a secret."""
     return Transient(
         Reason.INTERNAL_ERROR,
-        f"an unexpected error of the controller: {type(error).__name__}; it is logged with its traceback, and retried",
+        f"unexpected error in the controller: {type(error).__name__}; see the controller's log; it retries",
     )

@@ -41,8 +41,10 @@ class Outcome:
 #: What only a change of the object, or a restart of the controller, can end.
 _OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
 
-RECONCILED = Outcome(Ending.DONE, Reason.RECONCILED, "the role is as declared")
-PROGRESSING = Outcome(Ending.WORKING, Reason.PROGRESSING, "the role was changed again while it was brought in")
+RECONCILED = Outcome(Ending.DONE, Reason.RECONCILED, "the role matches the spec")
+PROGRESSING = Outcome(
+    Ending.WORKING, Reason.PROGRESSING, "the role changed again while the controller applied the spec"
+)
 
 
 def of_error(error: PgRoleError) -> Outcome:
@@ -54,8 +56,8 @@ def of_error(error: PgRoleError) -> Outcome:
 
 def of_contest(told: str, outcome: Outcome) -> Outcome:
     """The outcome of a look while a field is contested: it is not Ready before that ends. `told` says what goes on."""
-    rest = "all else is as declared" if outcome.ready else outcome.message
-    return Outcome(Ending.WORKING, Reason.CONTESTED, f"{told}. Beside that: {rest}")
+    rest = "everything else matches the spec" if outcome.ready else outcome.message
+    return Outcome(Ending.WORKING, Reason.CONTESTED, f"{told}. Apart from that: {rest}")
 
 
 def of_read_back(plan: Plan) -> Outcome:
@@ -65,7 +67,7 @@ def of_read_back(plan: Plan) -> Outcome:
         return Outcome(
             Ending.PAUSED,
             Reason.DRIFT_REPORTED,
-            f"changed by somebody else and left so (spec.drift.policy is Report): {fields}",
+            f"drift detected but not corrected, since spec.drift.policy is Report: {fields}",
         )
     if plan.writes:
         return PROGRESSING

@@ -20,8 +20,8 @@ def check_held(sight: Sight) -> None:
     if named and named.held_by:
         raise Refused(
             Reason.NAME_TAKEN,
-            f'"{named.role.name}" is a role of PgRole {named.held_by} that was renamed to this name (oid {named.oid}); '
-            f"it is waited for until that role has its own name again",
+            f'the role of PgRole {named.held_by} was renamed to "{named.role.name}" (oid {named.oid}); '
+            f"the controller waits until that role has its own name again",
         )
 
 
@@ -89,8 +89,8 @@ def find_target(claim: Claim, sight: Sight, server: Server, policy: Policy) -> F
             return claimed
         raise Refused(
             Reason.NAME_TAKEN,
-            f'the role of this object was renamed to "{claimed.role.name}" (oid {claimed.oid}) and its name '
-            f'"{named.role.name}" was given to another role (oid {named.oid}). Rename or drop one of them',
+            f'the role of this object was renamed to "{claimed.role.name}" (oid {claimed.oid}), and another role '
+            f'(oid {named.oid}) now has the name "{named.role.name}": rename or drop one of them',
         )
     if named:
         check_holds(policy, _without_allowed(named, sight.around, policy), deed="taking the role back")

@@ -116,7 +116,7 @@ def elements(value: str, *, folding: bool = False, strict: bool = False) -> tupl
             raise ValueError(_what_is_wrong(value, place))
         quoted, plain, more = element.groups()
         if strict and '"' in (plain or ""):
-            raise ValueError(f"{_cut(plain)!r} is no name without double quotes")
+            raise ValueError(f"{_cut(plain)!r} needs double quotes")
         found.append(quoted.replace('""', '"') if plain is None else fold(plain) if folding else plain)
         place = element.end()
     return tuple(found)
@@ -134,7 +134,8 @@ def _declared(name: str, value: str) -> str:
         return join(elements(value, folding=name in _NAMES, strict=True))
     except ValueError as error:
         raise Refused(
-            Reason.INVALID_SPEC, f"parameter {name}: {error}; it takes names with commas between, e.g. app, public"
+            Reason.INVALID_SPEC,
+            f"parameter {name}: {error}; its value is a comma-separated list of names, e.g. app, public",
         ) from error
 
 
@@ -169,7 +170,7 @@ def _what_is_wrong(value: str, place: int) -> str:
             return "a closing double quote is missing"
         return f"a comma is missing before {_cut(rest[end.end() :])!r}"
     name = rest.partition(",")[0].strip(_SPACE)
-    return f"{_cut(name)!r} is no name without double quotes"
+    return f"{_cut(name)!r} needs double quotes"
 
 
 def _cut(text: str) -> str:

@@ -79,12 +79,12 @@ def check_admitted(policy: Policy, name: str) -> None:
     if not policy.admitted:
         raise Refused(
             Reason.NOT_ALLOWED,
-            "the policy of the server does not allow roles for objects of this namespace: ask its administrator",
+            "the server's policy does not admit PgRoles of this namespace: ask the server's administrator",
         )
     if not matches(name, policy.role_names):
         raise Refused(
             Reason.NOT_ALLOWED,
-            f'spec.name: the policy of the server does not allow the role name "{name}" in this namespace; '
+            f'spec.name: the server\'s policy does not allow the role name "{name}" in this namespace; '
             f"allowed: {', '.join(policy.role_names) or 'none'}",
         )
 
@@ -96,7 +96,7 @@ def check_wanted(policy: Policy, wanted: Role) -> None:
     if refused:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f"the policy of the server does not allow {_spell(refused)}; "
+            f"the server's policy does not allow {_spell(refused)}; "
             f"allowed: {_spell(sorted(policy.attributes)) or 'none'}. "
             f"Remove it from spec, or ask the server's administrator",
         )
@@ -107,7 +107,7 @@ def check_protected(policy: Policy, name: str, found: Iterable[Found], own_roles
     for role_name, oid in ((name, None), *((one.role.name, one.oid) for one in found)):
         why = protection(policy, role_name, oid, own_roles)
         if why:
-            raise Refused(Reason.PROTECTED, f'role "{role_name}" is {why}: no PgRole may change, adopt or drop it')
+            raise Refused(Reason.PROTECTED, f'role "{role_name}" is {why}: PgRoles cannot change, adopt or drop it')
 
 
 def check_holds(policy: Policy, found: Found, *, deed: str, around: Surroundings | None = None) -> None:
@@ -122,8 +122,8 @@ def check_holds(policy: Policy, found: Found, *, deed: str, around: Surroundings
     if held:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f'{deed} is refused: role "{found.role.name}" holds what no PgRole may ask for on this server '
-            f"({', '.join(held)}). An administrator can take it away first",
+            f'{deed} is denied: role "{found.role.name}" has privileges that no PgRole can request on this server '
+            f"({', '.join(held)}): ask an administrator to revoke them first",
         )
 
 
@@ -139,13 +139,13 @@ def check_memberships(policy: Policy, wanted: Role, around: Surroundings) -> Non
         if membership.admin and not may_pass_on(policy, group):
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f'spec.memberOf: admin of "{group}" would let its membership be passed on to anybody, which is allowed '
-                f"of roles alone whose names are this namespace's: {', '.join(policy.role_names) or 'none'}",
+                f'spec.memberOf: admin of "{group}" would let the role grant the membership to anyone; this is allowed '
+                f"only for roles with names of this namespace: {', '.join(policy.role_names) or 'none'}",
             )
         if not around.options and (membership.inherit, membership.set) != (True, True):
             raise Refused(
                 Reason.INVALID_SPEC,
-                "spec.memberOf: inherit and set of a membership need PostgreSQL 16 or later: leave them out",
+                "spec.memberOf: inherit and set require PostgreSQL 16 or later: remove them",
             )
 
 
@@ -153,12 +153,12 @@ def why_not_joined(policy: Policy, group: str, around: Surroundings) -> str | No
     """Why nobody may be a member of a role, by its name or by what that reaches; None when it is allowed."""
     if not matches(group, policy.member_of):
         allowed = ", ".join(policy.member_of) or "none"
-        return f'the policy of the server does not allow membership in "{group}"; allowed: {allowed}'
+        return f'the server\'s policy does not allow membership in "{group}"; allowed: {allowed}'
     reached = reaches_beyond(policy, group, around, policy.member_of)
     if reached:
         return (
-            f'membership in "{group}" would reach {", ".join(reached)}, which no PgRole may '
-            f"unless the server's policy names that very role"
+            f'membership in "{group}" would reach {", ".join(reached)}, which the server\'s policy must list by '
+            f"exact name to allow it"
         )
     return None
 
@@ -205,7 +205,7 @@ def check_parameters(policy: Policy, wanted: Role, around: Surroundings) -> None
         context = around.contexts.get(name)
         # pg_settings does not show those that change who one is.
         if context is None and "." not in name and name not in IDENTITY_PARAMETERS:
-            raise Refused(Reason.INVALID_SPEC, f'spec.parameters: the server knows no parameter "{name}": remove it')
+            raise Refused(Reason.INVALID_SPEC, f'spec.parameters: the server has no parameter "{name}": remove it')
         module = name.partition(".")[0] if "." in name and context is None else ""
         guarded = name in IDENTITY_PARAMETERS or context in ("superuser", "superuser-backend")
         # Before a module is loaded, nobody can tell which of its parameters are for superusers.
@@ -213,7 +213,7 @@ def check_parameters(policy: Policy, wanted: Role, around: Surroundings) -> None
         if guarded and name not in policy.parameters:
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f'spec.parameters: "{name}" is for superusers; the policy of the server must name it to allow it',
+                f'spec.parameters: "{name}" is for superusers, unless the server\'s policy lists it',
             )
 
 
@@ -226,12 +226,12 @@ def protection(policy: Policy, name: str, oid: int | None, own_roles: frozenset[
     if name in own_roles:
         return "the controller's own role"
     if name.startswith("pg_"):
-        return "one of PostgreSQL's own roles"
+        return "a role of PostgreSQL itself"
     if oid is not None and oid < FIRST_NORMAL_OID:
-        return "a role that PostgreSQL was set up with (its bootstrap superuser or one of its own)"
+        return "an initial role of PostgreSQL (the bootstrap superuser or a predefined role)"
     for pattern in policy.protected:
         if matches(name, [pattern]):
-            return f'protected by the pattern "{pattern}" of the server'
+            return f'protected by the server\'s pattern "{pattern}"'
     return None
 
 

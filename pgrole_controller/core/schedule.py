@@ -143,7 +143,7 @@ class Schedule:
         """
         entry = self._entries.get(key)
         if entry is None or entry.visit is None:
-            raise LookupError(f"no visit to {key} is under way")
+            raise LookupError(f"no reconcile of {key} is in progress")
         visit, entry.visit = entry.visit, None
         if entry.lane is not None:
             self._conclude(key, entry, visit, now, result)

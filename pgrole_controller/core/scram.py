@@ -101,9 +101,9 @@ def make_verifier(password: str, salt: bytes, iterations: int) -> Verifier:
     surrogates), for no salt, and for iterations outside 1 to 2³¹ - 1.
     """
     if not password or not salt:
-        raise ValueError("neither the password nor the salt may be empty")
+        raise ValueError("the password and the salt must not be empty")
     if not 1 <= iterations <= _INT_MAX:
-        raise ValueError(f"iterations are 1 to {_INT_MAX}, not {iterations}")
+        raise ValueError(f"iterations must be from 1 to {_INT_MAX}, not {iterations}")
     stored_key, server_key = _keys(password, salt, iterations)
     encoded = (base64.b64encode(part).decode() for part in (salt, stored_key, server_key))
     return Verifier("{}{}:{}${}:{}".format(_PREFIX, iterations, *encoded))
@@ -132,16 +132,16 @@ def read_password(content: bytes) -> Verifier | str:
     if not content:
         raise Waiting(Reason.SECRET_MISSING, "is empty")
     if len(content) > PASSWORD_BYTES:
-        raise _refused(f"has {len(content)} bytes; a password has at most {PASSWORD_BYTES}")
+        raise _refused(f"has {len(content)} bytes; the limit for a password is {PASSWORD_BYTES}")
     text = _decode_utf8(content)
     if text is None:
-        raise _refused("is not text in UTF-8")
+        raise _refused("is not UTF-8 text")
     if "\x00" in text:
-        raise _refused("contains a NUL byte, which PostgreSQL cannot hold")
+        raise _refused("contains a NUL byte, which PostgreSQL cannot store")
     if _MD5.fullmatch(text):
         raise _refused(
-            "is an MD5 hash, which PostgreSQL would take for one and not for the password;"
-            " the clear password or a SCRAM-SHA-256 verifier is wanted"
+            "is an MD5 hash, which PostgreSQL would store as the hash of another password:"
+            " provide the clear password or a SCRAM-SHA-256 verifier"
         )
     return _read_verifier(text) if text.startswith(_PREFIX) else text
 
@@ -176,7 +176,7 @@ def _has_one_direction(text: str) -> bool:
 def _keys(password: str, salt: bytes, iterations: int) -> tuple[bytes, bytes]:
     """StoredKey and ServerKey of RFC 5802. Raises ValueError, which does not show the password."""
     if any(character == "\x00" or stringprep.in_table_c5(character) for character in password):
-        raise ValueError("a password can contain neither NUL nor lone surrogates")
+        raise ValueError("a password must not contain NUL or lone surrogates")
     salted = hashlib.pbkdf2_hmac("sha256", saslprep(password).encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", "sha256")
     return hashlib.sha256(client_key).digest(), hmac.digest(salted, b"Server Key", "sha256")
@@ -187,16 +187,16 @@ def _read_verifier(text: str) -> Verifier:
     scram = verifier.scram
     if scram is None:
         raise _refused(
-            f"begins as a SCRAM-SHA-256 verifier and is none: that is {_PREFIX}<iterations>:<salt>$<stored key>:"
-            f"<server key> in base64, of at most {VERIFIER_BYTES} bytes, with nothing after it, not even a line break"
+            f"begins like a SCRAM-SHA-256 verifier but is not one. The format is {_PREFIX}<iterations>:<salt>$"
+            f"<stored key>:<server key> in base64, at most {VERIFIER_BYTES} bytes, without a trailing line break"
         )
     if not LEAST_ITERATIONS <= scram.iterations <= MOST_ITERATIONS:
         raise _refused(
-            f"is a SCRAM-SHA-256 verifier of {scram.iterations} iterations;"
-            f" between {LEAST_ITERATIONS} and {MOST_ITERATIONS} are accepted"
+            f"is a SCRAM-SHA-256 verifier with {scram.iterations} iterations;"
+            f" the controller accepts {LEAST_ITERATIONS} to {MOST_ITERATIONS}"
         )
     if verifies("", verifier):
-        raise _refused("is the verifier of an empty password, for which PostgreSQL would remove the role's password")
+        raise _refused("is the verifier of an empty password, with which PostgreSQL would remove the role's password")
     return verifier
 
 

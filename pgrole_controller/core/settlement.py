@@ -113,16 +113,16 @@ def _obstacle(ask: Ask, *, left: bool) -> PgRoleError | None:
     if needs_password and ask.connection is not None and ask.connection.name == ask.password.secret:
         return Refused(
             Reason.INVALID_SPEC,
-            f'spec.password.secretRef and spec.connectionSecret both name Secret "{ask.connection.name}": what is '
-            f"written there would be read again as the password; choose another name for one of them",
+            f'spec.password.secretRef and spec.connectionSecret both name Secret "{ask.connection.name}", so the '
+            f"controller would read back what it writes as the password: choose another name for one of them",
         )
     if ask.secrets.unknown is not None:
-        return Waiting(Reason.SECRET_MISSING, f"Secrets cannot be seen: {ask.secrets.unknown}")
+        return Waiting(Reason.SECRET_MISSING, f"the controller does not know the Secrets: {ask.secrets.unknown}")
     if needs_password and ask.secrets.password is None:
         return Waiting(
             Reason.SECRET_MISSING,
-            f'spec.password.secretRef: there is no Secret "{ask.password.secret}" in namespace {ask.owner.namespace}; '
-            f"the role keeps the password it has",
+            f'spec.password.secretRef: Secret "{ask.password.secret}" does not exist in namespace '
+            f"{ask.owner.namespace}; the role keeps its current password",
         )
     return None
 
@@ -154,7 +154,7 @@ def _keep(ask: Ask, claim: Claim | None, there: Found | None, *, left: bool) -> 
         return Settlement(record)
     if _is_remembered(ask, record):
         return _restore(ask, record)
-    why = "the password cannot be set back before the Secret can be read: Kubernetes cannot be reached"
+    why = "the controller cannot reach Kubernetes to read the Secret, and restores the password once it can"
     return Settlement(record, pending=Transient(Reason.PROGRESSING, why))
 
 
@@ -252,7 +252,7 @@ def _set(credential: Credential, stored: Password | None, record: Record, kept: 
     if credential.fits and stored == Password(credential.fits):
         return Settlement(replace(new, digest=credential.fits))
     if credential.verifier is None:
-        again = Transient(Reason.PROGRESSING, "the password was changed again while it was looked at")
+        again = Transient(Reason.PROGRESSING, "the password changed again while the controller read it")
         return Settlement(record, pending=again)
     password = Password(credential.verifier.digest, credential.verifier)
     return Settlement(

@@ -22,48 +22,50 @@ CHANGES_SUSPENDED = "PGR05"
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
-    "0LP01": lambda text: Refused(Reason.INVALID_SPEC, f"spec.memberOf: PostgreSQL refuses the membership: {text}"),
-    "22": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL refuses a value of the spec: {text}"),
-    "23505": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
+    "0LP01": lambda text: Refused(Reason.INVALID_SPEC, f"spec.memberOf: PostgreSQL rejects the membership: {text}"),
+    "22": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL rejects a value of the spec: {text}"),
+    "23505": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
     "25006": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is read-only: {text}"),
-    "28": lambda text: Transient(Reason.SERVER_NOT_READY, f"PostgreSQL refuses the controller's credentials: {text}"),
+    "28": lambda text: Transient(Reason.SERVER_NOT_READY, f"PostgreSQL rejects the controller's credentials: {text}"),
     "2BP01": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is still needed: {text}"),
     "3D000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the home database is missing: {text}"),
     "3F000": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is missing: {text}"),
-    "40": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
+    "40": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
     "42501": lambda text: Transient(Reason.DATABASE_ERROR, f"the controller's role lacks a privilege: {text}"),
-    "42883": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is not whole: {text}"),
-    "42P01": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is not whole: {text}"),
-    "42710": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
-    "42704": lambda text: Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}"),
-    "42939": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL refuses the name: {text}"),
+    "42883": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is incomplete: {text}"),
+    "42P01": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is incomplete: {text}"),
+    "42710": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
+    "42704": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
+    "42939": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL rejects the name: {text}"),
     "53": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is short of resources: {text}"),
     "54001": lambda text: Transient(
         Reason.SERVER_NOT_READY,
-        f"PostgreSQL: {text}: max_stack_depth of the controller's role or its database is too low",
+        f"PostgreSQL: {text}: max_stack_depth is too low for the controller's role or database; raise it",
     ),
-    "53100": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server's disk is full, free space there: {text}"),
+    "53100": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server's disk is full; free some space: {text}"),
     "53200": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is out of memory: {text}"),
     "53300": lambda text: Transient(
         Reason.SERVER_NOT_READY,
-        "the server has no connection left for the controller; close some, or raise max_connections or the CONNECTION "
-        f"LIMIT of the controller's role or its database: {text}",
+        "the server has no connection left for the controller; close some, or raise max_connections or the "
+        f"CONNECTION LIMIT of the controller's role or database: {text}",
     ),
-    "55000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is not ready for this: {text}"),
+    "55000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is not in the required state: {text}"),
     "55P02": lambda text: Refused(Reason.INVALID_SPEC, f"spec.parameters: {text}"),
-    "55P03": lambda text: Transient(Reason.DATABASE_ERROR, f"a lock was not free in time: {text}"),
+    "55P03": lambda text: Transient(Reason.DATABASE_ERROR, f"a lock was not available in time: {text}"),
     "55006": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is in use: {text}"),
-    "57014": lambda text: Transient(Reason.DATABASE_ERROR, f"a statement did not end in time: {text}"),
-    "57": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is stopping or starting: {text}"),
+    "57014": lambda text: Transient(Reason.DATABASE_ERROR, f"a statement exceeded its timeout: {text}"),
+    "57": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is starting up or shutting down: {text}"),
     "58P01": lambda text: Transient(
         Reason.SERVER_NOT_READY,
-        f"PostgreSQL: {text}. Where it is a library, ALTER DATABASE or ALTER ROLE … RESET session_preload_libraries or "
-        f"dynamic_library_path",
+        f"PostgreSQL: {text}. If the file is a library, reset session_preload_libraries or dynamic_library_path with "
+        f"ALTER DATABASE … RESET or ALTER ROLE … RESET",
     ),
-    SEEN_IS_STALE: lambda text: Transient(Reason.PROGRESSING, f"the role changed while it was looked at: {text}"),
+    SEEN_IS_STALE: lambda text: Transient(Reason.PROGRESSING, f"the role changed while the controller read it: {text}"),
     SCHEMA_NOT_TRUSTED: lambda text: Transient(Reason.SERVER_NOT_READY, text),
     NOT_LEADING: lambda text: Transient(Reason.PROGRESSING, text),
-    CHANGES_SUSPENDED: lambda text: Refused(Reason.SUSPENDED, f"{text}: nothing is changed there until it is reset"),
+    CHANGES_SUSPENDED: lambda text: Refused(
+        Reason.SUSPENDED, f"{text}: the controller changes nothing on this server until a superuser resets it"
+    ),
     "XX000": lambda text: _internal("XX000, an internal error", text),
     "XX001": lambda text: _internal("XX001, corrupted data", text),
     "XX002": lambda text: _internal("XX002, a corrupted index", text),
@@ -76,8 +78,8 @@ _CONCURRENT = ("tuple concurrently updated", "tuple concurrently deleted")
 
 def _internal(name: str, text: str) -> PgRoleError:
     if text.startswith(_CONCURRENT):
-        return Transient(Reason.PROGRESSING, f"a concurrent change came first: {text}")
-    return Transient(Reason.DATABASE_ERROR, f"PostgreSQL reports {name}: {text}. Its log tells more")
+        return Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}")
+    return Transient(Reason.DATABASE_ERROR, f"PostgreSQL reports {name}: {text}. See the server log")
 
 
 def classify(sqlstate: str | None, text: str) -> PgRoleError:

@@ -36,19 +36,19 @@ def parse(text: str) -> Template:
         text.encode()
         parsed = list(Formatter().parse(text))
     except UnicodeEncodeError:
-        raise ValueError("it contains half of a surrogate pair, which UTF-8 cannot hold: remove it") from None
+        raise ValueError("it contains half of a surrogate pair, which UTF-8 cannot encode: remove it") from None
     except ValueError:
-        raise ValueError("a brace stands alone: write {field} for a value, {{ or }} for a brace") from None
+        raise ValueError(
+            "it contains a single brace: write {field} for a value, {{ or }} for a literal brace"
+        ) from None
     parts = tuple((literal, field) for literal, field, _, _ in parsed)
     for _, field, spec, conversion in parsed:
         if field is not None and (field not in FIELDS or spec or conversion):
             shown = field[:40] + (f"!{conversion}" if conversion else "") + (":…" if spec else "")
-            raise ValueError(
-                f"{{{shown}}} is no field: write one of {', '.join(sorted(FIELDS))}, and nothing beside it"
-            )
+            raise ValueError(f"{{{shown}}} is not a field: write one of {', '.join(sorted(FIELDS))}, without additions")
     # The parser says the same of {port} and {port:}.
     if "".join(map(_write, parts)) != text:
-        raise ValueError("a field is followed by something inside its braces: write its name alone, e.g. {port}")
+        raise ValueError("a field has something after its name inside the braces: write only the name, e.g. {port}")
     return Template(parts)
 
 

@@ -36,7 +36,7 @@ def wanted_role(pgrole: "PgRole") -> Role:
     name = pgrole.role_name
     _check_name(name)
     if spec.comment and "\x00" in spec.comment:
-        raise Refused(Reason.INVALID_SPEC, "spec.comment contains NUL, which PostgreSQL cannot hold: remove it")
+        raise Refused(Reason.INVALID_SPEC, "spec.comment contains NUL, which PostgreSQL cannot store: remove it")
     return Role(
         name=name,
         login=spec.login,
@@ -164,11 +164,11 @@ def _proofs(rivals: Iterable["PgRole"]) -> Iterator[tuple[str, Proof]]:
 def _check_name(name: str) -> None:
     size = len(name.encode())
     if not 1 <= size <= NAME_BYTES:
-        problem = f"has {size} bytes, a role name has 1 to {NAME_BYTES}"
+        problem = f"has {size} bytes; a role name must have 1 to {NAME_BYTES}"
     elif "\x00" in name:
         problem = "contains NUL"
     elif name.startswith("pg_"):
-        problem = 'begins with "pg_", which PostgreSQL keeps for its own roles'
+        problem = 'begins with "pg_", which PostgreSQL reserves for its own roles'
     elif name in RESERVED_NAMES:
         problem = "is a reserved word of PostgreSQL"
     else:

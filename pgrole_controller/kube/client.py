@@ -115,7 +115,7 @@ class Client:
         try:
             transport = Transport(known.configuration, f"pgrole-controller/{__version__}")
         except OSError as error:  # ssl.SSLError too
-            message = f"the certificates of {known.source} cannot be used: {error}"
+            message = f"the certificates in {known.source} are not usable: {error}"
             raise NotConfigured(message) from error
         finally:
             credentials.forget_files()

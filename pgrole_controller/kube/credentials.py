@@ -28,10 +28,7 @@ from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
 RENEW_EVERY = 60.0  # seconds; as kubernetes_asyncio's own refresh
 RENEW_TIMEOUT = 30.0  # an exec plugin may ask somebody
 
-CHOICES = (
-    "name one with --kubeconfig FILE or KUBECONFIG=FILE, run inside a cluster with a service account, "
-    "or have ~/.kube/config"
-)
+CHOICES = "set --kubeconfig FILE or KUBECONFIG=FILE, run in a cluster with a service account, or create ~/.kube/config"
 
 _UNUSABLE = (ConfigException, OSError, ValueError, TypeError, KeyError, AssertionError)
 
@@ -87,7 +84,7 @@ async def _load_files(files: str, context: str | None) -> Credentials:
             config_file=files, context=context, client_configuration=configuration, persist_config=False
         )
     except (*_UNUSABLE, yaml.YAMLError) as error:
-        message = f"kubeconfig {files} cannot be used: {error or type(error).__name__}"
+        message = f"kubeconfig {files} is not usable: {error or type(error).__name__}"
         raise NotConfigured(message) from error
 
     async def load_again() -> None:
@@ -121,7 +118,7 @@ def _load_in_cluster() -> Credentials:
     try:
         loader.load_and_set(configuration)
     except _UNUSABLE as error:
-        message = f"the service account of this pod cannot be used: {error or type(error).__name__}"
+        message = f"the service account of this pod is not usable: {error or type(error).__name__}"
         raise NotConfigured(message) from error
     return _renewing(configuration, "in-cluster", load_again, load_again)
 

@@ -145,7 +145,7 @@ class Recorder:
                     await self._client.contact.back()
             except ApiError as error:
                 if NAMESPACE_GOES in error.causes:
-                    log.info("Event not written in a namespace that goes", extra=_name(occurrence))
+                    log.info("event skipped: namespace is terminating", extra=_name(occurrence))
                     return
                 # 403: an API server that starts refuses everybody until it has read its rules
                 if attempt >= 2 or (error.status not in (403, 429) and error.status < 500):
@@ -208,7 +208,7 @@ class Recorder:
     def _drop(self, occurrence: _Occurrence, cause: str) -> None:
         self.dropped += 1
         metrics.EVENTS_DROPPED.inc()
-        log.warning("Event dropped", extra={**_name(occurrence), "cause": cause})
+        log.warning("event dropped", extra={**_name(occurrence), "cause": cause})
 
 
 def _name(occurrence: _Occurrence) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class Elector:
                 if term.led.is_set():
                     log.info("leading", extra={"lease": str(self.lease), "identity": self.identity})
                     await self._hold(term)
-                log.warning("not leading any more", extra={"lease": str(self.lease), "identity": self.identity})
+                log.warning("no longer leading", extra={"lease": str(self.lease), "identity": self.identity})
             finally:
                 term.lost.set()
             tasks.cancel_scope.cancel()
@@ -166,9 +166,9 @@ class Elector:
                 while not await self._give_up():
                     pass
             except _FAILURES as error:
-                log.warning("lease not given up", extra={"lease": str(self.lease), "error": str(error)})
+                log.warning("lease not released", extra={"lease": str(self.lease), "error": str(error)})
             return
-        log.warning("lease not given up", extra={"lease": str(self.lease), "error": "no answer in time"})
+        log.warning("lease not released", extra={"lease": str(self.lease), "error": "no answer in time"})
 
     async def _give_up(self) -> bool:
         """False when something came first: a renewal of our own may have been on its way."""
@@ -180,7 +180,7 @@ class Elector:
                 if not _is_conflict(error):
                     raise
                 return False
-            log.info("lease given up", extra={"lease": str(self.lease)})
+            log.info("lease released", extra={"lease": str(self.lease)})
         return True
 
     async def _stand(self, term: Term) -> None:
@@ -274,7 +274,7 @@ class Elector:
                 unconfirmed = term.unconfirmed
                 term.hold(began, began + self._timing.deadline)
                 if unconfirmed and term.leading:
-                    log.info("the lead is confirmed again", extra={"lease": str(self.lease)})
+                    log.info("leadership confirmed again", extra={"lease": str(self.lease)})
                 return True
 
     async def _is_ours(self, term: Term) -> bool:
@@ -296,9 +296,7 @@ class Elector:
         if not term.leading and not term.unconfirmed:
             term.unconfirmed = True
             term.stale = True
-            log.warning(
-                "the lead is not confirmed: the Lease was not renewed in time", extra={"lease": str(self.lease)}
-            )
+            log.warning("leadership not confirmed: the Lease was not renewed in time", extra={"lease": str(self.lease)})
 
     async def _goes_on(self, term: Term, error: Exception) -> bool:
         """After a failure: whether the lead lasts, by the Lease or unconfirmed."""

@@ -161,7 +161,7 @@ class _Reflection:
         delay = max(self._backoff.delay(failures, self._draw()), at_least)
         self._streak = Streak(failures, now + delay)
         log.warning(
-            "API server not followed, trying again",
+            "watch failed, trying again",
             extra={
                 "resource": self._resource.plural,
                 "error": str(error),
@@ -228,7 +228,7 @@ class _Reflection:
                 old = self._store.get(listed.key)
                 items.append(old if old is not None and old.is_same(listed) else listed)
         except (ValueError, TypeError, AttributeError) as error:
-            message = f"a list of what are no objects: {error}"
+            message = f"the list contains something that is not an object: {error}"
             raise BadStream(message) from error
         return items
 
@@ -243,14 +243,14 @@ class _Reflection:
         try:
             page = json.loads(text)
         except ValueError as error:
-            message = f"a list that is not JSON: {error}"
+            message = f"the list is not JSON: {error}"
             raise BadStream(message) from error
         if (
             not isinstance(page, dict)
             or not isinstance(page.get("metadata"), dict)
             or not isinstance(page["metadata"].get("resourceVersion"), str)
         ):
-            message = "a list without a version"
+            message = "the list has no resourceVersion"
             raise BadStream(message)
         return page
 
@@ -304,7 +304,7 @@ class _Reflection:
         if not isinstance(version, str) or kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}:
             raise BadStream(self._quote(line))
         if self._version is not None and is_older(version, than=self._version):
-            message = "versions went backwards: the API server was restored"
+            message = "resourceVersions went backwards: the API server was restored"
             raise _Expired(message)
         if kind != "BOOKMARK":
             self._apply(kind, obj)

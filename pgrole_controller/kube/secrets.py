@@ -167,10 +167,13 @@ def _refer(owner: Stored) -> OwnerReference:
 def _check(seen: Secret, reference: OwnerReference) -> None:
     """Raises NotWritable."""
     if seen.immutable:
-        message = f"Secret {seen.key} is immutable: delete it, it is made anew"
+        message = f"Secret {seen.key} is immutable: delete it, and the controller creates it again"
         raise NotWritable(message)
     if seen.type != "Opaque":
-        message = f"Secret {seen.key} is of type {seen.type}, which cannot become Opaque: delete it, it is made anew"
+        message = (
+            f"Secret {seen.key} is of type {seen.type}, which cannot become Opaque: "
+            f"delete it, and the controller creates it again"
+        )
         raise NotWritable(message)
     for other in seen.owners:
         if other.controller and other.uid != reference.uid and not _is_same_name(other, reference):
@@ -265,7 +268,7 @@ async def _send(client: Client, method: str, path: str, body: dict[str, Any], co
 def _take(answer: bytes) -> Secret:
     secret = _parse(answer)
     if secret is None:
-        message = "an answer that is no Secret"
+        message = "the API server's answer is not a Secret"
         raise BadStream(message)
     return secret
 

@@ -119,7 +119,7 @@ def parse(answer: bytes) -> dict[str, Any]:
         parsed: dict[str, Any] = json.loads(answer)
         _metadata_of(parsed)
     except (ValueError, AttributeError) as error:
-        message = f"no object was answered with: {len(answer)} bytes"
+        message = f"the API server's answer is not an object: {len(answer)} bytes"
         raise BadStream(message) from error
     return parsed
 
@@ -310,7 +310,7 @@ class Store:
             try:
                 listener(change)
             except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
-                self._contain("change of an object not understood", change.key, error)
+                self._contain("change of an object not readable", change.key, error)
         return change
 
     def _contain(self, message: str, key: Key, error: Exception) -> None:

@@ -32,7 +32,7 @@ async def fetch_archive(into: Path, minor: str, machine: str, display: Display, 
 
     `machine` is like linux-amd64. Raises ArchiveError; nothing of an archive is unpacked before its SHA-512 was right.
     """
-    display.say(f"Looking for the envtest release of Kubernetes {minor} (some seconds; then about 60 MB)")
+    display.say(f"Looking for the envtest release of Kubernetes {minor} (a few seconds, then about 60 MB)")
     try:
         async with _getting(index_url) as response:
             index = yaml.safe_load(await response.text())
@@ -42,7 +42,7 @@ async def fetch_archive(into: Path, minor: str, machine: str, display: Display, 
     content = await download(url, display)
     found = hashlib.sha512(content).hexdigest()
     if found != published:
-        raise ArchiveError(f"{url} has SHA-512 {found[:16]}…, published is {published[:16]}…: refused")
+        raise ArchiveError(f"{url} has SHA-512 {found[:16]}…, but the published one is {published[:16]}…: not used")
     packed = into / "archive.tar.gz"
     packed.write_bytes(content)
     await anyio.to_thread.run_sync(_unpack, packed, into)
@@ -84,7 +84,7 @@ def _newest(index: object, minor: str, machine: str) -> tuple[str, str, str]:
         if patch.isdecimal() and archive:
             fitting.append((int(patch), version, archive["selfLink"], archive["hash"].lower()))
     if not fitting:
-        raise ArchiveError(f"no release of Kubernetes {minor} for {machine} is published")
+        raise ArchiveError(f"Kubernetes {minor} has no published release for {machine}")
     _, version, url, published = max(fitting)
     return version, url, published
 
@@ -100,4 +100,4 @@ def _unpack(packed: Path, into: Path) -> None:
                     target.write_bytes(content.read())
                     target.chmod(0o755)
     except tarfile.TarError as error:
-        raise ArchiveError(f"{packed.name} cannot be read: {error}") from error
+        raise ArchiveError(f"{packed.name} is not readable: {error}") from error

@@ -26,9 +26,9 @@ from pgrole_controller.local.process import LocalError
 KUBERNETES = "1.36.3"
 _NAMES = ("kube-apiserver", "etcd")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-_CHOICES = """kube-apiserver and etcd are needed, and no way to get them worked:
+_CHOICES = """kube-apiserver and etcd are needed, but every way to get them failed:
 {reasons}
-Choose one, then run the same command again:
+Choose one of these, then run the same command again:
   - install Go 1.24 or newer (https://go.dev/dl), which builds them once from the Go module proxy in 4 to 10 minutes;
   - set KUBEBUILDER_ASSETS to a folder that holds both (`setup-envtest use {minor} -p path` makes one);
   - copy both into {cache} ;
@@ -61,7 +61,7 @@ def find_present(environment: Mapping[str, str] = os.environ) -> Binaries | None
         found = _both_in(Path(assets), "KUBEBUILDER_ASSETS")
         if found is None:
             raise BinariesError(
-                f"KUBEBUILDER_ASSETS is {assets}, where no executable kube-apiserver and etcd are; correct or unset it"
+                f"KUBEBUILDER_ASSETS is {assets}, which has no executable kube-apiserver and etcd: correct or unset it"
             )
         return found
     return _both_in(_folder(cache_directory(environment)), "cache")
@@ -97,10 +97,10 @@ async def _make(folder: Path, display: Display, environment: Mapping[str, str], 
                 reasons.append(f"  - {origin}: {error}")
                 continue
             if _both_in(making, origin) is None:
-                reasons.append(f"  - {origin}: it does not hold both programs")
+                reasons.append(f"  - {origin}: it does not contain both programs")
                 continue
             _move(making, folder)
-            display.done(f"kube-apiserver and etcd from {origin}, kept in {folder}", since=started)
+            display.done(f"kube-apiserver and etcd from {origin}, cached in {folder}", since=started)
             return Binaries(folder / _NAMES[0], folder / _NAMES[1], origin)
     raise BinariesError(_CHOICES.format(reasons="\n".join(reasons), minor=_minor(), cache=folder, index=index_url))
 

@@ -30,7 +30,7 @@ async def build(into: Path, version: str, display: Display, environment: Mapping
     """Build both programs into a folder. `version`, like 1.36.3, is what it says of itself. Raises BuildError."""
     go = shutil.which("go", path=environment.get("PATH"))
     if go is None:
-        raise BuildError("there is no `go` on the PATH")
+        raise BuildError("`go` is not on the PATH")
     # An older Go fetches the one that go.mod asks for; elsewhere "local" is often set and refuses to.
     settings = {**environment, "GOTOOLCHAIN": "auto", "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": ""}
     with tempfile.TemporaryDirectory(prefix="pgrole-controlplane-") as scratch:

@@ -96,9 +96,9 @@ async def tell(display: Display) -> None:
                 return False
 
         if not await reached(are_ready, _READY_SECONDS, every=0.2):
-            raise LocalError(f"The samples are not Ready after {_READY_SECONDS:.0f} s; the controller's log says why")
+            raise LocalError(f"The samples are not Ready after {_READY_SECONDS:.0f} s; see the controller's log")
         names = ", ".join(role["metadata"]["name"] for role in roles)
-        display.say(f"PgRoles {names} are Ready: the controller runs")
+        display.say(f"PgRoles {names} are Ready: the controller is running")
         display.say(_guide(demo))
 
 
@@ -149,26 +149,26 @@ def _guide(demo: Demo) -> str:
     password = quote(_PASSWORD.read_text(encoding="utf-8"), safe="")
     dsn = f"postgresql://postgres:{password}@localhost:{demo.postgres_port}/postgres"
     return f"""{_RULE}
-Everything runs. In another terminal, in the folder of compose.yaml:
+Everything is running. In another terminal, in the folder of compose.yaml:
 
   export KUBECONFIG={demo.folder}/kubeconfig
   export PGROLE_DSN={dsn}
 
-1. The declared roles, and what became of them:
+1. List the declared roles and their state:
   kubectl get pgr -A
 
-2. Cause drift (repaired within milliseconds; look at Drifts in 1):
+2. Cause drift (repaired within milliseconds; see column Drifts in 1):
   psql "$PGROLE_DSN" -c 'ALTER ROLE orders_app CREATEDB'
 
-3. Watch the repair (in a third terminal, before 2):
+3. Watch the repair (in a third terminal, before step 2):
   kubectl get pgr -A -w
 
-4. What the controller measures:
+4. Show the metrics of the controller:
   curl -s http://localhost:{demo.http_port}/metrics
 
 Without psql: docker compose exec postgres psql -U postgres -c …
 
-docker compose down stops all of it, and keeps what it holds; down -v removes that too.
+docker compose down stops everything and keeps the data; docker compose down -v also removes the data.
 {_RULE}"""
 
 

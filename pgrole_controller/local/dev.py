@@ -130,7 +130,7 @@ async def _run_controller(
         with anyio.CancelScope(shield=True):
             await _stop(process, last, display)
     ending = "\n".join(f"  {line}" for line in last)
-    raise LocalError(f"the controller ended by itself with exit code {code}; its last lines:\n{ending}")
+    raise LocalError(f"the controller exited with code {code}; its last lines:\n{ending}")
 
 
 def _environment(database: PostgresServer, health_port: int) -> dict[str, str]:
@@ -175,9 +175,9 @@ async def _tell_when_ready(
     started = time.monotonic()
     if await reached(are_ready, _READY_SECONDS, every=0.1):
         names = ", ".join(role["metadata"]["name"] for role in roles)
-        display.done(f"PgRoles {names} are Ready: the controller runs", since=started)
+        display.done(f"PgRoles {names} are Ready: the controller is running", since=started)
     else:
-        display.say(f"The samples are not Ready after {_READY_SECONDS:.0f} s; the log above says why")
+        display.say(f"The samples are not Ready after {_READY_SECONDS:.0f} s; see the log above")
     display.say(guide(kubeconfig=server.kubeconfig, dsn=database.dsn(), psql=database.psql, state=state))
 
 
@@ -199,7 +199,7 @@ async def _pass_on(process: asyncio.subprocess.Process, last: deque[str], displa
 
 async def _watch_over(process: Process) -> None:
     await process.wait()
-    raise process.failure("ended by itself")
+    raise process.failure("exited unexpectedly")
 
 
 async def _stop(process: asyncio.subprocess.Process, last: deque[str], display: Display) -> None:
@@ -210,7 +210,7 @@ async def _stop(process: asyncio.subprocess.Process, last: deque[str], display: 
         await _pass_on(process, last, display)
         await process.wait()
         return
-    display.say(f"The controller has not ended within {_STOP_SECONDS:.0f} s; killing it")
+    display.say(f"The controller did not exit within {_STOP_SECONDS:.0f} s; killing it")
     process.kill()
     await process.wait()
 
@@ -226,5 +226,5 @@ def _locked(state: Path | None) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise LocalError(f"another `pgrole-controller dev` uses {state}") from error
+            raise LocalError(f"another `pgrole-controller dev` is using {state}") from error
         yield

@@ -10,23 +10,23 @@ _RULE = "─" * 78
 
 def guide(*, kubeconfig: Path, dsn: str, psql: Path, state: Path | None) -> str:
     """The text; commands name the programs that this machine has."""
-    kept = f"kept in {state}" if state else "nothing is kept"
+    kept = f"state kept in {state}" if state else "no state is kept"
     return f"""{_RULE}
-Everything runs. In another terminal:
+Everything is running. In another terminal:
 
   export KUBECONFIG={shlex.quote(str(kubeconfig))}
   export PGROLE_DSN={shlex.quote(dsn)}
 
-1. The declared roles, and what became of them:
+1. List the declared roles and their state:
   {_list(kubeconfig)}
 
-2. Cause drift (repaired within milliseconds; look at Drifts in 1):
+2. Cause drift (repaired within milliseconds; see column Drifts in 1):
   {_drift(psql, dsn)}
 
-3. Watch the repair (in a third terminal, before 2):
+3. Watch the repair (in a third terminal, before step 2):
   {_watch(kubeconfig)}
 
-Ctrl-C stops all of it ({kept}).
+Ctrl-C stops everything ({kept}).
 {_RULE}"""
 
 

@@ -21,7 +21,7 @@ async def alone(path: Path, what: str, display: Display) -> AsyncIterator[None]:
                 break
             except BlockingIOError:
                 if not told:
-                    display.say(f"Another process is getting {what}; waiting for it")
+                    display.say(f"Another process is fetching or building {what}; waiting for it")
                     told = True
                 await anyio.sleep(0.3)
         yield

@@ -31,7 +31,7 @@ async def apply_folder(server: ApiServer, folder: Path) -> list[Json]:
     """Apply every object of each *.yaml of a folder, in the order of their names. Raises LocalError if none."""
     objects = [await apply(server, document) for document in read_folder(folder)]
     if not objects:
-        raise LocalError(f"{folder} has no *.yaml")
+        raise LocalError(f"{folder} contains no *.yaml files")
     return objects
 
 

@@ -31,7 +31,7 @@ def free_port(wanted: int | None = None) -> int:
     for port in chain([wanted] if wanted else [], others):
         if _keep(port, alone=port != wanted):
             return port
-    raise OSError("no port of 127.0.0.1 is free")
+    raise OSError("no free port on 127.0.0.1")
 
 
 def _keep(port: int, *, alone: bool) -> bool:

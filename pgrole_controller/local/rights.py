@@ -55,7 +55,7 @@ def read_rights(installation: Installation) -> list[Json]:
     roles = [one for one in found if (one["kind"], one["metadata"]["name"], _namespace_of(one)) in bound]
     accounts = [one for one in found if one["kind"] == "ServiceAccount"]
     if not (accounts and roles and len(bound) == len(roles)):
-        raise LocalError(f"{overlay} does not give {_NAME} its rights, or binds a role that is not there")
+        raise LocalError(f"{overlay} does not grant {_NAME} its rights, or binds a role that does not exist")
     policies = [one for one in found if one["kind"] in _POLICIES]
     return [_place(one, installation) for one in (*accounts, *roles, *bindings, *policies)]
 

@@ -22,7 +22,7 @@ _AS_TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m pgrole_controller.local.table", description="List every PgRole.")
     parser.add_argument("kubeconfig")
-    parser.add_argument("--watch", action="store_true", help="go on, and print each change")
+    parser.add_argument("--watch", action="store_true", help="keep running and print each change")
     chosen = parser.parse_args(arguments)
     try:
         _show(chosen.kubeconfig, watch=chosen.watch)

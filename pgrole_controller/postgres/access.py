@@ -34,7 +34,7 @@ async def read_access(connection: Connection) -> Access:
     with speaking():
         row = await connection.fetchrow(queries.inspect("access"), timeout=_DEADLINE)
     if row is None:
-        raise Transient(Reason.SERVER_NOT_READY, "the controller's role is not there any more")
+        raise Transient(Reason.SERVER_NOT_READY, "the controller's role no longer exists: create it again")
     return {column: Row(row, Reason.SERVER_NOT_READY)[column] for column in _COLUMNS}
 
 

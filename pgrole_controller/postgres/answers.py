@@ -24,7 +24,7 @@ def reading() -> Iterator[None]:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
         kind = type(error).__name__
-        raise Transient(Reason.SERVER_NOT_READY, f"the server's answer cannot be read ({kind})") from error
+        raise Transient(Reason.SERVER_NOT_READY, f"the controller cannot read the server's answer ({kind})") from error
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def understanding() -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        words = "PostgreSQL refuses with a message in an encoding that cannot be read: REASSIGN OWNED there by hand"
+        words = "PostgreSQL's error message is in an encoding that cannot be read: run REASSIGN OWNED there by hand"
         raise Waiting(Reason.DROP_BLOCKED, words) from error
 
 

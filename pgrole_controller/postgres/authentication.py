@@ -20,7 +20,7 @@ ANYTHING: Final = frozenset[str](METHODS)
 
 _OK, _CLEAR, _MD5, _SASL, _CONTINUE, _FINAL = 0, 3, 5, 10, 11, 12
 _SAID = {
-    "password": "the password in clear (password)",
+    "password": "the password in clear text (password)",
     "md5": "an MD5 hash of the password (md5)",
     "scram-sha-256": "SCRAM (scram-sha-256)",
     "none": "no password (none)",
@@ -42,9 +42,9 @@ class MethodRefused(Unacceptable):
     def __init__(self, asked: str, allowed: Iterable[str]) -> None:
         shown = ", ".join(method for method in METHODS if method in frozenset(allowed))
         super().__init__(
-            f"the server asks for {_SAID[asked]}, and requireAuth allows only: {shown}. Set scram-sha-256 for the "
+            f"the server asks for {_SAID[asked]}, but requireAuth allows only: {shown}. Set scram-sha-256 for the "
             f"controller's role in the server's pg_hba.conf, or verify the server's certificate (sslMode verify-full), "
-            f"or name {asked} in requireAuth. Nothing was sent"
+            f"or add {asked} to requireAuth. The controller sent nothing"
         )
 
 
@@ -61,7 +61,7 @@ class Login:
         (code,) = _CODE.unpack_from(body)
         rest = body[_CODE.size :]
         if code in _UNSUPPORTED:
-            raise Unacceptable(f"the server asks for {_UNSUPPORTED[code]}, which the controller cannot do")
+            raise Unacceptable(f"the server asks for {_UNSUPPORTED[code]}, which the controller does not support")
         match code:
             case 3 | 5 | 10 if self._step is None:
                 self._ask(code, rest)
@@ -84,7 +84,7 @@ class Login:
             if mechanisms[-2:] != [b"", b""]:
                 raise ValueError
             if b"SCRAM-SHA-256" not in mechanisms:
-                raise Unacceptable("the server asks for a mechanism of SASL other than SCRAM-SHA-256")
+                raise Unacceptable("the server asks for a SASL mechanism other than SCRAM-SHA-256")
             self._require("scram-sha-256")
         elif len(rest) != (4 if code == _MD5 else 0):
             raise ValueError
@@ -104,6 +104,6 @@ def _check_challenge(text: bytes) -> None:
         raise ValueError
     if not 1 <= int(challenge[1]) <= MOST_ITERATIONS:
         raise Unacceptable(
-            f"the server asks for {int(challenge[1])} iterations of SCRAM; up to {MOST_ITERATIONS} are accepted: "
+            f"the server asks for {int(challenge[1])} SCRAM iterations; the limit is {MOST_ITERATIONS}: "
             "set the password of the controller's role again with a lower scram_iterations"
         )

@@ -25,7 +25,9 @@ class PutOff(Transient):
     """The answer for one is too much to be read with that for others: it is to be asked for alone."""
 
     def __init__(self) -> None:
-        super().__init__(Reason.DATABASE_ERROR, "much is stored about the role, and it is not its turn to be read yet")
+        super().__init__(
+            Reason.DATABASE_ERROR, "the database stores much about the role; the controller reads it in a later batch"
+        )
 
 
 async def ask_each(

@@ -134,7 +134,8 @@ async def _changing(connection: Connection, selection: Selection, shown: Sequenc
             now = await _list(connection, selection)
             if [one.holder for one in now] != [one.holder for one in shown]:
                 raise ChangedMeanwhile(
-                    Reason.PROGRESSING, "the claims changed since they were shown, nothing was done: look at them again"
+                    Reason.PROGRESSING,
+                    "the claims changed after they were shown, so nothing was done: run the command again",
                 )
             yield [one.claim.role_name for one in shown]
 
@@ -142,7 +143,10 @@ async def _changing(connection: Connection, selection: Selection, shown: Sequenc
 def _expect(tag: str, count: int) -> None:
     """Raises Transient, which undoes it, when not all rows were changed: somebody's trigger or rule is in the way."""
     if tag.rpartition(" ")[2] != str(count):
-        raise Transient(Reason.DATABASE_ERROR, f"{count} claims were to be changed, but PostgreSQL says {tag!r}")
+        raise Transient(
+            Reason.DATABASE_ERROR,
+            f"the command changes {count} claims, but PostgreSQL reports {tag!r}; nothing was done",
+        )
 
 
 async def _list(connection: Connection, selection: Selection) -> list[Listed]:

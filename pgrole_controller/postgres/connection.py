@@ -60,7 +60,8 @@ class Unexpected(Transient):
             error = error.exceptions[0]
             kinds = f"{kinds}: {type(error).__name__}"
         super().__init__(
-            Reason.SERVER_NOT_READY, f"the session met an unexpected error ({kinds}); its traceback is in the log"
+            Reason.SERVER_NOT_READY,
+            f"unexpected error in the session ({kinds}); see the controller's log for the traceback",
         )
 
 
@@ -220,7 +221,9 @@ class _Search:
             error.message = texts[0]
             error.args = (texts[0],)
             return error
-        error = Transient(Reason.SERVER_NOT_READY, shorten(f"no host can be used: {'; '.join(texts)}", _LONGEST_LIST))
+        error = Transient(
+            Reason.SERVER_NOT_READY, shorten(f"no host accepts the connection: {'; '.join(texts)}", _LONGEST_LIST)
+        )
         error.__cause__ = ExceptionGroup("of each host", list(self.failures.values()))
         return error
 
@@ -305,7 +308,7 @@ async def _enter(
 def _check_usable(row: asyncpg.Record) -> None:
     """Raises Transient for a standby, and unless we act as the role that logged in."""
     if row["in_recovery"]:
-        text = "the server is a standby (pg_is_in_recovery): it cannot be written to"
+        text = "the server is a read-only standby (pg_is_in_recovery)"
         raise Transient(Reason.SERVER_NOT_READY, text) from StandbyError()
     check_identity(row)
 
@@ -317,7 +320,9 @@ def _naming(what: str) -> Iterator[None]:
         yield
     except ValueError as error:
         kind = type(error).__name__
-        raise Refused(Reason.SERVER_NOT_READY, f"the server cannot be asked: {what} cannot be used ({kind})") from None
+        raise Refused(
+            Reason.SERVER_NOT_READY, f"the controller cannot connect: {what} is not usable ({kind})"
+        ) from None
 
 
 def _spell(host: str, port: int) -> str:
@@ -331,7 +336,7 @@ async def _close(connection: Connection) -> None:
             await connection.close(timeout=CLOSE_SECONDS)
         except Exception as error:
             if not isinstance(error, (*_LOST, TimeoutError, asyncpg.PostgresError)):
-                log.debug("unexpected error at the end of a connection", exc_info=error)
+                log.debug("unexpected error while closing a connection", exc_info=error)
             connection.terminate()
             return
     if not connection.is_closed():
@@ -401,11 +406,11 @@ def _say(error: BaseException) -> str:
         case TimeoutError():
             return "no answer in time"
         case SSLCertVerificationError():
-            return f"the server's certificate is not accepted: {error.verify_message}"
+            return f"the server's certificate is not trusted: {error.verify_message}"
         case SSLError():
             return f"TLS failed: {error.reason or error}"
         case ConnectionError() if _NO_TLS in str(error):
-            return "the server offers no TLS, which sslMode demands"
+            return "the server does not offer TLS, which sslMode requires"
         case gaierror():
-            return f"the name of the host cannot be looked up: {error.strerror}"
+            return f"the host name does not resolve: {error.strerror}"
     return str(error) or type(error).__name__

@@ -22,7 +22,7 @@ async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -
     except PgRoleError as error:
         if connection.is_closed():
             raise
-        log.warning("who sets roles back cannot be asked", extra={"error": error.message})
+        log.warning("cannot query which sessions change roles back", extra={"error": error.message})
         return {}
     culprits: dict[str, tuple[Culprit, ...]] = {}
     for row in rows:
@@ -30,7 +30,7 @@ async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -
             role, user = row.get("role", str), row.get("usename", bytes).decode(errors="replace")
             seen = Culprit(user, row.find("application_name", str) or "", row.get("address", str))
         except PgRoleError as error:
-            log.warning("one who sets roles back is left out", extra={"error": error.message})
+            log.warning("session that changes roles back left out", extra={"error": error.message})
             continue
         culprits[role] = (*culprits.get(role, ()), seen)
     return culprits

@@ -54,9 +54,9 @@ _DATABASE_IS_GONE = "3D000"
 #: Classes of SQLSTATE that say something of the server or the connection, not of the one database.
 _OF_THE_SERVER = ("08", "53300", "57P", "PGR01", NOT_LEADING, CHANGES_SUSPENDED)
 _REMEDIES = {
-    "2BP01": "what belongs to others depends on it",
+    "2BP01": "objects of other roles depend on it",
     "42501": "the controller needs the privileges of both roles, and CONNECT on the database",
-    "53200": "too many objects for one transaction, unless max_locks_per_transaction is raised",
+    "53200": "too many objects for one transaction: raise max_locks_per_transaction",
 }
 
 
@@ -120,13 +120,15 @@ async def disown(
             await _end_sessions(home, task, still)
             if task.new_owner is not None:
                 await _empty(home, await _prepare(home, endpoint, task, new_owner, still, met))
-        log.info("role was emptied", extra={"role": task.role, "new_owner": task.new_owner})
+        log.info(
+            "owned objects reassigned and privileges revoked", extra={"role": task.role, "new_owner": task.new_owner}
+        )
         return
     if met:
         raise blocked(task.role, met)
     raise Transient(
         Reason.PROGRESSING,
-        f'role "{task.role}" was not emptied within {deadline:.0f} s: what is left is done next time',
+        f'role "{task.role}" still owns objects after {deadline:.0f} s; the controller continues in the next attempt',
     )
 
 
@@ -149,11 +151,11 @@ async def _find_new_owner(home: Connection, task: Disown) -> int | None:
     with reading():
         is_named, new_owner = bool(rows[0]["is_named"]), number(rows[0]["new_owner"])
     if not is_named:
-        raise Transient(Reason.PROGRESSING, f'role "{task.role}" is not the one that was looked at any more')
+        raise Transient(Reason.PROGRESSING, f'role "{task.role}" changed since the controller read it')
     if task.new_owner is not None and new_owner is None:
         raise blocked(task.role, [Obstacle("", f'spec.reassignOwnedTo: role "{task.new_owner}" does not exist')])
     if task.new_owner_oid not in (None, new_owner):
-        raise Transient(Reason.PROGRESSING, f'role "{task.new_owner}" is not the one that was looked at any more')
+        raise Transient(Reason.PROGRESSING, f'role "{task.new_owner}" changed since the controller read it')
     return new_owner
 
 
@@ -169,14 +171,16 @@ async def _end_sessions(home: Connection, task: Disown, still: Still) -> None:
         count = await _count_sessions(home, task)
     obstacles: list[Obstacle] = []
     if count:
-        remedy = "they were asked to end and have not" if task.terminate else "spec.terminateSessions: true ends them"
-        obstacles.append(Obstacle("", f"sessions of the role that are open: {count} ({remedy})"))
+        remedy = (
+            "terminated, but not yet ended" if task.terminate else "to terminate them, set spec.terminateSessions: true"
+        )
+        obstacles.append(Obstacle("", f"open sessions of the role: {count} ({remedy})"))
     rows = await ask(home, _sql("prepared"), task.oid)
     with reading():
         obstacles.extend(
             Obstacle(
                 show(row["database"]),
-                f'its prepared transaction "{show(row["gid"])}" is neither committed nor rolled back',
+                f'its prepared transaction "{show(row["gid"])}" is open: commit it or roll it back',
             )
             for row in rows
         )
@@ -218,13 +222,15 @@ async def _visit_each(home: Connection, emptying: _Emptying, work: Callable[[Con
 def _refuse_visit(database: _Database) -> str | None:
     """Why a database cannot be connected to, with what to do about it, as far as that is known beforehand."""
     if database.invalid:
-        return "its DROP DATABASE was interrupted: DROP DATABASE it again"
+        return "its DROP DATABASE was interrupted: run DROP DATABASE again"
     if not database.connectable:
-        return "it needs the role and takes no connections: ALTER DATABASE … ALLOW_CONNECTIONS true, or drop it"
+        return "it depends on the role but accepts no connections: ALTER DATABASE … ALLOW_CONNECTIONS true, or drop it"
     try:
         database.name.decode()
     except UnicodeDecodeError:
-        return "it needs the role and its name is not UTF-8: rename it, or there REASSIGN OWNED and DROP OWNED by hand"
+        return (
+            "it depends on the role but its name is not UTF-8: rename it, or run REASSIGN OWNED and DROP OWNED by hand"
+        )
     return None
 
 
@@ -236,7 +242,7 @@ async def _visit(
         return await _try(home, emptying, database, work)
     except Transient:
         # DROP DATABASE ends the connections before it is committed; a new one waits for that, and finds nothing
-        log.info("database is visited again", extra={"database": database.shown})
+        log.info("connecting to the database again", extra={"database": database.shown})
         return await _try(home, emptying, database, work)
 
 
@@ -281,7 +287,7 @@ async def _check_place(connection: Connection, home: _Place, database: _Database
             Reason.DROP_BLOCKED, "its settings make the controller act as another role: ALTER DATABASE … RESET role"
         )
     if place.database != database.oid:
-        raise Transient(Reason.PROGRESSING, "it was renamed meanwhile")
+        raise Transient(Reason.PROGRESSING, "it was renamed in the meantime")
 
 
 async def _check_triggers(connection: Connection) -> None:
@@ -293,7 +299,7 @@ async def _check_triggers(connection: Connection) -> None:
         raise Waiting(
             Reason.DROP_BLOCKED,
             f"an event trigger would run a function of another role with the controller's privileges: {names}. "
-            "Give the function to a superuser, or ALTER EVENT TRIGGER … DISABLE",
+            "Reassign the function to a superuser, or ALTER EVENT TRIGGER … DISABLE",
         )
 
 
@@ -312,7 +318,7 @@ async def _hand_over(emptying: _Emptying, connection: Connection, *, drop: bool)
             reason = f" ({error.message})"
         else:
             return
-    words = "it is changed as the role time and again: end the sessions that have done SET ROLE to it"
+    words = "sessions keep making changes as the role: end the sessions that ran SET ROLE to it"
     raise Waiting(Reason.DROP_BLOCKED, words + reason)
 
 
@@ -334,18 +340,21 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
 
 
 async def _check_left(home: Connection, task: Disown) -> None:
-    """Raises Waiting for what came to need the role meanwhile, or is about to."""
+    """Raises Waiting for what new dependencies on the role appeared in the meantime, or is about to."""
     needs = await ask(home, queries.inspect("needs"), [task.oid])
     makers = await ask(home, _sql("makers"), task.oid)
     with reading():
         obstacles = [
-            Obstacle(str(row["database"]), f"{row['count'] - row['members']} came to need the role meanwhile")
+            Obstacle(
+                str(row["database"]),
+                f"{row['count'] - row['members']} new dependencies on the role appeared in the meantime",
+            )
             for row in needs
             if row["count"] > row["members"]
         ]
         for row in makers:
             who = f"the open transaction of process {int(row['pid'])}" if row["pid"] else "a prepared transaction"
-            obstacles.append(Obstacle(show(row["database"] or b""), f"{who} is about to need the role"))
+            obstacles.append(Obstacle(show(row["database"] or b""), f"{who} is about to depend on the role"))
     if obstacles:
         raise blocked(task.role, obstacles)
 

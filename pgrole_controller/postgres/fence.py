@@ -30,7 +30,7 @@ class Unconfirmed(Transient):
     """What was decided while this process held the Lease is not carried out when it does not know that any more."""
 
     def __init__(self) -> None:
-        super().__init__(Reason.PROGRESSING, "Kubernetes cannot be reached any more: it is decided anew")
+        super().__init__(Reason.PROGRESSING, "the controller can no longer reach Kubernetes and decides again")
 
 
 @dataclass(frozen=True, slots=True)

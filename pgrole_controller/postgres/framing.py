@@ -65,7 +65,7 @@ _DIMENSIONS = range(1, 7)
 
 class NotPostgres(Unacceptable):
     def __init__(self) -> None:
-        super().__init__("what answers there does not speak PostgreSQL's protocol")
+        super().__init__("the program at this address does not speak the PostgreSQL protocol")
 
 
 @dataclass(slots=True)
@@ -274,7 +274,7 @@ def _too_long(kind: int, length: int) -> Unacceptable:
     what = _NAMES.get(chr(kind))
     if what is None:
         return NotPostgres()
-    return Unacceptable(f"the server sends {what} of {length} bytes; at most {_LONGEST[kind]} are accepted")
+    return Unacceptable(f"the server sends {what} of {length} bytes; the limit is {_LONGEST[kind]}")
 
 
 def check_row(body: bytes) -> None:
@@ -327,7 +327,7 @@ def check_description(body: bytes) -> None:
         place = body.index(b"\0", place) + 1
         _, _, kind, _, _, _ = _COLUMN.unpack_from(body, place)
         if kind not in _TYPES:
-            raise Unacceptable(f"the server answers with values of type {kind}, which none of our statements asks for")
+            raise Unacceptable(f"the server sends values of type {kind}, which no statement of the controller requests")
         place += _COLUMN.size
     _expect(place == len(body))
 

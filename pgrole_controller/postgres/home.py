@@ -46,9 +46,9 @@ def check_only(home: Home) -> None:
         other = home.elsewhere[0]
         raise Refused(
             Reason.SERVER_NOT_READY,
-            f"the home of schema pgrole on this server is database {other}, and a second one, {home.database}, would "
-            f"not know its claims. Name database {other}; or, to move the home, DROP SCHEMA pgrole CASCADE there, and "
-            f"as a superuser ALTER DATABASE {other} RESET pgrole.home",
+            f"schema pgrole on this server is in home database {other}, whose claims a second home, {home.database}, "
+            f"would not know. Name database {other}; or, to move the home, DROP SCHEMA pgrole CASCADE there and, as a "
+            f"superuser, ALTER DATABASE {other} RESET pgrole.home",
         )
 
 
@@ -58,7 +58,7 @@ async def record_home(connection: Connection) -> None:
     if not home.recorded and home.may_record:
         await connection.execute(resources.text("sql", "install", "07_home.sql"))
         home = await look_for_home(connection)  # another may have been recorded in the same moment
-        log.info("home database is recorded", extra={"database": home.database})
+        log.info("home database recorded", extra={"database": home.database})
     check_only(home)
     if not home.recorded:
         await _say_unrecorded(connection, home)
@@ -69,7 +69,7 @@ async def _say_unrecorded(connection: Connection, home: Home) -> None:
     if (server, home.database) not in _SAID:
         _SAID.add((server, home.database))
         remedy = f"ALTER DATABASE {home.database} SET pgrole.home = 'on'"
-        log.info("home database is not recorded: a superuser can", extra={"remedy": remedy})
+        log.info("home database not recorded: only a superuser can record it", extra={"remedy": remedy})
 
 
 def _text(value: bytes) -> str:

@@ -63,16 +63,17 @@ async def identify(connection: Connection) -> Identity:
     row = await fetch_row(connection, "identify", queries.inspect("server"))
     version, number = row.get("version", str), row.get("version_number", int)
     if row.get("in_recovery", bool):
-        raise Transient(Reason.SERVER_NOT_READY, "the server is a standby (pg_is_in_recovery): it cannot be written to")
+        raise Transient(Reason.SERVER_NOT_READY, "the server is a read-only standby (pg_is_in_recovery)")
     if number < OLDEST_VERSION * 10_000:
         raise Transient(
-            Reason.SERVER_NOT_READY, f"PostgreSQL {version[:40]} is too old: {OLDEST_VERSION} or later is needed"
+            Reason.SERVER_NOT_READY,
+            f"PostgreSQL {version[:40]} is too old: the controller requires {OLDEST_VERSION} or later",
         )
     encoding = row.get("encoding", str)
     if encoding != "UTF8":
         raise Transient(
             Reason.SERVER_NOT_READY,
-            f"the home database has the encoding {encoding[:40]}: name one with UTF8, which holds every role's name",
+            f"the home database has the encoding {encoding[:40]}: name one with UTF8, which can hold every role name",
         )
     return Identity(
         version=version[:40],
@@ -197,7 +198,7 @@ async def look_around(connection: Connection, mentioned: Mentioned, version: int
 def _hard(reached: Sequence[Row]) -> Iterable[str]:
     yield from (one.get("name", str) for one in reached if one.get("hard", bool))
     if len(reached) >= _MOST_REACHED:  # there may be more, of which nobody knows what they are
-        yield "more roles than can be looked at"
+        yield "more roles than the controller can read"
 
 
 def _like(pattern: str) -> bytes:
@@ -277,7 +278,7 @@ async def look_for_claims(connection: Connection, cluster: str) -> list[tuple[Ke
             key = Key(row.get("namespace", str), row.get("object", str))
             claims.append((key, row.get("role_name", str), row.get("object_uid", str)))
         except PgRoleError as error:
-            log.warning("claim left as it is", extra={"error": error.message})
+            log.warning("claim left unchanged: not readable", extra={"error": error.message})
     return claims
 
 
@@ -288,7 +289,7 @@ def _sights(rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bo
         try:
             found.get(row.get("place", int), []).append(row)
         except PgRoleError as error:
-            log.warning("row of no object", extra={"error": error.message})
+            log.warning("row skipped: it belongs to no object", extra={"error": error.message})
     return [_sight_or_error(found[place], key, claims=claims) for place, (key, _) in enumerate(asked, 1)]
 
 
@@ -298,7 +299,7 @@ def _sight_or_error(rows: Sequence[Row], key: Key, *, claims: bool) -> Sight | P
     except PutOff as error:
         return error
     except PgRoleError as error:
-        log.warning("object cannot be looked at", extra={"object": str(key), "error": error.message})
+        log.warning("object not readable", extra={"object": str(key), "error": error.message})
         return error
 
 
@@ -375,8 +376,8 @@ def _memberships(row: Row) -> tuple[Membership, ...]:
         # The last group may have been granted more often. So many others are drift, and are revoked before the rest.
         groups = groups[:-1]
         if len(groups) < _MANY_GROUPS:
-            text = f"its memberships were granted {_MOST_GRANTS} times or more: revoke some of these grants"
-            raise Transient(Reason.DATABASE_ERROR, f"the role cannot be read: {text}")
+            text = f"the role has {_MOST_GRANTS} or more grants of memberships: revoke some of them"
+            raise Transient(Reason.DATABASE_ERROR, f"the controller cannot read the role: {text}")
     return tuple(
         membership_of(group, [_grant(grant) for grant in grants], grants[0].some("passed_on", str))
         for group, grants in groups

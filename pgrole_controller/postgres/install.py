@@ -88,7 +88,7 @@ async def _install(connection: Connection, *, allowed: bool) -> Installation:
             return Installation.OLDER
         raise (Refused if row["present"] else Missing)(
             Reason.SERVER_NOT_READY,
-            "schema pgrole is missing or old and may not be installed by the controller; "
+            "schema pgrole is missing or outdated, and the controller is not allowed to install it; "
             f"an administrator can install it with the output of `pgrole-controller sql`{_what_allows(allowed, row)}",
         )
     try:
@@ -131,7 +131,7 @@ async def _read_version(connection: Connection, row: Row) -> int | None:
     if version > VERSION + 1:
         raise Refused(
             Reason.SERVER_NOT_READY,
-            f"schema pgrole has version {version}, this controller knows {VERSION}: upgrade it",
+            f"schema pgrole has version {version}, but this controller knows {VERSION}: upgrade the controller",
         )
     whole = installed["parts"] == row["parts"] and (row["armed"] or version != VERSION)
     return version if version >= VERSION - 1 and whole else None
@@ -142,9 +142,9 @@ def _check_announcing(row: Row) -> None:
     if not row["announcing"]:
         raise Refused(
             Reason.SERVER_NOT_READY,
-            "session_replication_role is replica for the controller's role or in its database, so that schema pgrole "
-            "announces nothing: an administrator can RESET it there (ALTER ROLE, ALTER DATABASE), or bring the schema "
-            "up to date with the output of `pgrole-controller sql`",
+            "session_replication_role is replica for the controller's role or in its database, so schema pgrole sends "
+            "no notifications: an administrator can RESET it there (ALTER ROLE, ALTER DATABASE), or update the schema "
+            "with the output of `pgrole-controller sql`",
         )
 
 
@@ -154,9 +154,9 @@ async def _survey(connection: Connection) -> Row:
     if row["foreign_parts"]:
         raise Refused(
             Reason.SERVER_NOT_READY,
-            "schema pgrole is not trusted, nothing in it is called: it must belong to the controller's role or to a "
-            f"superuser with all that is in it, but does not: {_text(row['foreign_parts'])}. "
-            "An administrator must look at it and drop it (DROP SCHEMA pgrole CASCADE)",
+            "schema pgrole is not trusted, and nothing in it is called: the controller's role or a superuser "
+            f"must own the schema and everything in it, but does not own: {_text(row['foreign_parts'])}. "
+            "An administrator must inspect and drop it (DROP SCHEMA pgrole CASCADE)",
         )
     return row
 

@@ -73,7 +73,9 @@ class Ledger:
             return None
         if plan.claim is not None and held.owner.object_uid == plan.claim.owner.object_uid:
             return None
-        return Transient(Reason.PROGRESSING, f'the claim of role "{plan.role_name}" is not the one that was seen')
+        return Transient(
+            Reason.PROGRESSING, f'the claim on role "{plan.role_name}" changed since the controller read it'
+        )
 
     def attempted(self, plans: Sequence[Plan], system_identifier: int) -> None:
         """The connection ended before it was known whether these were committed."""

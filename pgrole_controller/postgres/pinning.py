@@ -111,8 +111,8 @@ class Manner:
             return cause
         return Transient(
             Reason.SERVER_NOT_READY,
-            f"{cause.message}. If a login event trigger of the database fails, or takes longer than {LOGIN_SECONDS} s: "
-            f"a superuser can connect with PGOPTIONS='-c event_triggers=off' and ALTER EVENT TRIGGER … DISABLE",
+            f"{cause.message}. If a login event trigger of the database fails or takes longer than {LOGIN_SECONDS} s, "
+            f"a superuser can connect with PGOPTIONS='-c event_triggers=off' and run ALTER EVENT TRIGGER … DISABLE",
         )
 
 
@@ -126,11 +126,15 @@ def check_identity(row: asyncpg.Record) -> None:
     if row["acting"] is not None and row["acting"] == row["session"] == row["authenticated"]:
         return
     remedies = _text(row["remedies"] or b"")
-    remedy = f"A setting of the database or the role does it: {remedies}" if remedies else "Is there a pooler between?"
+    remedy = (
+        f"A setting of the database or the role causes this: {remedies}"
+        if remedies
+        else "Check for a pooler in between"
+    )
     raise Transient(
         Reason.SERVER_NOT_READY,
-        f'the session acts as role "{_text(row["acting_name"])}" and not as the one that logged in: nothing is done as '
-        f"somebody else. {remedy}",
+        f'the session acts as role "{_text(row["acting_name"])}" instead of the role that logged in, so the controller '
+        f"does nothing in it. {remedy}",
     )
 
 

@@ -66,7 +66,7 @@ class Poller:
             raise Unreadable("there is no row", Reason.SERVER_NOT_READY)
         row = rows[0]
         if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
-            raise Transient(Reason.SERVER_NOT_READY, "another server answers than the one that was connected to")
+            raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
         first = self._snapshot is None
         snapshot, now = row.get("snapshot", str), _read(rows)
         self._snapshot = snapshot

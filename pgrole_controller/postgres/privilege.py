@@ -33,7 +33,7 @@ from pgrole_controller.postgres.connection import Connection, speaking
 PARAMETER_GRANTS_VERSION = 150_000
 
 _ADMIN = "WITH ADMIN TRUE, INHERIT FALSE, SET FALSE"
-_WAY_OUT = "To keep the role and let the object go, set spec.deletionPolicy: Retain"
+_WAY_OUT = "To keep the role and delete only the object, set spec.deletionPolicy: Retain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ async def look_for_rights(connection: Connection, plan: Plan, *, scoped: bool, p
         row = await connection.fetchrow(queries.inspect("rights"), plan.oid or 0, legible, illegible, parameters)
         granted = await connection.fetch(queries.inspect("granted_parameters"), parameters) if parameter_grants else []
     if row is None:
-        raise Transient(Reason.SERVER_NOT_READY, "the controller's role is not there any more")
+        raise Transient(Reason.SERVER_NOT_READY, "the controller's role no longer exists: create it again")
     return Rights(
         own_role=row["own_role"].decode(errors="replace"),
         attributes=frozenset(row["attributes"]),
@@ -124,7 +124,7 @@ def explain(error: PgRoleError, obstacles: Sequence[Obstacle]) -> PgRoleError:
     text += f". A superuser can allow it: {allow}" if allow else ""
     text += f". Only a superuser can do it: {do}" if do else ""
     if NOT_UTF8.search(allow + do):
-        text += ". Names with \\x are not UTF-8: run this in a database of their encoding"
+        text += ". Names with \\x are not UTF-8: run this in a database with their encoding"
     if any(isinstance(obstacle.change, Drop) for obstacle in obstacles):
         return Waiting(Reason.DROP_BLOCKED, f"{text}. {_WAY_OUT}")
     return Refused(error.reason, text)

@@ -25,7 +25,7 @@ class Unreadable(Transient):
     """What a server sent is not what was asked for."""
 
     def __init__(self, what: str, reason: Reason) -> None:
-        super().__init__(reason, f"PostgreSQL sent an answer that cannot be read: {what}")
+        super().__init__(reason, f"the controller cannot read PostgreSQL's answer: {what}")
 
 
 class Row:

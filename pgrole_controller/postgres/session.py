@@ -323,7 +323,7 @@ class _Waiting:
                 asked = anyio.current_time()
                 await self._ask(everything)
             if self.fence is not None:
-                log.warning("enforcing what was applied before: Kubernetes is or was away")
+                log.warning("enforcing the state last applied: Kubernetes is or was unreachable")
                 everything.cancel()
             await anyio.sleep(AWAY_SECONDS)
 
@@ -354,7 +354,7 @@ async def _fence(writer: Connection, found: Survey, candidacy: Candidacy | None)
     if candidacy is None:
         return None
     if found.installation is Installation.OLDER:
-        log.warning("schema pgrole is of the version before: no fencing number until an administrator installs it anew")
+        log.warning("schema pgrole has the previous version: no fencing number until an administrator updates it")
     fencing = found.missing is None and found.installation is not Installation.OLDER
     return await take_lead(writer, candidacy, guarded=found.guarded, fencing=fencing)
 
@@ -363,7 +363,7 @@ async def _reconsider(sense: Sense, found: Survey, seconds: float, session: anyi
     """Ends the session when another one could do more, or this one could not be begun any more."""
     only = "sees_passwords" if sense.mode is Mode.WATCH else None
     changed = await await_change(sense.connection, sense.turn, found.access, seconds, only)
-    log.info("what the controller may do has changed", extra={"changed": ", ".join(changed)})
+    log.info("the controller's privileges changed", extra={"changed": ", ".join(changed)})
     session.cancel()
 
 
@@ -376,7 +376,7 @@ async def _await_upgrade(sense: Sense, seconds: float, session: anyio.CancelScop
                 access = await read_access(sense.connection)
                 if (access["owns"] or access["uses"]) and await is_current(sense.connection):
                     break
-    log.info("schema pgrole was brought up to date")
+    log.info("schema pgrole was updated")
     session.cancel()
 
 

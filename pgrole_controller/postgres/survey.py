@@ -42,7 +42,7 @@ async def survey(writer: Connection, detection: Mode, may_install: bool, seen: S
     if seen is not None:
         found = await look(writer)
         if found is None or (found.access, found.guarded) != (seen.access, seen.guarded):
-            raise Transient(Reason.SERVER_NOT_READY, "what the controller may do changed while another process led")
+            raise Transient(Reason.SERVER_NOT_READY, "the controller's privileges changed while another process led")
         await install(writer, allowed=may_install)
         return found
     identity = await inspect.identify(writer)

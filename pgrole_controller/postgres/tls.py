@@ -31,8 +31,8 @@ def make_context(mode: Mode, ca: str | None) -> ssl.SSLContext | Literal[False]:
     if mode == "verify-ca" and ca is None:
         raise Refused(
             Reason.SERVER_NOT_READY,
-            "sslMode verify-ca needs a CA of your own: with those of the system anybody's certificate would do; "
-            "name one (caRef), or use verify-full",
+            "sslMode verify-ca requires a private CA, since the system's CAs issue certificates to anyone: set caRef, "
+            "or use verify-full",
         )
     if ca is not None:
         context = _trust(ca)
@@ -93,6 +93,6 @@ def _read(ca: str) -> str:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError) as error:
         raise Refused(
-            Reason.SERVER_NOT_READY, "the CA cannot be read: certificates in PEM are expected (BEGIN CERTIFICATE)"
+            Reason.SERVER_NOT_READY, "the CA is not readable: provide certificates in PEM format (BEGIN CERTIFICATE)"
         ) from error
     return text

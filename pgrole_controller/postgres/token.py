@@ -36,7 +36,7 @@ class TokenCommand:
         is in no error; of its standard error the first line is.
         """
         if not self.argv:
-            raise self._failure("cannot be run: it names no program")
+            raise self._failure("names no program")
         try:
             with anyio.fail_after(TOKEN_SECONDS):
                 code, printed, complaint = await self._run(host, port, user)
@@ -73,7 +73,7 @@ class TokenCommand:
         try:
             token = printed.decode().strip()
         except UnicodeDecodeError:
-            raise self._failure("printed what is no text") from None
+            raise self._failure("printed something that is not text") from None
         if not token:
             raise self._failure("printed nothing")
         if len(printed) > MAX_BYTES or not token.isprintable():
@@ -99,4 +99,4 @@ def _end(process: anyio.abc.Process) -> None:
 
 def _first_line(text: bytes) -> str:
     lines = (line.strip() for line in text.decode(errors="replace").splitlines())
-    return next((line for line in lines if line), "it says nothing")[:_SHOWN]
+    return next((line for line in lines if line), "no error output")[:_SHOWN]

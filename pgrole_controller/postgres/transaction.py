@@ -163,7 +163,7 @@ async def _carry_out_each(
             locked.note(plan.role_name, error)
             results.append(await _answer(connection, plan, dialect, error))
         else:
-            results.append(Transient(Reason.PROGRESSING, "put off, since others of its batch wait for locks"))
+            results.append(Transient(Reason.PROGRESSING, "postponed, since other objects in its batch wait for locks"))
     return results
 
 
@@ -232,7 +232,7 @@ async def _try(
     except PgRoleError as error:
         return error
     except ValueError as error:  # what cannot be quoted
-        return Transient(Reason.INVALID_SPEC, f"it cannot be said in SQL: {error}")
+        return Transient(Reason.INVALID_SPEC, f"the controller cannot express it in SQL: {error}")
     return None
 
 

@@ -124,7 +124,7 @@ async def watch(eye: Connection, guarded: bool) -> NoReturn:
                 f"CALL pgrole.watch(interval '{TICK}', interval '{WATCH_SECONDS} s')",
                 timeout=_WATCH_DEADLINE,
             )
-        log.debug("watch returned and is called again")
+        log.debug("watch returned; calling it again")
 
 
 async def keep_alive(ear: Connection, turn: anyio.Lock) -> NoReturn:

@@ -18,7 +18,7 @@ BEGIN
     END IF;
     EXECUTE format('DROP OWNED BY %I', role_name);
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid = role_oid AND r.rolname = role_name) THEN
-        RAISE EXCEPTION 'the role was renamed meanwhile' USING ERRCODE = 'PGR03';
+        RAISE EXCEPTION 'the role was renamed in the meantime' USING ERRCODE = 'PGR03';
     END IF;
     IF EXISTS (
         SELECT
@@ -37,7 +37,7 @@ BEGIN
         WHERE l.pid = pg_backend_pid() AND l.mode = 'AccessExclusiveLock' AND l.locktype = 'relation'
           AND NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = l.relation)
     ) THEN
-        RAISE EXCEPTION 'what was made as the role meanwhile would be dropped' USING ERRCODE = 'PGR03';
+        RAISE EXCEPTION 'objects created as the role in the meantime would be dropped' USING ERRCODE = 'PGR03';
     END IF;
 END
 $drop_owned$

@@ -27,7 +27,7 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid = old_oid AND r.rolname = old_name)
         OR NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid = new_oid AND r.rolname = new_name)
     THEN
-        RAISE EXCEPTION 'a role was renamed meanwhile' USING ERRCODE = 'PGR03';
+        RAISE EXCEPTION 'a role was renamed in the meantime' USING ERRCODE = 'PGR03';
     END IF;
 END
 $reassign$

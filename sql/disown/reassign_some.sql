@@ -48,7 +48,7 @@ BEGIN
         EXECUTE format('ALTER TABLE %I.%I OWNER TO %I', schema_name, relation_name, new_name);
         -- at once: whatever it was, it is locked until the end
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = relation AND c.relowner = new_oid) THEN
-            RAISE EXCEPTION 'a table was renamed meanwhile' USING ERRCODE = 'PGR03';
+            RAISE EXCEPTION 'a table was renamed in the meantime' USING ERRCODE = 'PGR03';
         END IF;
     END LOOP;
     IF EXISTS (
@@ -64,7 +64,7 @@ BEGIN
                 AND d.deptype IN ('a', 'i')
           )
     ) OR NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid = new_oid AND r.rolname = new_name) THEN
-        RAISE EXCEPTION 'a table or a role was renamed meanwhile' USING ERRCODE = 'PGR03';
+        RAISE EXCEPTION 'a table or a role was renamed in the meantime' USING ERRCODE = 'PGR03';
     END IF;
 END
 $reassign_some$

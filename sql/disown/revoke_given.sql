@@ -34,7 +34,7 @@ BEGIN
             FROM pg_catalog.pg_auth_members AS a
             WHERE a.roleid = given.roleid AND a.member = given.member_oid AND a.grantor = given.grantor_oid
         ) THEN
-            RAISE EXCEPTION 'a role was renamed meanwhile' USING ERRCODE = 'PGR03';
+            RAISE EXCEPTION 'a role was renamed in the meantime' USING ERRCODE = 'PGR03';
         END IF;
     END LOOP;
 END

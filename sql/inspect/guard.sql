@@ -25,7 +25,7 @@ BEGIN
             LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = had.owner
             WHERE n.nspname = 'pgrole' AND (r.rolsuper OR r.rolname = session_user) IS NOT TRUE
         ) THEN
-            RAISE EXCEPTION 'schema pgrole is not trusted, nothing in it is called' USING ERRCODE = 'PGR02';
+            RAISE EXCEPTION 'schema pgrole is not trusted, and nothing in it is called' USING ERRCODE = 'PGR02';
         END IF;
     END IF;
 END

@@ -19,7 +19,7 @@ BEGIN
         WHERE l.pid = pg_backend_pid() AND l.locktype = 'object' AND l.database = 0
           AND l.classid = 'pg_catalog.pg_authid'::regclass AND l.mode = 'AccessExclusiveLock'
     ) IS DISTINCT FROM (SELECT array_agg(d.oid ORDER BY d.oid) FROM unnest(dropped) AS d (oid)) THEN
-        RAISE EXCEPTION 'a role was given another name while it was changed' USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'a role was renamed while it was changed' USING ERRCODE = 'PGR01';
     END IF;
 END
 $named$

@@ -1,4 +1,4 @@
--- Which object of which cluster owns a role, and what was last brought into it: one row a role name.
+-- The object and cluster that own a role, and the state last applied to it. One row per role name.
 CREATE TABLE IF NOT EXISTS pgrole.claim (
     role_name         text COLLATE "C" PRIMARY KEY,
     role_oid          oid NOT NULL,
@@ -15,8 +15,8 @@ CREATE TABLE IF NOT EXISTS pgrole.claim (
     released_at       timestamptz
 );
 
--- Since version 2. Of the password: which content of which Secret it was made from, the digest of the verifier that was set,
--- when it was generated, the last request to rotate it that was handled; and the connection Secret as it was last written.
+-- Since version 2. Password: the Secret and version it was read from, the digest of the verifier that was set, the time it
+-- was generated, and the last handled rotation request. Also the connection Secret as last written.
 ALTER TABLE pgrole.claim
     ADD COLUMN IF NOT EXISTS password_source   text NOT NULL DEFAULT '',
     ADD COLUMN IF NOT EXISTS password_digest   text NOT NULL DEFAULT '',
@@ -24,8 +24,8 @@ ALTER TABLE pgrole.claim
     ADD COLUMN IF NOT EXISTS rotate_handled    text NOT NULL DEFAULT '',
     ADD COLUMN IF NOT EXISTS connection_secret text NOT NULL DEFAULT '';
 
--- Since version 4. The generations of the PgRole and of its PgServer (by uid; empty for the server of PGROLE_DSN) that were
--- last acted on: a process that has lost Kubernetes enforces only what it knows to be that.
+-- Since version 4. The last reconciled generations of the PgRole and of its PgServer (by uid; empty for the server of
+-- PGROLE_DSN). A process that cannot reach Kubernetes enforces only objects that it knows at these generations.
 ALTER TABLE pgrole.claim
     ADD COLUMN IF NOT EXISTS object_generation bigint NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS server_uid        text NOT NULL DEFAULT '',
@@ -33,8 +33,8 @@ ALTER TABLE pgrole.claim
 
 CREATE INDEX IF NOT EXISTS claim_object ON pgrole.claim (cluster, namespace, object);
 
--- Two objects never hold one role. 0: the role that it was is gone, and its oid is another's. Where version 1 let two hold
--- one, it is the one's whose name it bears.
+-- Two objects never hold the same role. An oid of 0 means that the role was dropped and its oid reused. If version 1 let two
+-- claims hold a role, the claim with the role's name keeps it.
 UPDATE pgrole.claim AS c
 SET role_oid = 0
 WHERE c.role_oid <> 0 AND c.released_at IS NULL AND EXISTS (
@@ -48,7 +48,7 @@ DROP INDEX IF EXISTS pgrole.claim_role_oid;
 CREATE UNIQUE INDEX IF NOT EXISTS claim_holds ON pgrole.claim (role_oid, system_identifier)
     WHERE released_at IS NULL AND role_oid <> 0;
 
--- Tells of claims that were given up or went to another object: who was refused for them may look again.
+-- Announces claims that were released or transferred, so that objects denied because of them are reconciled again.
 CREATE OR REPLACE FUNCTION pgrole.announce_claim() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp

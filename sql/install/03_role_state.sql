@@ -1,12 +1,12 @@
--- What was last seen of every role. Whoever changes a row, the trigger tells it to all who listen.
+-- The last observed state of every role. A trigger notifies all listeners of every change of a row.
 CREATE TABLE IF NOT EXISTS pgrole.role_state (
     oid    oid PRIMARY KEY,
     name   text COLLATE "C" NOT NULL,
     digest bytea NOT NULL
 );
 
--- What is said of one role; `claim` names the claim that it has under another name. A name that another database wrote need
--- not be legible in UTF-8, and a client that cannot read one payload hears nothing more: then it is said of all.
+-- The payload for one role; `claim` is the name of its claim if that differs. A name written by a database with another
+-- encoding need not be valid UTF-8, and a client that cannot decode a payload stops listening: then the payload means "all".
 CREATE OR REPLACE FUNCTION pgrole.message(op text, role oid, called text, was text) RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -69,7 +69,7 @@ ALTER TABLE pgrole.role_state
     ENABLE ALWAYS TRIGGER announce_update,
     ENABLE ALWAYS TRIGGER announce_delete;
 
--- Where the verifiers of passwords may be read; elsewhere none.
+-- Password verifiers if the caller can read them, otherwise none.
 CREATE OR REPLACE FUNCTION pgrole.read_verifiers(roles oid[]) RETURNS TABLE (role oid, verifier text)
 LANGUAGE plpgsql STABLE ROWS 1
 SET search_path = pg_catalog, pg_temp
@@ -94,9 +94,9 @@ RETURN CASE
         || ' ' || hashtextextended(content COLLATE "C", 1)::text
 END;
 
--- Name and digest of those roles that are there; the digest covers everything that a PgRole can declare.
--- The same for the same content on one server, whatever the session's settings. Nested loops would make a pass over all
--- roles quadratic, since a plan is made for few. Fails when one of them cannot be digested.
+-- Name and digest of the existing roles. The digest covers everything that a PgRole can declare.
+-- Equal for equal content on one server, regardless of session settings. Nested loops would make a pass over all roles
+-- quadratic, since the plan is made for few roles. Fails if a role cannot be digested.
 CREATE OR REPLACE FUNCTION pgrole.digest_all(roles oid[]) RETURNS TABLE (oid oid, name text, digest bytea)
 LANGUAGE plpgsql VOLATILE ROWS 1
 SET search_path = pg_catalog, pg_temp
@@ -115,7 +115,7 @@ BEGIN
     FROM pg_roles AS r
     LEFT JOIN pgrole.read_verifiers(roles) AS v ON v.role = r.oid
     LEFT JOIN (
-        -- to_jsonb: PostgreSQL 16 has options that 15 does not know
+        -- to_jsonb: PostgreSQL 16 has options that 15 does not have
         SELECT h.member, jsonb_agg(DISTINCT to_jsonb(h) - '{oid,member,grantor}'::text[]) AS held
         FROM pg_auth_members AS h
         WHERE h.member = ANY (roles)
@@ -140,7 +140,7 @@ BEGIN
 END
 $$;
 
--- The same, where one that cannot be digested does not hold the others: its digest says so, whatever it holds.
+-- The same, except that a role that cannot be digested gets a fixed digest and does not affect the others.
 CREATE OR REPLACE FUNCTION pgrole.digest(roles oid[]) RETURNS TABLE (oid oid, name text, digest bytea)
 LANGUAGE plpgsql VOLATILE ROWS 1
 SET search_path = pg_catalog, pg_temp
@@ -159,9 +159,8 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory OR inte
 END
 $$;
 
--- Brings the rows of these roles up to date, and announces those that differ and those that were `touched`: one that was
--- changed, set back and changed to the same again between two looks has the digest that it had, and somebody who set it
--- back meanwhile must hear of it.
+-- Updates the rows of these roles and announces those that differ and those in `touched`. A role that was changed, restored
+-- and changed again between two observations has its earlier digest, and whoever restored it must be notified.
 CREATE OR REPLACE FUNCTION pgrole.record(roles oid[], touched oid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp

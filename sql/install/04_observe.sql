@@ -1,10 +1,10 @@
--- Notices which roles changed, from identity and xmin of the catalogs' rows.
+-- Detects which roles changed, by identity and xmin of the catalog rows.
 --
 -- A row version that a snapshot does not see was written by a transaction whose id is not below that snapshot's xmin.
--- So, when all rows of a catalog were seen at a snapshot, it is unchanged as long as it has as many rows, and those with
--- an xmin from there on ("recent": few, mostly none) are the same. Only these need a hash, and only these can be new.
+-- If all rows of a catalog were read at a snapshot, the catalog is unchanged as long as the number of rows is the same and
+-- the rows with an xmin from there on ("recent": few, mostly none) are the same. Only these need a hash or can be new.
 
--- Every row of the four role catalogs: which role it concerns (0: none), what else identifies it, and its version.
+-- Every row of the four role catalogs: the role it concerns (0: none), its other identity, and its version.
 CREATE OR REPLACE VIEW pgrole.catalog_row (catalog, role, other, grantor, version) AS
 SELECT 'pg_authid'::regclass::oid, a.oid, 0::oid, 0::oid, a.xmin
 FROM pg_authid AS a
@@ -23,7 +23,7 @@ SELECT
     d.xmin
 FROM pg_shdescription AS d;
 
--- The rows as they were last seen. Version 0: written by a transaction that had not ended when it was looked at.
+-- The rows as last observed. Version 0: written by a transaction that had not ended at that time.
 CREATE TABLE IF NOT EXISTS pgrole.seen (
     catalog oid NOT NULL,
     role    oid NOT NULL,
@@ -33,8 +33,8 @@ CREATE TABLE IF NOT EXISTS pgrole.seen (
     PRIMARY KEY (catalog, role, other, grantor)
 );
 
--- For each catalog: all of it was seen at a snapshot with xmin `since`; then it had so many rows, and this is the XOR
--- of the hashes of those from `since` on. Rows -1: to be looked at again.
+-- For each catalog: it was read completely at a snapshot with xmin `since`, its number of rows at that time, and the XOR of
+-- the hashes of the rows from `since` on. Rows -1: to be read again.
 CREATE TABLE IF NOT EXISTS pgrole.fingerprint (
     catalog           oid PRIMARY KEY,
     system_identifier bigint NOT NULL,
@@ -200,7 +200,7 @@ BEGIN
 END
 $$;
 
--- Nothing counts as seen.
+-- Discards all observations.
 CREATE OR REPLACE FUNCTION pgrole.forget() RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -215,7 +215,7 @@ AS $$
         recent = excluded.recent
 $$;
 
--- Whether it is the caller's turn to look, until its transaction ends; uses no transaction id.
+-- Whether it is the caller's turn to observe, until its transaction ends. Assigns no transaction id.
 CREATE OR REPLACE FUNCTION pgrole.try_turn_to_look() RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -228,9 +228,9 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Brings role_state up to date, and with it tells those who listen which roles changed; writes nothing when none did.
--- Returns the text of a snapshot up to which everything has been seen: as long as pg_current_snapshot() is that, there
--- is nothing new. `everything`: trusts nothing that was seen before.
+-- Updates role_state, which notifies listeners of the changed roles. Writes nothing if no role changed. Returns the text of
+-- a snapshot up to which everything has been observed: while pg_current_snapshot() equals it, there is nothing new.
+-- `everything`: ignores earlier observations.
 CREATE OR REPLACE FUNCTION pgrole.observe(everything boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -271,7 +271,7 @@ BEGIN
             pg_current_snapshot()::text,
             array_agg(n.catalog) FILTER (WHERE (f.rows, f.recent) IS DISTINCT FROM (n.rows, n.recent)),
             array_agg(n.rows) FILTER (WHERE (f.rows, f.recent) IS DISTINCT FROM (n.rows, n.recent)),
-            -- rows seen on another server, or so long ago that age() is about to wrap, say nothing
+            -- ignore rows observed on another server, or so long ago that age() is about to wrap
             bool_and(coalesce(
                 f.system_identifier = c.system_identifier
                 AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - f.since::text::bigint BETWEEN 0 AND 1 << 30,
@@ -285,7 +285,7 @@ BEGIN
             RETURN seen;
         END IF;
         EXIT WHEN pgrole.try_turn_to_look();
-        -- another is at it: what it sees need not be looked at again
+        -- another session is observing: no need to repeat its work
         LOCK TABLE pgrole.turn_to_look IN SHARE UPDATE EXCLUSIVE MODE;
     END LOOP;
 
@@ -299,7 +299,7 @@ BEGIN
         PERFORM pgrole.record(
             ARRAY(SELECT r.oid FROM pg_roles AS r UNION SELECT s.oid FROM pgrole.role_state AS s), looked.roles
         );
-        -- the plans of the looks to come were made when it was empty
+        -- the cached plans were made when the table was empty
         ANALYZE pgrole.seen;
     ELSIF cardinality(looked.roles) > 0 THEN
         PERFORM pgrole.record(looked.roles, looked.roles);
@@ -307,7 +307,7 @@ BEGIN
     IF seen = '' OR own IS NOT NULL THEN
         RETURN looked.seen_at::text;
     ELSIF looked.seen_at::text <> seen THEN
-        -- the catalogs that had not moved were not looked at again
+        -- unchanged catalogs were not read again
         RETURN seen;
     END IF;
     RETURN pgrole.expect_snapshot(looked.seen_at, pg_current_xact_id_if_assigned());

@@ -1,5 +1,5 @@
--- Observes for as long as `lasting` whenever a transaction with an id has ended, to be CALLed as the only statement of its
--- message, again and again.
+-- Observes for the duration `lasting` whenever a transaction with an id has ended. CALL it repeatedly, as the only statement
+-- of its message.
 --
 -- Each `tick` compares snapshots, which costs the same at any number of roles, and is one expression, since each more costs.
 -- Ticks that see no change share a transaction: each expression has a snapshot of its own, and the one that the transaction
@@ -7,15 +7,15 @@
 -- INDEX CONCURRENTLY waits for such a snapshot all the same, so a transaction lasts no longer than nothing has changed, and
 -- a second at most.
 --
--- A look at the catalogs costs more with more roles, so after one there is none for `rest` times what it took, and a little
--- more. What it took when there was something to do does not count: changes are rare, and the next one shall not wait for
--- the last. A COMMIT follows each look: it sends what was notified, and lets others have their turn to look.
+-- The cost of an observation grows with the number of roles, so the procedure then pauses for slightly more than `rest` times
+-- its duration. Observations that found changes do not count: changes are rare, and the next one must not wait for the last.
+-- A COMMIT follows each observation: it sends the notifications and gives others their turn.
 --
--- The schema may be dropped while this runs, and made by whoever may create one; so before anything in it is called, a lock
--- keeps it from being dropped, and its owner and those who may create in it must be trusted: our role, or superusers.
--- PGR02: they are not.
+-- While this runs, the schema can be dropped and created again by any role that can create schemas. Before anything in it is
+-- called, a lock prevents dropping it, and its owner and the roles that can create in it must be trusted: the controller's
+-- role or superusers. Otherwise it fails with PGR02.
 --
--- A procedure with a SET clause may not COMMIT, so the session's search_path is set, and put back at the end.
+-- A procedure with a SET clause cannot COMMIT, so it sets the session's search_path and restores it at the end.
 CREATE OR REPLACE PROCEDURE pgrole.watch(tick interval DEFAULT '10 ms', lasting interval DEFAULT '30 s')
 LANGUAGE plpgsql
 AS $$
@@ -85,7 +85,7 @@ BEGIN
                 LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = had.owner
                 WHERE n.nspname = 'pgrole' AND (r.rolsuper OR r.rolname = session_user) IS NOT TRUE
             ) THEN
-                RAISE EXCEPTION 'schema pgrole is not trusted any more, nothing in it is called' USING ERRCODE = 'PGR02';
+                RAISE EXCEPTION 'schema pgrole is no longer trusted, and nothing in it is called' USING ERRCODE = 'PGR02';
             END IF;
             free_at := clock + pause;
             -- another may hold it for as long as its transaction lasts; what it has seen, its commit tells

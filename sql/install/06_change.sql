@@ -1,7 +1,7 @@
--- What a transaction that changes roles calls beside the role DDL itself.
--- PGR01: what the caller had seen is no longer so; nothing is changed, it looks again.
+-- Functions that a transaction that changes roles calls in addition to the role DDL.
+-- PGR01: the state that the caller read has changed; nothing is changed, and the caller reads it again.
 
--- Concurrent ALTER ROLE on one row fails with "tuple concurrently updated": those who ask for this first take turns.
+-- Concurrent ALTER ROLE on one row fails with "tuple concurrently updated": callers of this function take turns.
 CREATE OR REPLACE FUNCTION pgrole.take_turn() RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -9,8 +9,8 @@ AS $$
     LOCK TABLE pgrole.turn_to_change IN SHARE UPDATE EXCLUSIVE MODE
 $$;
 
--- The role that was seen under a name still has that oid (NULL: there is none), nobody claims it under another name, and
--- its claim still has that holder.
+-- Verifies that the role read under a name still has that oid (NULL: does not exist), that no one claims it under another
+-- name, and that its claim still has that holder.
 CREATE OR REPLACE FUNCTION pgrole.expect(claimed_name text, seen_name text, seen_oid oid, holder text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -26,19 +26,19 @@ DECLARE
     );
 BEGIN
     IF oid_now IS DISTINCT FROM seen_oid THEN
-        RAISE EXCEPTION 'role "%" is not the one that was seen', seen_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'role "%" changed since it was read', seen_name USING ERRCODE = 'PGR01';
     END IF;
     IF other IS NOT NULL THEN
         RAISE EXCEPTION 'role "%" is claimed under another name, "%"', seen_name, other USING ERRCODE = 'PGR01';
     END IF;
     IF holder_now IS DISTINCT FROM holder THEN
-        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;
 
--- The role of that name belongs to this object, and this is what was brought into it. It must have `expected_oid`; 0: it
--- must have been created by this transaction, outside of any savepoint, where pg_authid tells.
+-- Claims the role of that name for this object and stores the applied state. The role must have `expected_oid`; 0: this
+-- transaction must have created it, outside of any savepoint, if pg_authid is readable.
 CREATE OR REPLACE FUNCTION pgrole.take_claim(
     claimed_name text, expected_oid oid, cluster text, namespace text, namespace_uid text, object text, object_uid text,
     applied text, drifted text[]
@@ -57,7 +57,7 @@ BEGIN
         AND has_column_privilege('pg_catalog.pg_authid', 'xmin', 'select')
     THEN
         own := (SELECT a.oid FROM pg_authid AS a WHERE a.oid = own AND a.xmin = pg_current_xact_id()::xid);
-        -- oids come round again: whoever had this one has lost its role
+        -- oids are reused: the claim that had this one has lost its role
         UPDATE pgrole.claim AS c SET role_oid = 0
         WHERE c.role_oid = own AND c.released_at IS NULL AND c.role_name <> claimed_name
           AND c.system_identifier = (SELECT s.system_identifier FROM pg_control_system() AS s);
@@ -83,7 +83,7 @@ BEGIN
         object = excluded.object,
         object_uid = excluded.object_uid,
         applied = excluded.applied,
-        -- another object's drifts are not this one's
+        -- do not count the drifts of another object
         drift_count = excluded.drift_count
             + CASE WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.drift_count ELSE 0 END,
         last_drift_at = CASE
@@ -100,12 +100,12 @@ BEGIN
         released_at = NULL;
     GET DIAGNOSTICS taken = ROW_COUNT;
     IF taken <> 1 THEN
-        RAISE EXCEPTION 'role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;
 
--- The object is gone; its role stays, and the claim remembers for whom.
+-- Releases the claim of a deleted object. The role stays, and the claim records whose it was.
 CREATE OR REPLACE FUNCTION pgrole.release_claim(claimed_name text, holder text) RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -114,7 +114,7 @@ AS $$
     WHERE role_name = claimed_name AND object_uid = holder AND released_at IS NULL
 $$;
 
--- The role is gone with its object.
+-- Deletes the claim on a role that was dropped with its object.
 CREATE OR REPLACE FUNCTION pgrole.forget_claim(claimed_name text, holder text) RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -122,7 +122,7 @@ AS $$
     DELETE FROM pgrole.claim WHERE role_name = claimed_name AND object_uid = holder
 $$;
 
--- What the holder of the claim knows of the role's password from now on.
+-- Stores the state of the role's password in the claim.
 CREATE OR REPLACE FUNCTION pgrole.keep_credential(
     claimed_name text, holder text, source text, digest text, rotated timestamptz, rotate text, connection text
 ) RETURNS void
@@ -135,12 +135,12 @@ BEGIN
         connection_secret = connection
     WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;
 
--- Since version 4. What the claim's holder was last acted on for: these generations of the object and of its PgServer.
+-- Since version 4. Stores the last reconciled generations of the object and of its PgServer in the claim.
 CREATE OR REPLACE FUNCTION pgrole.act_on(
     claimed_name text, holder text, generation bigint, of_server text, generation_of_server bigint
 ) RETURNS void
@@ -152,13 +152,13 @@ BEGIN
     SET object_generation = generation, server_uid = of_server, server_generation = generation_of_server
     WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'the claim of role "%" is not the one that was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;
 
--- Since version 4. The claim still says that this was applied for its holder, at these generations: what a process that has
--- lost Kubernetes makes sure of before it repairs a drift.
+-- Since version 4. Verifies that the claim still has this holder, applied state and generations, before a process that cannot
+-- reach Kubernetes corrects a drift.
 CREATE OR REPLACE FUNCTION pgrole.expect_applied(
     claimed_name text, holder text, digest text, generation bigint, of_server text, generation_of_server bigint
 ) RETURNS void
@@ -172,13 +172,13 @@ BEGIN
         WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL AND c.applied = digest
           AND (c.object_generation, c.server_uid, c.server_generation) = (generation, of_server, generation_of_server)
     ) THEN
-        RAISE EXCEPTION 'what was applied to role "%" is not what was seen', claimed_name USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'the applied state of role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
     END IF;
 END
 $$;
 
--- Since version 4. Fails with PGR05 while a superuser has set pgrole.suspend on this database or on our role: nothing is
--- changed then. What sql/inspect/suspended.sql says of it holds here too.
+-- Since version 4. Fails with PGR05 while a superuser has set pgrole.suspend on this database or on the controller's role.
+-- See also sql/inspect/suspended.sql.
 CREATE OR REPLACE FUNCTION pgrole.check_not_suspended() RETURNS void
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp

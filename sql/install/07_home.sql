@@ -1,5 +1,5 @@
--- Claims live in one database, roles in the whole server: where schema pgrole is, is recorded where every database sees it.
--- By a superuser alone: nobody else may set a parameter that PostgreSQL does not know, which is why it can be trusted.
+-- Claims are in one database, but roles are global: the database of schema pgrole is recorded where every database sees it.
+-- Only superusers can set a parameter unknown to PostgreSQL, so the record can be trusted.
 DO $$
 DECLARE
     other text := (

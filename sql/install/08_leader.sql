@@ -1,8 +1,8 @@
--- Since version 3. Which process leads an installation, as this server knows it: a Lease of Kubernetes does not fence, since
--- whoever holds it can be paused, and go on when it is another's.
--- Who is to lead draws a number, then makes sure that the Lease is its own still, and then takes the lead with that number.
--- So whoever comes to the Lease later has a later number, whatever the clocks say and whatever was restored in Kubernetes.
--- The time of day is in it for one reason: a number is not drawn again after the table was dropped, or restored.
+-- Since version 3. The leader of an installation, as known to this server. A Kubernetes Lease does not fence: its holder can
+-- be paused and continue after another process has taken the Lease.
+-- A candidate draws a number, verifies that it still holds the Lease, and then takes the lead with that number. Therefore a
+-- later holder of the Lease has a higher number, whatever the clocks show and whatever was restored in Kubernetes.
+-- The number includes the time of day so that no number is drawn again after the table is dropped or restored.
 CREATE TABLE IF NOT EXISTS pgrole.leader (
     installation text COLLATE "C" PRIMARY KEY,
     drawn        bigint NOT NULL,
@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS pgrole.leader (
     since        timestamptz
 );
 
--- Since version 4. When the leader last showed that it is alive, by this server's clock: it does so every 5 s.
+-- Since version 4. Time of the leader's last heartbeat, by this server's clock. The leader sends one every 5 s.
 ALTER TABLE pgrole.leader ADD COLUMN IF NOT EXISTS heartbeat timestamptz;
 
 CREATE OR REPLACE FUNCTION pgrole.draw_number(of_installation text) RETURNS bigint
@@ -24,9 +24,9 @@ AS $$
     RETURNING l.drawn
 $$;
 
--- The number to bring along from now on. Whoever leads already keeps theirs: two sessions of one process, with a server that
--- has two names, do not end each other's lead. Fails with PGR04 when another leads with a later number. From its commit on
--- whoever led before changes nothing any more, and no change of theirs is under way.
+-- Takes the lead and returns the number to use from now on. A process that already leads keeps its number, so that two
+-- sessions of one process, with a server that has two names, do not end each other's lead. Fails with PGR04 if another process
+-- leads with a higher number. After its commit, the previous leader changes nothing, and none of its changes is in progress.
 CREATE OR REPLACE FUNCTION pgrole.lead(of_installation text, with_number bigint, new_holder text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -50,7 +50,7 @@ BEGIN
 END
 $$;
 
--- Fails with PGR04 unless the one with this number still leads.
+-- Fails with PGR04 unless the process with this number still leads.
 CREATE OR REPLACE FUNCTION pgrole.check_lead(of_installation text, with_number bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -62,13 +62,13 @@ BEGIN
 END
 $$;
 
--- Since version 4. The leader with this number is alive. False: it does not lead any more.
+-- Since version 4. Records a heartbeat of the leader with this number. Returns false if it no longer leads.
 CREATE OR REPLACE FUNCTION pgrole.beat(of_installation text, with_number bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    -- a sign of life need not last, and shall not wait for a standby of this server
+    -- a heartbeat need not be durable, and must not wait for a standby of this server
     PERFORM set_config('synchronous_commit', 'off', true);
     UPDATE pgrole.leader AS l SET heartbeat = clock_timestamp()
     WHERE l.installation = of_installation AND l.number = with_number;
@@ -76,9 +76,10 @@ BEGIN
 END
 $$;
 
--- Since version 4. For a process that cannot reach Kubernetes, and so cannot take the Lease: the number of its lead when the
--- leader has shown no life for `silence`, or never has and Kubernetes has been `away` for so long; else NULL. Whoever holds
--- the Lease takes the lead back with `lead`, which asks for no heartbeat. Where nobody ever led there is nothing to keep.
+-- Since version 4. For a process that cannot reach Kubernetes and therefore cannot take the Lease. Takes the lead and returns
+-- its number if the leader has sent no heartbeat for `silence`, or has never sent one and Kubernetes has been `away` for that
+-- long; otherwise returns NULL. The holder of the Lease takes the lead back with `lead`, regardless of heartbeats. If no
+-- process has ever led, there is nothing to maintain.
 CREATE OR REPLACE FUNCTION pgrole.lead_while_away(
     of_installation text, new_holder text, away interval, silence interval DEFAULT '15 s'
 ) RETURNS bigint

@@ -1,4 +1,4 @@
--- Only the owner and superusers have any right here, whatever the default privileges of this database say.
+-- Only the owner and superusers have privileges here, whatever the default privileges of this database are.
 REVOKE ALL ON ALL TABLES IN SCHEMA pgrole FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA pgrole FROM PUBLIC;
 

@@ -5,7 +5,7 @@ BEGIN
     IF (
         SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_setting('pgrole.seen_as')::name
     ) IS DISTINCT FROM nullif(current_setting('pgrole.seen_oid'), '')::oid THEN
-        RAISE EXCEPTION 'role "%" is not the one that was seen', current_setting('pgrole.seen_as') USING ERRCODE = 'PGR01';
+        RAISE EXCEPTION 'role "%" changed since it was read', current_setting('pgrole.seen_as') USING ERRCODE = 'PGR01';
     END IF;
 END
 $expect$

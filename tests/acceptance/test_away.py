@@ -72,7 +72,7 @@ def away(wires: Iterable[Wire], how: How) -> None:
 
 
 async def unconfirmed(pair: Replicas) -> None:
-    await pair.first.controller.wait_log("the lead is not confirmed")
+    await pair.first.controller.wait_log("leadership not confirmed")
 
 
 async def repairs(pair: Replicas, until: float) -> list[float]:
@@ -124,7 +124,7 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         for one in wires:
             one.mend()
         began = anyio.current_time()
-        await pair.first.controller.wait_log("the lead is confirmed again")
+        await pair.first.controller.wait_log("leadership confirmed again")
         await pair.database.wait_role("late", lambda role: role["rolcanlogin"], "LOGIN")
         await pair.database.wait_role("app-0", lambda role: role["rolconnlimit"] == 7, "CONNECTION LIMIT 7")
         await kube.wait_all_ready()
@@ -134,7 +134,7 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         assert counted["dropped"] == 1
         assert sum(counted[f"app-{number}"] for number in range(ROLES)) == len(took)
         await kube.wait_event("DriftCorrected", about="secured")
-        assert "not leading any more" not in pair.first.controller.log
+        assert "no longer leading" not in pair.first.controller.log
         assert pair.second.changed() == (0, 0)
         await kube.delete("doomed")
         await kube.wait_gone("doomed")
@@ -205,7 +205,7 @@ async def test_an_api_server_that_is_killed_and_comes_back_interrupts_no_repair(
                 took += await repairs(pair, anyio.current_time() + 15.0)
             say("API server killed and started: longest repair", max(took))
             assert max(took) < SLACK
-            await pair.first.controller.wait_log("the lead is confirmed again")
+            await pair.first.controller.wait_log("leadership confirmed again")
             assert pair.writers(logged) == ["first"]
             await kube.wait_all_ready()
 
@@ -237,7 +237,7 @@ async def rights_taken_away(own: Stage) -> None:
 
         assert await reached(is_refused, PATIENCE)
         await pair.database.execute('ALTER ROLE "app-1" CONNECTION LIMIT 99')
-        await pair.first.controller.wait_log("not leading any more")
+        await pair.first.controller.wait_log("no longer leading")
         await anyio.sleep(20.0)  # longer than a standby would wait
         assert (await pair.database.role("app-1") or {})["rolconnlimit"] == 99
 

@@ -153,7 +153,7 @@ async def test_one_cluster_owns_the_role_and_the_other_says_whose_it_is_without_
         assert claim is not None
         assert (claim["cluster"], claim["object_uid"], claim["drift_count"]) == (here.id, owned["metadata"]["uid"], 1)
         assert await there.kube.get("app") == lost
-        assert "role brought in" not in there.controller.log
+        assert "role reconciled" not in there.controller.log
 
 
 async def test_a_role_that_its_owner_gave_up_is_not_taken_by_the_other_cluster_until_it_adopts(world: World) -> None:

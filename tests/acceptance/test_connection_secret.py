@@ -230,7 +230,9 @@ async def test_a_secret_of_somebody_else_is_not_touched_and_the_rest_is_applied(
     await kube.apply_secret("delivered", password="theirs")
     before = await kube.patch_secret("delivered", {"metadata": {"ownerReferences": owners}})
     await kube.apply("app", name=role, login=True, **GENERATED)
-    await kube.wait_for("app", lambda obj: says(obj, "Conflict", '"delivered"', "not touched"), "Conflict")
+    await kube.wait_for(
+        "app", lambda obj: says(obj, "Conflict", '"delivered"', "does not belong to this object"), "Conflict"
+    )
     await database.wait_role(role, lambda row: bool(row["rolcanlogin"]), "login")
     assert await database.verifier(role) is None
     assert version(await kube.secret("delivered")) == version(before)
@@ -265,17 +267,17 @@ async def test_of_two_objects_that_name_one_secret_the_second_is_refused(
 
 
 REFUSED = {
-    "{nonsense} {password}": "{nonsense} is no field",
-    "{0} {password}": "{0} is no field",
-    "{} {password}": "{} is no field",
-    "{password.__class__}": "is no field",
-    "{password[0]}": "is no field",
-    "{password!r}": "{password!r} is no field",
-    "{password:>99999}": "is no field",
-    "{password:}": "inside its braces",
-    "{password": "a brace stands alone",
-    "password}": "a brace stands alone",
-    "{{password}}": "no key holds the generated password",
+    "{nonsense} {password}": "{nonsense} is not a field",
+    "{0} {password}": "{0} is not a field",
+    "{} {password}": "{} is not a field",
+    "{password.__class__}": "is not a field",
+    "{password[0]}": "is not a field",
+    "{password!r}": "{password!r} is not a field",
+    "{password:>99999}": "is not a field",
+    "{password:}": "inside the braces",
+    "{password": "contains a single brace",
+    "password}": "contains a single brace",
+    "{{password}}": "no key contains the generated password",
 }
 
 
@@ -314,7 +316,7 @@ async def test_a_key_that_no_secret_can_have_is_refused(kube: Kube, role: str, k
 @pytest.mark.parametrize("key", ["..", "..x", "."])
 async def test_a_key_that_the_schema_cannot_tell_is_refused_on_the_object(kube: Kube, role: str, key: str) -> None:
     await kube.apply("app", name=role, **delivering({"data": {key: "{password}"}}))
-    await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", "no key of a Secret"), "InvalidSpec")
+    await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", "not a valid key of a Secret"), "InvalidSpec")
     assert await kube.secret("delivered") is None
 
 
@@ -370,7 +372,7 @@ async def test_a_template_that_wants_the_password_of_a_verifier_is_said(
     secret: Json = {"name": "delivered", "template": {"data": {"url": "{password_url}"}}}
     source = {"secretRef": {"name": "source"}}
     await kube.apply("app", name=role, password=source, connectionSecret=secret)
-    await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", "no password in clear text"), "no clear text")
+    await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", "no clear-text password"), "no clear text")
     assert await kube.secret("delivered") is None
     assert await database.verifier(role) == ready
     await kube.apply("app", name=role, password=source, connectionSecret={"name": "delivered"})

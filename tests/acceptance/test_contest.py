@@ -18,7 +18,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, Stage, condition, is_ready, running, says
 
 FIGHTER = "fighter's tool"
-HELD = "it is set back again at"
+HELD = "the controller corrects it again at"
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_a_fight_slows_down_names_who_and_ends_by_itself(
         assert_not_held_back(obj)
         assert row["rolconnlimit"] == 99
     await database.wait_role(role, lambda row: row["rolconnlimit"] == 7, "set back in the end", 2 * PATIENCE)
-    obj = await kube.wait_for("app", lambda obj: says(obj, "Contested", "is as declared now"), "watched")
+    obj = await kube.wait_for("app", lambda obj: says(obj, "Contested", "now matches the spec"), "watched")
     obj = await kube.wait_ready("app", WINDOW + PATIENCE)
     assert condition(obj, "Ready")["reason"] == "Reconciled"
     assert condition(obj, "Reconciling") == {}

@@ -231,14 +231,14 @@ class TestTheHeir:
     @pytest.mark.parametrize(
         ("heir", "words"),
         [
-            ("{role}_elsewhere", ["no PgRole's of namespace"]),
-            ("{role}_nobodys", ["no PgRole's of namespace"]),
-            ("{role}_super", ["no PgRole's of namespace"]),
+            ("{role}_elsewhere", ["no PgRole in namespace"]),
+            ("{role}_nobodys", ["no PgRole in namespace"]),
+            ("{role}_super", ["no PgRole in namespace"]),
             ("{role}_mighty", ["reaches pg_execute_server_program"]),
             ("postgres", ["the controller's own role"]),
             ("pg_read_all_data", ["PostgreSQL's own"]),
             ("{role}", ["is the role itself"]),
-            ("{role}_missing", ["there is no role"]),
+            ("{role}_missing", ["does not exist"]),
         ],
     )
     async def test_that_may_not_be_one_is_refused_and_nothing_is_changed(
@@ -283,7 +283,7 @@ class TestTheHeir:
         inside = await make_database(f"{role}_db")
         await inside.execute(f"CREATE TABLE t AS SELECT 1 AS one; ALTER TABLE t OWNER TO {role}")
         await kube.delete("app")
-        await blocked(kube, "there is no role")
+        await blocked(kube, "does not exist")
         await kube.apply("late", name=f"{role}_late")
         await kube.wait_gone("app")
         assert await owner(inside, "t") == f"{role}_late"
@@ -498,7 +498,7 @@ async def test_locks_of_one_namespace_hold_up_its_own_deletions_one_at_a_time(
         for name in names:
             await kube.wait_for(
                 name.replace("_", "-"),
-                lambda obj: says(obj, "DropBlocked", f"{role}_held", "a lock was not free"),
+                lambda obj: says(obj, "DropBlocked", f"{role}_held", "a lock was not available"),
                 name,
             )
         await neighbour.delete("app")

@@ -194,9 +194,9 @@ async def test_the_look_after_a_change_is_made_also_when_something_else_was_look
             began = anyio.current_time()
             await stage.kube.apply(f"app-{attempt}", name=name)
             await stage.kube.wait_ready(f"app-{attempt}")
-            visits = controller.log.count(" visit begins ")
+            visits = controller.log.count(" reconcile begins ")
             await stage.kube.patch(f"app-{attempt}", {"metadata": {"annotations": {"example.com/note": "new"}}})
-            await controller.wait_count(" visit begins ", visits + 1)
+            await controller.wait_count(" reconcile begins ", visits + 1)
             await database.execute(f"ALTER ROLE {name} CREATEDB")
             if anyio.current_time() - began < CONFIRM_AGAIN:
                 await database.wait_role(name, lambda row: not row["rolcreatedb"], "set back")

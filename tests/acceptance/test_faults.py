@@ -247,7 +247,7 @@ async def test_schema_pgrole_dropped_while_running_comes_back_with_every_claim(s
             assert claim["role_oid"] == role["oid"]
             assert claim["released_at"] is None
         event = await stage.kube.wait_event("ClaimRestored")
-        assert "written anew" in event["note"]
+        assert "restored the claim" in event["note"]
         await stage.kube.wait_all_ready()
         await database.execute("ALTER ROLE one CREATEROLE")
         await database.wait_role("one", lambda row: not row["rolcreaterole"], "NOCREATEROLE")

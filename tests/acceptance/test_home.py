@@ -17,7 +17,7 @@ RECORDED = """
     FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
     WHERE s.setrole = 0 AND 'pgrole.home=on' = ANY (s.setconfig)
 """
-UNRECORDED = "home database is not recorded"
+UNRECORDED = "home database not recorded"
 
 
 async def versions_of_roles(database: Database) -> set[str]:
@@ -36,7 +36,7 @@ async def test_a_second_home_on_the_server_is_refused_until_the_first_is_given_u
 
         elsewhere = stage.controller(stage.postgres.dsn(database="Other"))
         async with running(elsewhere, connected=False), open_database(stage.postgres.dsn(database="Other")) as other:
-            words = ("database postgres", 'a second one, "Other"', "ALTER DATABASE postgres RESET pgrole.home")
+            words = ("database postgres", 'a second home, "Other"', "ALTER DATABASE postgres RESET pgrole.home")
             await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", *words), "what to do")
             assert await other.fetchval("SELECT to_regnamespace('pgrole') IS NULL")
             assert await versions_of_roles(database) == roles
@@ -148,7 +148,7 @@ async def test_a_controller_that_may_not_record_its_home_says_once_who_can(stage
             await database.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
         await database.execute(f"CREATE DATABASE other OWNER {STEWARD}")
         async with running(stage.controller(stage.postgres.dsn(STEWARD, "other", PASSWORD)), connected=False):
-            await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "second one, other"), "refused")
+            await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "second home, other"), "refused")
 
 
 async def test_what_a_superuser_installs_by_hand_is_recorded_and_refused_in_a_second_database(stage: Stage) -> None:

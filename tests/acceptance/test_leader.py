@@ -30,7 +30,7 @@ DURATION = 15.0
 #: How much later than promised something may be before a test fails, in seconds: the machine may be busy.
 SLACK = 10.0
 
-GIVEN_UP = "lease given up"
+GIVEN_UP = "lease released"
 #: For what takes no time, on a machine that may be busy in just that moment.
 ATTEMPTS = 4
 
@@ -57,7 +57,7 @@ async def pair(stage: Stage) -> AsyncIterator[Replicas]:
 
 
 async def lost(replica: Replica, times: int = 1) -> None:
-    await replica.controller.wait_count("not leading any more", times)
+    await replica.controller.wait_count("no longer leading", times)
 
 
 async def test_one_leads_and_the_other_stands_by_ready_and_warm(pair: Replicas) -> None:
@@ -332,7 +332,7 @@ async def test_a_lease_that_is_deleted_by_hand_does_not_end_the_lead(pair: Repli
     assert await reached(is_there, 2.0 + SLACK)
     assert (await pair.read_lease())["spec"]["holderIdentity"].startswith("first_")
     await pair.drift("app")
-    assert "not leading any more" not in pair.first.controller.log
+    assert "no longer leading" not in pair.first.controller.log
     assert "session with PostgreSQL begins" not in pair.second.controller.log
 
 
@@ -376,7 +376,7 @@ async def test_one_that_stands_by_follows_what_is_declared(stage: Stage) -> None
     async with pgservers(stage.kube.server) as declared, replicas(stage) as pair:
         await pair.start()
         await declared.apply("other", stage.postgres)
-        await pair.second.controller.wait_log("server is declared  server=other")
+        await pair.second.controller.wait_log("server added  server=other")
 
         async def knows_both() -> bool:
             said = await pair.second.readiness()
@@ -384,9 +384,9 @@ async def test_one_that_stands_by_follows_what_is_declared(stage: Stage) -> None
 
         assert await reached(knows_both, PATIENCE)
         await declared.apply_credentials("other", "replica_first", "wrong")
-        await pair.second.controller.wait_log("server is declared anew  server=other")
+        await pair.second.controller.wait_log("server changed  server=other")
         await declared.delete("other")
-        await pair.second.controller.wait_log("server is not declared any more  server=other")
+        await pair.second.controller.wait_log("server removed  server=other")
         assert pair.second.wrote() == []
         await stage.kube.apply("app", login=True)
         await stage.kube.wait_ready("app")

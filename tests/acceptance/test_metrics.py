@@ -204,20 +204,20 @@ async def test_one_visit_can_be_followed_by_its_id_from_hint_to_status(stage: St
         async def is_over() -> bool:
             lines = controller.log.splitlines()
             own = [line for line in lines if f"visit={visit[1]}" in line]
-            return all(any(f"{last}  " in line for line in own) for last in ("visit ends", "status written"))
+            return all(any(f"{last}  " in line for line in own) for last in ("reconcile ends", "status written"))
 
         assert await reached(is_over, PATIENCE)
         lines = [line for line in controller.log.splitlines() if f"visit={visit[1]}" in line]
         told = [re.split(r"  +", line)[1] if " INFO" not in line else line for line in lines]
         said = "\n".join(lines)
         for expected in (
-            r"visit begins  object=\S+ server=default reason=notify waited_ms=[\d.]+ failures=0",
+            r"reconcile begins  object=\S+ server=default reason=notify waited_ms=[\d.]+ failures=0",
             r"looked  object=\S+ decided=corrected differs=superuser drift=superuser",
             r"transaction  plans=1 changes=1 took_ms=[\d.]+ failed=\"\"",
             r"looked  object=\S+ decided=nothing",
-            r"role brought in  object=\S+ deed=corrected fields=superuser",
+            r"role reconciled  object=\S+ deed=corrected fields=superuser",
             r"status written  object=\S+ reason=Reconciled",
-            r"visit ends  object=\S+ result=again in_seconds=",
+            r"reconcile ends  object=\S+ result=again in_seconds=",
         ):
             assert re.search(expected, said), (expected, told)
         assert "hush-hush" not in controller.log

@@ -70,7 +70,7 @@ KINDS = {
     "watch": Kind(("--detection", "watch"), ("detection=Watch", "claims=Database")),
     "poll with the schema": Kind(POLL, ("detection=Poll", "claims=Database")),
     "poll without the schema": Kind(
-        ("--poll-interval", "200ms"), ("detection=Poll", "claims=Status", "changes are noticed by Poll"), (BARE,)
+        ("--poll-interval", "200ms"), ("detection=Poll", "claims=Status", "detection mode is Poll"), (BARE,)
     ),
     "poll without the schema, seeing passwords": Kind(
         ("--poll-interval", "200ms"), ("detection=Poll", "claims=Status"), (BARE, READ_ALL)

@@ -72,12 +72,12 @@ async def test_without_a_descriptor_for_another_connection_those_that_there_are_
         async with await anyio.connect_tcp("127.0.0.1", controller.health_port):  # which it cannot accept
             for _ in range(ROUNDS):
                 await drift(beside)
-            await controller.wait_log("health port is impaired")
+            await controller.wait_log("health server failed")
         resource.prlimit(controller.process.pid, resource.RLIMIT_NOFILE, before)
         await made.wait_ready(ONE)
         await kube.wait_all_ready()
         await drift(here)
-        assert controller.log.count("health port is impaired") == 1
+        assert controller.log.count("health server failed") == 1
         assert len(re.findall(rf'"session with PostgreSQL begins".*"server": "{OTHER}"', controller.log)) == 1
 
 

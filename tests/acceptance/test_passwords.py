@@ -159,10 +159,10 @@ READY = make_verifier("known elsewhere", b"0123456789abcdef", 5000).text
 MALFORMED: dict[str, tuple[str | bytes, str, str]] = {
     "empty": (b"", "SecretMissing", "is empty"),
     "NUL": (b"a\0b", "InvalidSpec", "NUL"),
-    "not UTF-8": (b"\xff\xfe\xfd", "InvalidSpec", "not text in UTF-8"),
+    "not UTF-8": (b"\xff\xfe\xfd", "InvalidSpec", "not UTF-8 text"),
     "md5": ("md5" + "0" * 32, "InvalidSpec", "MD5"),
-    "a verifier cut short": (READY[:-10], "InvalidSpec", "begins as a SCRAM-SHA-256 verifier and is none"),
-    "a verifier with a line break": (READY + "\n", "InvalidSpec", "not even a line break"),
+    "a verifier cut short": (READY[:-10], "InvalidSpec", "begins like a SCRAM-SHA-256 verifier but is not one"),
+    "a verifier with a line break": (READY + "\n", "InvalidSpec", "without a trailing line break"),
     "one iteration": (READY.replace("$5000:", "$1:"), "InvalidSpec", "of 1 iterations"),
     "too many iterations": (READY.replace("$5000:", "$2000000000:"), "InvalidSpec", "of 2000000000 iterations"),
     "2,000 bytes": ("x" * 2000, "InvalidSpec", "2000 bytes"),
@@ -200,7 +200,7 @@ async def test_what_is_no_password_is_said_and_the_role_keeps_the_one_it_has(
     before = await row_version(database, role)
     await kube.apply_secret("source", password=content)
     obj = await kube.wait_for("app", lambda obj: says(obj, reason, '"source"', '"password"', words), words)
-    assert "keeps the password it has" in condition(obj, "Ready")["message"]
+    assert "keeps its current password" in condition(obj, "Ready")["message"]
     assert await row_version(database, role) == before
     await kube.apply_secret("source", password="better")
     await database.wait_password(role, "better")
@@ -433,9 +433,9 @@ async def test_what_waits_for_a_key_is_looked_at_again_ever_more_rarely(stage: S
         await stage.kube.apply("app", password=source())
         await stage.kube.wait_reason("app", "SecretMissing")
         await controller.wait_count("reason=retry", 2)
-        seen = controller.log.count(" visit begins ")
+        seen = controller.log.count(" reconcile begins ")
         await controller.wait_count("reason=retry", 3)
-        assert controller.log.count(" visit begins ") - seen <= 4
+        assert controller.log.count(" reconcile begins ") - seen <= 4
 
 
 def rules(*resources: str, group: str = "") -> Json:

@@ -267,7 +267,7 @@ async def test_where_it_may_not_write_secrets_an_object_that_wants_one_says_so_a
     await want_a_connection_secret(place, wanting)
     await name_a_secret(place, plain)
     await place.kube.wait_ready(plain)
-    words = f'spec.connectionSecret: Secret "{wanting}" cannot be written: 403 Forbidden', "rights"
+    words = f'spec.connectionSecret: the controller cannot write Secret "{wanting}": 403 Forbidden', "rights"
     await place.kube.wait_for(wanting, lambda obj: says(obj, "SecretMissing", *words), "what it may not do")
     await place.kube.wait_event("SecretMissing", about=wanting)
     await apply(place.server, binding)

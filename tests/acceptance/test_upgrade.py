@@ -136,7 +136,7 @@ async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_un
         async with running(estate.controller(PRESENT, "--leader-election", "true")) as controller:
             await estate.wait_canary(canary)
             assert await estate.picture() == left
-            assert "schema pgrole is of the version before" in controller.log
+            assert "schema pgrole has the previous version" in controller.log
             await estate.prove("first")
             await shell.run('pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"')
             await estate.prove("second")
@@ -177,7 +177,7 @@ async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_
             assert await estate.picture() == left
             await estate.prove("second")
             assert await database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
-            assert "schema pgrole is of the version before" not in controller.log
+            assert "schema pgrole has the previous version" not in controller.log
 
 
 async def test_an_administrator_who_upgrades_the_schema_afterwards_is_noticed_without_a_restart(
@@ -189,7 +189,7 @@ async def test_an_administrator_who_upgrades_the_schema_afterwards_is_noticed_wi
         (script,) = blocks("upgrade.md", "2. Schema pgrole, where the controller may not install")
         async with running(estate.controller(PRESENT, "--leader-election", "true")) as controller:
             await estate.make()
-            assert "schema pgrole is of the version before" in controller.log
+            assert "schema pgrole has the previous version" in controller.log
             await shell.run(script)
             await estate.database.wait_value("SELECT count(*) FROM pgrole.leader WHERE number > 0", 1)
             await estate.prove("first")

@@ -410,7 +410,7 @@ class Controller:
 
     def visits(self) -> int:
         """How many it has begun, to whatever object."""
-        return self.log.count(" visit begins  ")
+        return self.log.count(" reconcile begins  ")
 
     async def rest(self) -> None:
         """Until nothing has been visited for a while: no look is due that finds what comes next by chance."""
@@ -426,7 +426,7 @@ class Controller:
 
     async def weary(self, kube: Kube, name: str) -> None:
         """Has an object that is refused looked at so often that by itself it is not for longer than PATIENCE."""
-        visit = f" visit begins  object={kube.namespace}/{name} "
+        visit = f" reconcile begins  object={kube.namespace}/{name} "
         for number in range(REFUSALS):
             before = self.log.count(visit)
             await kube.patch(name, {"metadata": {"annotations": {"example.com/poke": str(number)}}})

@@ -11,7 +11,7 @@ from tests.cluster.product import NAMESPACE, leader, metric, pods, read_log, res
 from tests.compose.engine import say
 
 _MEMORY_SHARE = 0.5  # of the limit
-_SLOW = "API server not followed, trying again"  # a watch that a busy machine was silent on
+_SLOW = "watch failed, trying again"  # a watch that a busy machine was silent on
 _PYTHON = "/usr/bin/python3.13"
 _WRITES = "import pathlib; pathlib.Path('/app/new').touch()"
 

@@ -38,7 +38,7 @@ def a_namespace_is_deleted_with_what_is_in_it(database: Database) -> None:
     declare_role(cluster, "owner", "doomed", deletionPolicy="Drop", reassignOwnedTo="shop_orders")
     database.psql("CREATE TABLE orders (); ALTER TABLE orders OWNER TO doomed_owner")
     cluster.kubectl("delete", "namespace", "doomed", "--timeout=60s")
-    assert "Event dropped" not in {line["message"] for line in read_log(cluster, leader(cluster))}
+    assert "event dropped" not in {line["message"] for line in read_log(cluster, leader(cluster))}
     assert _roles(database, "doomed_%") == ["doomed_kept"]
     assert database.psql("SELECT tableowner FROM pg_tables WHERE tablename = 'orders'") == "shop_orders"
 

@@ -96,7 +96,7 @@ def check_all(project: Project) -> None:
 def the_samples_are_ready_and_the_guide_says_how_to_go_on(project: Project) -> None:
     names = {"orders-app", "readers", "billing-app"}
     _wait(lambda: {one["metadata"]["name"] for one in project.roles() if _is_ready(one)} == names, "samples are Ready")
-    _wait(lambda: any("Everything runs" in line for line in project.guide()), "the guide is told")
+    _wait(lambda: any("Everything is running" in line for line in project.guide()), "the guide is told")
     assert (
         project.psql("SELECT count(*) FROM pg_roles WHERE rolname IN ('orders_app', 'billing_app', 'readers')") == "3"
     )

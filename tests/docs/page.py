@@ -3,7 +3,7 @@
 What a reader does not see stands in a comment right above a fence::
 
     <!-- not run: needs Docker -->        why no test runs the block
-    <!-- stays: Everything runs -->       what it starts goes on, and what follows waits until that was said
+    <!-- stays: Everything is running --> what it starts goes on, and what follows waits until that was said
     <!-- in a new cluster -->             as in a cluster, and with a server, that nobody has done anything to yet
 
 A block whose paragraph is a file's name in backquotes and a colon is that file.

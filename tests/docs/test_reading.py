@@ -77,7 +77,7 @@ def test_an_ellipsis_is_any_text_and_on_its_own_any_lines() -> None:
     assert fits("run", "a …\n…\nz", "a b c\n1\n2\nz\n")
     assert fits("run", "a\n…\nz", "a\nz\n")
     assert not fits("run", "a …\nz", "b\nz\n")
-    assert fits("claims transfer", "go on? [y/N]", "go on? [y/N] done: 3 claims\n")
+    assert fits("claims transfer", "continue? [y/N]", "continue? [y/N] done: 3 claims\n")
 
 
 def test_events_may_come_in_any_order_and_other_lines_may_not() -> None:

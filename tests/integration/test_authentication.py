@@ -48,7 +48,7 @@ async def test_a_method_that_is_not_allowed_is_named_and_nothing_is_sent(asked: 
         assert "requireAuth" not in error.message
         return
     assert (
-        f"({asked}), and requireAuth allows only: {', '.join(allowed or ('scram-sha-256', 'none'))}." in error.message
+        f"({asked}), but requireAuth allows only: {', '.join(allowed or ('scram-sha-256', 'none'))}." in error.message
     )
     assert "pg_hba.conf" in error.message
     assert PASSWORD not in error.message
@@ -66,7 +66,7 @@ async def test_a_method_that_is_not_allowed_is_named_and_nothing_is_sent(asked: 
 async def test_a_method_that_is_allowed_is_answered(asked: str, sent: bytes) -> None:
     with serving(ASKING[asked], message(b"E", b"SFATAL\0C28P01\0Mno\0\0")) as server:
         error = await refusal(endpoint_of(server.port, asked))
-    assert "refuses the controller's credentials" in error.message
+    assert "rejects the controller's credentials" in error.message
     assert server.heard[1].startswith(sent)
 
 
@@ -103,7 +103,7 @@ ODD = {
 async def test_a_login_that_is_out_of_order_is_not_postgresql(first: bytes) -> None:
     with serving(first) as server:
         error = await refusal(endpoint_of(server.port, *METHODS))
-    assert "does not speak PostgreSQL's protocol" in error.message
+    assert "does not speak the PostgreSQL protocol" in error.message
 
 
 def challenge(heard: bytes, iterations: str, salt: bytes = b"salt") -> bytes:
@@ -117,14 +117,14 @@ async def test_so_many_iterations_are_not_hashed(iterations: str) -> None:
         began = time.thread_time()
         error = await refusal(endpoint_of(server.port))
     assert time.thread_time() - began < 1.0
-    assert "iterations of SCRAM" in error.message or "does not speak PostgreSQL's protocol" in error.message
+    assert "iterations of SCRAM" in error.message or "does not speak the PostgreSQL protocol" in error.message
     assert len(server.heard) == 2, "an answer to the challenge was sent"
 
 
 @pytest.mark.parametrize("salt", [b"", b"s" * 2000], ids=["none", "much"])
 async def test_a_challenge_has_salt_of_a_reasonable_length(salt: bytes) -> None:
     with serving(SASL, lambda heard: challenge(heard, "4096", salt)) as server:
-        assert "does not speak PostgreSQL's protocol" in (await refusal(endpoint_of(server.port))).message
+        assert "does not speak the PostgreSQL protocol" in (await refusal(endpoint_of(server.port))).message
 
 
 @pytest.mark.since(16, "scram_iterations")
@@ -166,12 +166,12 @@ async def test_a_real_server_that_asks_otherwise(servers: Servers, own_postgres:
 
     name = "none" if method == "trust" else method
     if method != "trust":
-        assert f"({name}), and requireAuth allows only: scram-sha-256, none." in (await refusal(endpoint())).message
+        assert f"({name}), but requireAuth allows only: scram-sha-256, none." in (await refusal(endpoint())).message
     for methods in ((name,), ("scram-sha-256", name)):
         async with connect(endpoint(*methods), "test") as connection:
             assert await connection.fetchval("SELECT 1") == 1
     assert (
-        f"({name}), and requireAuth allows only: scram-sha-256." in (await refusal(endpoint("scram-sha-256"))).message
+        f"({name}), but requireAuth allows only: scram-sha-256." in (await refusal(endpoint("scram-sha-256"))).message
     )
 
 

@@ -234,8 +234,8 @@ async def test_what_is_wrong_with_each_host_is_said(servers: Servers, postgres_s
             endpoint_of(postgres_server, ["127.0.0.1", "127.0.0.2", "127.0.0.3", "::1"], password=SECRET)
         )
     assert isinstance(error, Transient)
-    assert error.message.startswith("no host can be used: ")
-    assert f"127.0.0.1:{port}: PostgreSQL refuses the controller's credentials" in error.message
+    assert error.message.startswith("no host accepts the connection: ")
+    assert f"127.0.0.1:{port}: PostgreSQL rejects the controller's credentials" in error.message
     assert f"127.0.0.2:{port}: the connection to PostgreSQL failed: no answer in time" in error.message
     assert f"127.0.0.3:{port}: the connection to PostgreSQL failed: " in error.message
     assert f"[::1]:{port}: the connection to PostgreSQL failed: " in error.message
@@ -275,9 +275,9 @@ async def test_a_standby_is_passed_over_and_named_when_there_is_no_other(
             async with connect(made, "test") as connection:
                 assert await host_of(connection) == "127.0.0.1"
         error = await refusal(endpoint_of(copy, ["127.0.0.2"], port=port))
-        assert error.message.startswith(f"127.0.0.2:{port}: the server is a standby (pg_is_in_recovery)")
+        assert error.message.startswith(f"127.0.0.2:{port}: the server is a read-only standby (pg_is_in_recovery)")
         dsn = f"postgresql://{SUPERUSER}:{copy.password}@127.0.0.2:{port}/postgres?sslmode=disable"
-        assert "the server is a standby" in (await refusal(Endpoint(dsn))).message
+        assert "the server is a read-only standby" in (await refusal(Endpoint(dsn))).message
 
 
 def _by_host(passwords: dict[str, str], otherwise: PostgresServer) -> Minting:
@@ -319,10 +319,10 @@ async def test_a_server_that_has_no_room_for_another_connection_says_so(postgres
 
 async def test_what_the_server_refuses_is_said_without_secrets(postgres_server: PostgresServer) -> None:
     for endpoint, words in (
-        (endpoint_of(postgres_server, password=SECRET), "refuses the controller's credentials"),
-        (endpoint_of(postgres_server, user="nobody", password=SECRET), "refuses the controller's credentials"),
+        (endpoint_of(postgres_server, password=SECRET), "rejects the controller's credentials"),
+        (endpoint_of(postgres_server, user="nobody", password=SECRET), "rejects the controller's credentials"),
         (endpoint_of(postgres_server, database="missing"), "the home database is missing"),
-        (Endpoint(postgres_server.dsn(password=SECRET)), "refuses the controller's credentials"),
+        (Endpoint(postgres_server.dsn(password=SECRET)), "rejects the controller's credentials"),
     ):
         error = await refusal(endpoint)
         assert words in error.message
@@ -395,20 +395,20 @@ async def test_a_token_is_made_for_every_connection(postgres_server: PostgresSer
     call = f"{postgres_server.host} {postgres_server.port} {SUPERUSER} an argument"
     assert (tmp_path / "calls").read_text(encoding="utf-8").splitlines() == [call, call]
     (tmp_path / "token").write_text(SECRET, encoding="utf-8")
-    assert "refuses the controller's credentials" in (await refusal(endpoint)).message
+    assert "rejects the controller's credentials" in (await refusal(endpoint)).message
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         (f"echo {SECRET}; echo >&2; echo 'no credentials' >&2; echo more >&2; exit 3", "(exit code 3): no credentials"),
-        (f"echo {SECRET}; exit 1", "(exit code 1): it says nothing"),
+        (f"echo {SECRET}; exit 1", "(exit code 1): no error output"),
         ("kill -9 $$", "(exit code -9)"),
         ("exit 0", "printed nothing"),
         ("echo ' '", "printed nothing"),
         (f"echo {SECRET}; echo {SECRET}", "more than one line"),
         ("head -c 1000000 /dev/zero | tr '\\0' x", "more than one line of at most 65536 bytes"),
-        (f"printf '{SECRET}\\377'", "printed what is no text"),
+        (f"printf '{SECRET}\\377'", "printed something that is not text"),
     ],
 )
 async def test_a_token_command_that_fails_is_said_without_what_it_printed(

@@ -135,19 +135,19 @@ async def test_a_name_that_postgresql_can_hold_passes(kind: Kind, name: str) -> 
         ({"password": {"disabled": True, "secretRef": {"name": "a"}}}, "exactly one of"),
         ({"password": {"secretRef": {"name": "A"}}}, "spec.password.secretRef.name"),
         ({"password": {"secretRef": {"name": "a", "key": "a/b"}}}, "spec.password.secretRef.key"),
-        ({"password": {"generate": {}}}, "needs spec.connectionSecret"),
+        ({"password": {"generate": {}}}, "requires spec.connectionSecret"),
         ({"password": {"generate": {"length": 8}}, "connectionSecret": {"name": "a"}}, "greater than or equal to 16"),
         ({"password": {"generate": {"rotateEvery": "1d"}}, "connectionSecret": {"name": "a"}}, "rotateEvery"),
         ({"password": {"generate": {"rotateEvery": "10ms"}}, "connectionSecret": {"name": "a"}}, "1s to 87600h"),
         ({"password": {"generate": {"rotateEvery": "9999999999h"}}, "connectionSecret": {"name": "a"}}, "rotateEvery"),
         (
             {"password": {"generate": {}}, "connectionSecret": {"name": "a"}, "drift": {"ignore": ["password"]}},
-            "cannot hold password while",
+            "must not list password while",
         ),
         ({"connectionSecret": {}}, "spec.connectionSecret.name: Required value"),
-        ({"connectionSecret": {"name": "a", "template": {"data": {"a b": "x"}}}}, "keys are letters"),
-        ({"reassignOwnedTo": "x", "deletionPolicy": "Retain"}, "need spec.deletionPolicy: Drop"),
-        ({"terminateSessions": True}, "need spec.deletionPolicy: Drop"),
+        ({"connectionSecret": {"name": "a", "template": {"data": {"a b": "x"}}}}, "a key must consist of letters"),
+        ({"reassignOwnedTo": "x", "deletionPolicy": "Retain"}, "require spec.deletionPolicy: Drop"),
+        ({"terminateSessions": True}, "require spec.deletionPolicy: Drop"),
         ({"reassignOwnedTo": "é" * 32, "deletionPolicy": "Drop"}, "63 bytes"),
         ({"comment": "x" * 1025}, "spec.comment: Too long"),
         ({"connectionLimit": -2}, "spec.connectionLimit in body should be greater than or equal to -1"),
@@ -155,9 +155,9 @@ async def test_a_name_that_postgresql_can_hold_passes(kind: Kind, name: str) -> 
         ({"validUntil": "2027-01-01"}, "spec.validUntil in body must be of type date-time"),
         ({"validUntil": "infinity"}, "spec.validUntil in body must be of type date-time"),
         ({"validUntil": "2027-01-01T00:00:00+99:99"}, "spec.validUntil must be an RFC 3339 date-time"),
-        ({"validUntil": "0000-01-01T00:00:00Z"}, "of the years 1 to 9999, with a time zone"),
-        ({"validUntil": "0001-01-01T00:00:00+14:00"}, "of the years 1 to 9999, with a time zone"),
-        ({"validUntil": "9999-12-31T23:59:59-14:00"}, "of the years 1 to 9999, with a time zone"),
+        ({"validUntil": "0000-01-01T00:00:00Z"}, "with a time zone, in the years 1 to 9999"),
+        ({"validUntil": "0001-01-01T00:00:00+14:00"}, "with a time zone, in the years 1 to 9999"),
+        ({"validUntil": "9999-12-31T23:59:59-14:00"}, "with a time zone, in the years 1 to 9999"),
         ({"serverRef": {"name": ""}}, "spec.serverRef.name in body should be at least 1 chars long"),
         ({"serverRef": {"name": "A/b"}}, "spec.serverRef.name in body should match"),
         ({"drift": {"policy": "Ignore"}}, 'spec.drift.policy: Unsupported value: "Ignore"'),
@@ -179,7 +179,7 @@ async def test_a_moment_that_the_models_can_hold_passes(kind: Kind, moment: str)
 
 @pytest.mark.parametrize("name", ["public", "none", "x" * 64])
 async def test_an_object_whose_own_name_cannot_be_a_role_needs_spec_name(kind: Kind, name: str) -> None:
-    assert "metadata.name cannot be the name of the role" in await kind.refusal({}, name)
+    assert "metadata.name cannot be used as the name of the role" in await kind.refusal({}, name)
     assert (await kind.create({"name": "fine"}, name))["spec"]["name"] == "fine"
 
 
@@ -200,7 +200,10 @@ async def test_an_object_without_a_spec_is_refused(api_server: ApiServer, namesp
 )
 async def test_the_name_is_immutable(kind: Kind, before: dict[str, Any], after: dict[str, Any]) -> None:
     await kind.create(before)
-    assert "spec.name is immutable, also when it is absent: create another PgRole" in await kind.refused_patch(after)
+    assert (
+        "spec.name is immutable and cannot be added or removed: to use another name, create another PgRole"
+        in await kind.refused_patch(after)
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +217,9 @@ async def test_the_name_is_immutable(kind: Kind, before: dict[str, Any], after: 
 )
 async def test_the_server_is_immutable(kind: Kind, before: dict[str, Any], after: dict[str, Any] | None) -> None:
     await kind.create(before)
-    assert "spec.serverRef is immutable: create another PgRole" in await kind.refused_patch({"serverRef": after})
+    assert "spec.serverRef is immutable: to use another server, create another PgRole" in await kind.refused_patch(
+        {"serverRef": after}
+    )
 
 
 async def test_the_default_server_may_be_written_out_or_left_out(kind: Kind) -> None:
@@ -333,14 +338,20 @@ async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
         ({"memberOf": [{"role": "ü" * 32}]}, "63 bytes"),
         ({"memberOf": [{"role": "a\0b"}]}, "NUL"),
         ({"memberOf": [{"role": "a"}, {"role": "a", "admin": True}]}, "Duplicate value"),
-        ({"parameters": {"work mem": "1MB"}}, "names of parameters"),
-        ({"parameters": {"x" * 64: "1MB"}}, "names of parameters"),
+        ({"parameters": {"work mem": "1MB"}}, "a parameter name must consist of letters"),
+        ({"parameters": {"x" * 64: "1MB"}}, "a parameter name must consist of letters"),
         ({"parameters": {"work_mem": "a\0b"}}, "NUL"),
-        ({"parameters": {"DateStyle": "ISO", "datestyle": "German"}}, "have no case"),
-        ({"databaseParameters": [{"database": "a", "parameters": {"a.x": "1", "a.X": "1"}}]}, "have no case"),
+        ({"parameters": {"DateStyle": "ISO", "datestyle": "German"}}, "parameter names are case-insensitive"),
+        (
+            {"databaseParameters": [{"database": "a", "parameters": {"a.x": "1", "a.X": "1"}}]},
+            "parameter names are case-insensitive",
+        ),
         ({"databaseParameters": [{"database": "a", "parameters": {}}] * 2}, "Duplicate value"),
         ({"parameters": {"work_mem": "x" * 1025}}, "may not be more than 1024|Too long"),
-        ({"databaseParameters": [{"database": "a", "parameters": {"1x": "1"}}]}, "names of parameters"),
+        (
+            {"databaseParameters": [{"database": "a", "parameters": {"1x": "1"}}]},
+            "a parameter name must consist of letters",
+        ),
         ({"drift": {"ignore": ["name"]}}, "Unsupported value"),
         ({"drift": {"ignore": ["login", "login"]}}, "Duplicate value"),
     ],

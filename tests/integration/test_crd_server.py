@@ -52,9 +52,9 @@ async def test_defaults_of_the_api_server_are_those_of_the_models(api_server: Ap
         ({"connection": {**_CONNECTION, "sslMode": "prefer"}}, "spec.connection.sslMode: Unsupported value"),
         (
             {"connection": {**_CONNECTION, "sslMode": "require", "caRef": {"name": "ca"}}},
-            "caRef is only for sslMode verify-ca and verify-full",
+            "caRef requires sslMode verify-ca or verify-full",
         ),
-        ({"connection": {**_CONNECTION, "sslMode": "verify-ca"}}, "verify-ca needs spec.connection.caRef"),
+        ({"connection": {**_CONNECTION, "sslMode": "verify-ca"}}, "verify-ca requires spec.connection.caRef"),
         ({"connection": {**_CONNECTION, "requireAuth": []}}, "should have at least 1 items"),
         ({"connection": {**_CONNECTION, "requireAuth": ["gss"]}}, "spec.connection.requireAuth[0]: Unsupported value"),
         ({"connection": {**_CONNECTION, "requireAuth": ["!md5"]}}, "spec.connection.requireAuth[0]: Unsupported value"),
@@ -62,14 +62,14 @@ async def test_defaults_of_the_api_server_are_those_of_the_models(api_server: Ap
         ({"connection": {"hosts": ["db"]}}, "spec.connection.credentialsSecretRef: Required value"),
         (
             {"connection": _CONNECTION, "allow": {"namespaces": {"matchNames": ["a"], "matchLabels": {"b": "c"}}}},
-            "choose by matchNames, or by matchLabels",
+            "set either matchNames, or matchLabels",
         ),
         (
             {
                 "connection": _CONNECTION,
                 "allow": {"namespaces": {"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}},
             },
-            "values are given with In and NotIn",
+            "In and NotIn require values",
         ),
         ({"connection": _CONNECTION, "allow": {"attributes": ["login"]}}, "Unsupported value"),
         ({"connection": _CONNECTION, "drift": {"interval": "10ms"}}, "100ms to 1h"),

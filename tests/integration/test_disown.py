@@ -389,7 +389,7 @@ async def test_a_session_that_does_not_end_is_counted_and_blocks(trial: Trial) -
         pytest.skip("freezes a process of PostgreSQL")
     os.kill(process, signal.SIGSTOP)
     try:
-        assert "open: 1 (they were asked to end and have not)" in await trial.refused(terminate=True)
+        assert "open: 1 (terminated, but not yet ended)" in await trial.refused(terminate=True)
     finally:
         os.kill(process, signal.SIGCONT)
     await trial.disown(terminate=True)
@@ -461,7 +461,7 @@ async def test_a_database_whose_drop_was_interrupted_is_named(trial: Trial) -> N
     name = await trial.create_database()
     await trial.enter(name, "postgres", f"GRANT USAGE ON SCHEMA public TO {trial.q}")
     await trial.home.execute(f"UPDATE pg_database SET datconnlimit = -2 WHERE datname = '{name}'")
-    assert "DROP DATABASE it again" in await trial.refused()
+    assert "run DROP DATABASE again" in await trial.refused()
     await trial.home.execute(f"DROP DATABASE {name} WITH (FORCE)")
     await trial.disown()
     await trial.drop()
@@ -546,7 +546,7 @@ async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: Trial) -
     blocker = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     await blocker.execute("BEGIN; LOCK TABLE t")
     message = await trial.refused()
-    assert f'in database "{name}": a lock was not free in time' in message
+    assert f'in database "{name}": a lock was not available in time' in message
     with pytest.raises(Transient) as raised:
         await trial.disown(deadline=0.2)
     assert raised.value.reason is Reason.PROGRESSING

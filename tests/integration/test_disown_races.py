@@ -274,7 +274,7 @@ async def test_what_stood_in_the_way_is_said_when_time_runs_out_too(race: Race) 
     with pytest.raises(Waiting) as raised:
         await race.disown(deadline=8.0)
     assert raised.value.reason is Reason.DROP_BLOCKED
-    assert f'in database "{race.databases[0]}": a lock was not free in time' in raised.value.message
+    assert f'in database "{race.databases[0]}": a lock was not available in time' in raised.value.message
     for blocker in blockers:
         await blocker.execute("ROLLBACK")
     await race.converge()

@@ -48,7 +48,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
 async def test_what_is_no_postgresql_is_said(data: bytes) -> None:
-    with serving(data) as server, pytest.raises(Transient, match="does not speak PostgreSQL's protocol"):
+    with serving(data) as server, pytest.raises(Transient, match="does not speak the PostgreSQL protocol"):
         async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
             pass
 
@@ -160,7 +160,7 @@ LARGE = {
 def test_a_message_that_is_too_large_is_refused_by_its_first_bytes(what: str) -> None:
     framed = framing()
     framed.feed(GREETING + LARGE[what][:5])
-    with pytest.raises(Unacceptable, match=rf"the server sends {what} of \d+ bytes; at most \d+ are accepted"):
+    with pytest.raises(Unacceptable, match=rf"the server sends {what} of \d+ bytes; the limit is \d+"):
         framed.take(100)
 
 
@@ -233,7 +233,7 @@ async def test_an_error_that_names_a_role_in_another_encoding_is_said_with_its_m
     with serving(refused) as server, pytest.raises(Transient) as caught:
         async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
             pass
-    assert 'refuses the controller\'s credentials: role "gr?n" does not log in' in caught.value.message
+    assert 'rejects the controller\'s credentials: role "gr?n" does not log in' in caught.value.message
 
 
 @pytest.mark.parametrize("code", [b"XX000", b"P0001", b"28P01"])

@@ -292,6 +292,6 @@ async def test_a_session_that_idles_says_why_a_connection_was_ended(own_postgres
         tasks.start_soon(spoil)
         with anyio.fail_after(DEADLINE), pytest.raises(PgRoleError) as caught:
             await attend(endpoint, "test", detection=Mode.WATCH, may_install=True, heard=lambda _names: None, work=stay)
-    assert "does not speak PostgreSQL's protocol" in caught.value.message
+    assert "does not speak the PostgreSQL protocol" in caught.value.message
     if place == 0:
         assert caught.value.message.startswith("a connection to PostgreSQL ended: ")

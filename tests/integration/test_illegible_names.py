@@ -224,7 +224,7 @@ async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is
                 assert isinstance(failure, Refused)
                 shown = quoted(ILLEGIBLE).replace("\xf4", "\\xf4").replace("\xe9", "\\xe9")
                 assert f"GRANT {shown} TO " in failure.message
-                assert "run this in a database of their encoding" in failure.message
+                assert "run this in a database with their encoding" in failure.message
                 failure.message.encode()
             else:
                 assert failure is None

@@ -392,7 +392,7 @@ async def test_an_answer_that_is_no_secret_is_an_error_that_shows_nothing_of_it(
     fake = FakeApiServer(SECRETS)
     fake.always["post"] = plain(200, answer)
     async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
-        with pytest.raises(BadStream, match="an answer that is no Secret") as bad:
+        with pytest.raises(BadStream, match="the API server's answer is not a Secret") as bad:
             await write(client, Key("shop", "a"), OWNER, None)
     assert shows(bad.value, PASSWORD) == []
 

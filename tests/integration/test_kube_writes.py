@@ -299,7 +299,7 @@ async def test_events_that_a_namespace_takes_no_more_hold_up_none_of_others(
         await written(recorder)
     assert [event["reason"] for event in await events(client, namespace)] == ["RoleCreated"]
     assert recorder.dropped == 0
-    assert caplog.messages == ["Event not written in a namespace that goes"] * 60
+    assert caplog.messages == ["event skipped: namespace is terminating"] * 60
 
 
 REFERENCE = {"apiVersion": "v1", "kind": "Widget", "namespace": "shop", "name": "a", "uid": "u"}

@@ -264,7 +264,7 @@ async def test_psql_of_the_embedded_postgresql_connects(postgres_server: Postgre
 async def test_postgresql_16_runs_as_well_and_its_data_is_refused_by_18(tmp_path: Path) -> None:
     async with postgres(tmp_path, version=16) as server:
         assert str(await select(server, "SHOW server_version")).startswith("16.")
-    with pytest.raises(LocalError, match="was made by PostgreSQL 16, this is 18"):
+    with pytest.raises(LocalError, match="was initialized by PostgreSQL 16, but this is 18"):
         async with postgres(tmp_path):
             pass
 
@@ -291,7 +291,7 @@ async def test_ctrl_c_ends_dev_and_leaves_no_process_and_no_file(
     controller = tmp_path / "controller.py"
     controller.write_text(CONTROLLER)
     async with session(DEV, "", sys.executable, str(controller), scratch=scratch) as dev:
-        await dev.says("Ctrl-C stops all")
+        await dev.says("Ctrl-C stops everything")
         assert any("PgRoles orders-app, readers, billing-app are Ready" in line for line in dev.said)
         assert any("ALTER ROLE orders_app CREATEDB" in line for line in dev.said)
         pids = descendants(dev.process.pid)
@@ -321,7 +321,7 @@ async def test_dev_says_when_the_controller_ends_by_itself_and_keeps_its_state(
     broken = [sys.executable, "-c", "print('out of luck'); raise SystemExit(3)"]
     async with session(DEV, str(state), *broken, scratch=scratch) as dev:
         assert await dev.ends() == 1
-    assert "the controller ended by itself with exit code 3; its last lines:" in dev.said
+    assert "the controller exited with code 3; its last lines:" in dev.said
     assert dev.said[-1] == "  out of luck"
     assert is_empty(scratch)
     assert (state / "postgres" / "data" / "PG_VERSION").exists()
@@ -333,6 +333,6 @@ async def test_a_second_dev_of_the_same_state_is_refused(binaries: Binaries, tmp
         await first.says("PostgreSQL 18 ready")
         async with session(DEV, str(tmp_path / "state"), *forever, scratch=scratch) as second:
             assert await second.ends() == 1
-        assert any("another `pgrole-controller dev` uses" in line for line in second.said)
+        assert any("another `pgrole-controller dev` is using" in line for line in second.said)
         first.process.send_signal(signal.SIGTERM)
         assert await first.ends() == 0

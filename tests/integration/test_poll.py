@@ -316,7 +316,7 @@ class TestWithoutSchema:
             Plan("app", changes["app"], claim.role_oid, "app", claim, OWNER, "y"),
             Plan("two", changes["two"], two.role_oid, "two", two, OTHER, "y"),
         )
-        assert "not the one that was seen" in failures[0]
+        assert "changed since it was read" in failures[0]
         assert failures[1] == ""
         assert not await hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
         assert await hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'two'")

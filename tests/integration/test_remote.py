@@ -18,9 +18,9 @@ async def test_it_is_spoken_to_as_to_ours_and_neither_frozen_nor_ended(api_serve
     assert remote.version == api_server.version
     await create_namespace(remote, "by-another-way")
     for refused in (remote.pause, remote.resume):
-        with pytest.raises(LocalError, match="is not ours"):
+        with pytest.raises(LocalError, match="was not started here"):
             refused()
-    with pytest.raises(LocalError, match="is not ours"):
+    with pytest.raises(LocalError, match="was not started here"):
         await remote.kill()
     await remote.stop()
     assert (await api_server.request("GET", "/api/v1/namespaces/by-another-way"))["metadata"]["uid"]

@@ -204,7 +204,7 @@ async def test_a_certificate_that_is_not_to_be_believed_is_refused_where_one_is_
     assert {mode for mode, said in found.items() if said} == {"verify-ca", "verify-full"}
     for mode in ("verify-ca", "verify-full"):
         said = (found[mode] or "").replace("self signed", "self-signed")  # as OpenSSL 1.1 spells it
-        assert f"the server's certificate is not accepted: {words}" in said
+        assert f"the server's certificate is not trusted: {words}" in said
 
 
 async def test_a_self_signed_certificate_that_is_named_as_the_ca_is_accepted(trial: Trial) -> None:
@@ -224,7 +224,7 @@ async def test_an_intermediate_is_taken_from_the_server_and_does_not_do_as_ca(tr
 async def test_require_with_a_ca_verifies_as_verify_ca(trial: Trial) -> None:
     await trial.show(trial.sign("DNS:db.example.internal"))
     assert (await trial.verdicts("localhost", trial.ours, always=True))["require"] is None
-    assert "not accepted" in ((await trial.verdicts("localhost", trial.theirs, always=True))["require"] or "")
+    assert "not trusted" in ((await trial.verdicts("localhost", trial.theirs, always=True))["require"] or "")
 
 
 async def test_without_a_ca_those_of_the_system_are_believed_by_verify_full_alone(
@@ -232,8 +232,8 @@ async def test_without_a_ca_those_of_the_system_are_believed_by_verify_full_alon
 ) -> None:
     await trial.show(trial.sign())
     found = await trial.verdicts("localhost", None)
-    assert "not accepted" in (found["verify-full"] or "")
-    assert "verify-ca needs a CA of your own" in (found["verify-ca"] or "")
+    assert "not trusted" in (found["verify-full"] or "")
+    assert "verify-ca requires a private CA" in (found["verify-ca"] or "")
     monkeypatch.setenv("SSL_CERT_FILE", str(trial.ours.chain))
     found = await trial.verdicts("localhost", None)
     assert {mode for mode, said in found.items() if said} == {"verify-ca"}
@@ -277,13 +277,13 @@ async def test_a_ca_without_key_usage_is_accepted_by_every_python(
 @pytest.mark.parametrize("mode", ["require", "verify-ca", "verify-full"])
 async def test_a_ca_that_cannot_be_read_is_said_before_anything_is_sent(nonsense: str, mode: Mode) -> None:
     endpoint = Endpoint.of(["host.invalid"], 1, "postgres", "user", "password", mode, nonsense)
-    with pytest.raises(Refused, match="the CA cannot be read"):
+    with pytest.raises(Refused, match="the CA is not readable"):
         async with connect(endpoint, "test"):
             pass
 
 
 async def test_a_key_is_no_ca(trial: Trial) -> None:
-    with pytest.raises(Refused, match="the CA cannot be read"):
+    with pytest.raises(Refused, match="the CA is not readable"):
         tls.make_context("verify-full", trial.ours.key.read_text(encoding="ascii"))
 
 
@@ -299,7 +299,7 @@ async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(
             async with connect(endpoint, "test") as connection:
                 assert await connection.fetchval("SELECT 1") == 1
             continue
-        with pytest.raises(Transient, match="offers no TLS, which sslMode demands"):
+        with pytest.raises(Transient, match="does not offer TLS, which sslMode requires"):
             async with connect(endpoint, "test"):
                 pass
 

@@ -42,7 +42,7 @@ _STATUS = {
             "type": "Ready",
             "status": "True",
             "reason": "Reconciled",
-            "message": "the role is as declared",
+            "message": "the role matches the spec",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
             "observedGeneration": 3,
         }
@@ -196,7 +196,7 @@ def test_a_password_has_exactly_one_source(password: dict[str, Any]) -> None:
 
 
 def test_a_generated_password_needs_a_secret_to_be_delivered_in() -> None:
-    assert "needs spec.connectionSecret" in message_of(password={"generate": {}})
+    assert "requires spec.connectionSecret" in message_of(password={"generate": {}})
     assert build(password={"generate": {}}, connection_secret={"name": "app"}).spec.password
 
 
@@ -219,11 +219,11 @@ def test_an_object_cannot_be_changed_in_place() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"parameters": {"DateStyle": "ISO", "datestyle": "German"}}, "DateStyle and datestyle are one parameter"),
-        ({"parameters": {"app.x": "1", "app.X": "1"}}, "app.x and app.X are one parameter"),
+        ({"parameters": {"DateStyle": "ISO", "datestyle": "German"}}, "DateStyle and datestyle are the same parameter"),
+        ({"parameters": {"app.x": "1", "app.X": "1"}}, "app.x and app.X are the same parameter"),
         (
             {"database_parameters": [{"database": "d", "parameters": {"Work_mem": "1MB", "work_mem": "2MB"}}]},
-            "Work_mem and work_mem are one parameter",
+            "Work_mem and work_mem are the same parameter",
         ),
         ({"member_of": [{"role": "a"}, {"role": "a", "admin": True}]}, 'spec.memberOf names role "a" twice'),
         (

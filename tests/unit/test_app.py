@@ -48,5 +48,5 @@ async def test_a_page_of_a_proxy_is_no_answer() -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_an_id_that_may_not_be_read_is_said_at_once_with_what_to_do(status: int) -> None:
-    with pytest.raises(CannotStart, match="Allow it, or give --cluster-id"):
+    with pytest.raises(CannotStart, match="Grant get on it, or set --cluster-id"):
         await read_from(ApiError(status, "", ""))

@@ -154,7 +154,7 @@ async def test_a_step_that_all_share_and_that_one_object_breaks_is_made_for_each
     before = counted()
     assert_contained(await visit(objects, step))
     assert counted() == before + 1
-    (line,) = [record for record in lines.records if record.message == "unexpected error of one object"]
+    (line,) = [record for record in lines.records if record.message == "unexpected error in one object"]
     assert vars(line)["object"] == "shop/poisoned"
     assert vars(line)["error"] == "Poison"
     assert "_fail" in vars(line)["traceback"]
@@ -269,7 +269,7 @@ class Breaking:
 
 
 async def report(objects: Objects, finding: Finding) -> list[dict[str, Any]]:
-    """The statuses that are written, where Events and errands break. The visit ends."""
+    """The statuses that are written, where Events and errands break. The reconcile ends."""
     api, broken, queue = Api(), Breaking(), Queue()
     reporter = Reporter(cast("Client", api), objects, queue, cast("Recorder", broken), cast("Errands", broken))
     queue.put("s", Hint(finding.key, RequestReason.OBJECT))

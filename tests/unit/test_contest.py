@@ -101,7 +101,7 @@ def ring() -> Ring:
 
 def test_the_sixth_repair_within_a_minute_is_held_back(ring: Ring) -> None:
     ring.fight("connectionLimit")
-    assert ring.told.startswith("connectionLimit: set back 5 times within 4 s")
+    assert ring.told.startswith("connectionLimit: corrected 5 times within 4 s")
 
 
 def test_as_many_repairs_in_more_than_a_minute_are_no_contest(ring: Ring) -> None:
@@ -137,7 +137,7 @@ def test_what_is_repaired_and_stays_so_for_a_minute_is_contested_no_more(ring: R
     ring.fight("connectionLimit")
     repaired = ring.due(LIMIT)
     assert ring.look(repaired, "connectionLimit") == ("connectionLimit",)
-    assert "it is as declared now" in ring.told
+    assert "it now matches the spec" in ring.told
     ends = ring.due(repaired)
     assert ends == pytest.approx(repaired + WINDOW, abs=0.1)
     ring.look(ends - 1)
@@ -278,7 +278,7 @@ class TestPasswords:
     def test_an_errand_that_would_bring_nothing_new_is_not_run_again(self, ring: Ring) -> None:
         later = replace(ERRAND, at=DAY.replace(hour=5))
         assert ring.plan(replace(drift(), errand=later), LIMIT + 1).errand is None
-        assert "it is set back again at" in ring.told
+        assert "the controller corrects it again at" in ring.told
 
     def test_another_errand_is_run(self, ring: Ring) -> None:
         other = replace(ERRAND, secrets=SecretsSeen(stale=("old",)))

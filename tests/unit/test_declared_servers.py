@@ -269,7 +269,7 @@ async def test_a_session_goes_on_when_its_credentials_secret_is_deleted() -> Non
         lane.has_session = True
         await until_lapsed(world)
         assert lane.server.access == before.access, "the session is not ended"
-        assert lane.server.lapsed, "and no other begins"
+        assert lane.server.lapsed, "but a new one cannot start"
         assert lane.server.allowance.adopt, "its policy is the declared one"
 
 

@@ -31,8 +31,8 @@ OF_OTHERS = (
 PUT_TOGETHER = {
     "did not end within 10 s",
     "does not allow createdb",
-    "adoption is refused",
-    "is no PgRole's of namespace",
+    "adoption is denied",
+    "no PgRole in namespace",
 }
 
 PAGES = [*documentation(), ROOT / "CHANGELOG.md"]

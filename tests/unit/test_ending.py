@@ -121,17 +121,17 @@ class TestTheHeir:
     @pytest.mark.parametrize(
         ("name", "heir", "reaches", "words"),
         [
-            ("app", HEIR, (), "is the role itself"),
-            ("heir", None, (), 'there is no role "heir"'),
-            ("heir", replace(HEIR, place=None), (), "no PgRole's of namespace shop"),
-            ("heir", replace(HEIR, place=("cluster-b", *PLACE[1:])), (), "no PgRole's of namespace shop"),
-            ("heir", replace(HEIR, place=(*PLACE[:2], "an earlier namespace")), (), "no PgRole's of namespace shop"),
-            ("heir", replace(HEIR, oid=10), (), "set up with"),
+            ("app", HEIR, (), "must not be the role itself"),
+            ("heir", None, (), 'role "heir" does not exist'),
+            ("heir", replace(HEIR, place=None), (), "no PgRole in namespace shop"),
+            ("heir", replace(HEIR, place=("cluster-b", *PLACE[1:])), (), "no PgRole in namespace shop"),
+            ("heir", replace(HEIR, place=(*PLACE[:2], "an earlier namespace")), (), "no PgRole in namespace shop"),
+            ("heir", replace(HEIR, oid=10), (), "an initial role of PostgreSQL"),
             ("heir", HEIR, ("pg_execute_server_program",), "reaches pg_execute_server_program"),
             ("heir", HEIR, ("heir",), "reaches heir"),
             ("keeper", HEIR, (), "the controller's own role"),
-            ("pg_monitor", Heir(3373), (), "PostgreSQL's own"),
-            ("rds_admin", HEIR, (), 'protected by the pattern "rds_*"'),
+            ("pg_monitor", Heir(3373), (), "a role of PostgreSQL itself"),
+            ("rds_admin", HEIR, (), 'protected by the server\'s pattern "rds_*"'),
         ],
     )
     def test_one_that_may_not_be_an_heir_is_refused_before_anything_is_changed(

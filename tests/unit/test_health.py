@@ -69,7 +69,7 @@ async def test_a_loop_that_stands_still_is_told_of_and_one_that_goes_on_is_well_
             await wait_served(port)
             tasks.cancel_scope.cancel()
     status, text = stands_still["/healthz"]
-    assert (status, text.split(" since ")[0]) == (503, "the event loop stands still")
+    assert (status, text.split(" for ")[0]) == (503, "the event loop has been blocked")
     status, text = stands_still["/readyz"]
     assert (status, json.loads(text)["ready"]) == (503, False)
     status, text = stands_still["/metrics"]
@@ -237,7 +237,7 @@ class TestShared:
             await anyio.wait_all_tasks_blocked()
             may_end.set()
         assert len(failed) == 50
-        assert [record.message for record in caplog.records] == ["answer failed"]
+        assert [record.message for record in caplog.records] == ["health response failed"]
         failing = False
         assert await shared.get() == "well"
 

@@ -24,16 +24,16 @@ def record(message: str, **values: object) -> logging.LogRecord:
 
 
 def test_text_stays_on_one_line_and_tells_values_from_words() -> None:
-    line = _Text(colours=False).format(record("role brought in", object="shop/app", note='a\nb="c"'))
+    line = _Text(colours=False).format(record("role reconciled", object="shop/app", note='a\nb="c"'))
     assert line.count("\n") == 0
-    assert line.endswith(r'role brought in  object=shop/app note="a\nb=\"c\""')
+    assert line.endswith(r'role reconciled  object=shop/app note="a\nb=\"c\""')
 
 
 def test_json_is_one_object_a_line() -> None:
-    line = _Json().format(record("role brought in", object="shop/app", note="a\nb", count=3))
+    line = _Json().format(record("role reconciled", object="shop/app", note="a\nb", count=3))
     assert line.count("\n") == 0
     said = json.loads(line)
-    assert (said["message"], said["object"], said["note"], said["count"]) == ("role brought in", "shop/app", "a\nb", 3)
+    assert (said["message"], said["object"], said["note"], said["count"]) == ("role reconciled", "shop/app", "a\nb", 3)
 
 
 @pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b2J", "\x7f", "\x0b", "\x85", "\u2028", "\u202e"])
@@ -96,7 +96,7 @@ def test_it_is_json_in_a_cluster_and_coloured_on_a_terminal_unless_no_color_is_s
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     said = lines(form, terminal=terminal, monkeypatch=monkeypatch)
-    logging.getLogger("pgrole_controller.x").info("role brought in", extra={"object": "shop/app"})
+    logging.getLogger("pgrole_controller.x").info("role reconciled", extra={"object": "shop/app"})
     kind = "json" if said().startswith("{") else "coloured" if "\033[" in said() else "plain"
     assert kind == expected
 

@@ -121,5 +121,5 @@ def test_after_a_restore_a_role_that_reaches_what_the_policy_names_is_still_its_
 
 def test_after_a_restore_a_role_that_reaches_more_is_not_taken_back() -> None:
     held = replace(HOLDING, member_of=(Membership("admins"), Membership(FILES)))
-    with pytest.raises(PgRoleError, match="taking the role back is refused"):
+    with pytest.raises(PgRoleError, match="taking the role back is denied"):
         look_after_restore(Policy(member_of=("*", FILES)), held=held)

@@ -121,7 +121,7 @@ async def test_without_a_registry_the_choices_are_named(
 
 
 async def test_a_version_that_is_not_published_for_this_machine_is_named(environment: dict[str, str]) -> None:
-    with pytest.raises(ReleaseError, match="there is no PostgreSQL 9 to be fetched"):
+    with pytest.raises(ReleaseError, match="PostgreSQL 9 is not published"):
         await find(9, Display(io.StringIO()), environment)
 
 

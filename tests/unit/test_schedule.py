@@ -108,7 +108,7 @@ def test_a_visit_cannot_be_ended_twice_nor_before_it_began() -> None:
         schedule.done(A, 1.0, Success())
     schedule.take("s", 1.0, MANY)
     schedule.done(A, 1.0, Success())
-    with pytest.raises(LookupError, match="no visit to shop/a is under way"):
+    with pytest.raises(LookupError, match="no reconcile of shop/a is in progress"):
         schedule.done(A, 1.0, Success())
 
 

@@ -272,7 +272,7 @@ class TestSecrets:
             (b"hunter2" * 147, "1029 bytes"),
             (MD5.encode(), "MD5"),
             (GOOD.encode() + b"\n", "line break"),
-            (b"SCRAM-SHA-256$hunter2", "is none"),
+            (b"SCRAM-SHA-256$hunter2", "but is not one"),
             (GOOD.replace("4096", "4095").encode(), "4095 iterations"),
             (GOOD.replace("4096", "100001").encode(), "100001 iterations"),
             (GOOD.replace("4096", "2000000000").encode(), "2000000000 iterations"),

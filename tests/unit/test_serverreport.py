@@ -136,7 +136,7 @@ async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
     assert status["roles"]["declared"] == 1
     [ready] = [one for one in status["conditions"] if one["type"] == "Ready"]
     assert ready["status"] == "True"
-    assert ready["message"].endswith("it is being deleted, and kept until no PgRole names it")
+    assert ready["message"].endswith("it is being deleted, and remains until no PgRole references it")
 
 
 async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> None:

@@ -263,9 +263,9 @@ class TestWhatStandsInTheWay:
     @pytest.mark.parametrize(
         ("asked", "reason", "words"),
         [
-            (ask(secrets=SecretsSeen()), Reason.SECRET_MISSING, 'no Secret "source"'),
+            (ask(secrets=SecretsSeen()), Reason.SECRET_MISSING, 'Secret "source" does not exist'),
             (ask(secrets=SecretsSeen(unknown="403 Forbidden")), Reason.SECRET_MISSING, "403 Forbidden"),
-            (ask_generated(secrets=SecretsSeen(unknown="403")), Reason.SECRET_MISSING, "cannot be seen"),
+            (ask_generated(secrets=SecretsSeen(unknown="403")), Reason.SECRET_MISSING, "does not know the Secrets"),
             (ask(connection=Connection("source")), Reason.INVALID_SPEC, "both name"),
         ],
         ids=["no Secret", "not allowed", "connection not allowed", "one Secret for both"],

@@ -63,7 +63,7 @@ def test_every_other_internal_error_is_named(code: str) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("53100", "free space"),
+        ("53100", "free some space"),
         ("53300", "raise max_connections or the CONNECTION LIMIT"),
     ],
 )

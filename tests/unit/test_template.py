@@ -72,12 +72,12 @@ def test_a_template_reaches_nothing_but_its_fields(template: str) -> None:
 
 @pytest.mark.parametrize("template", ["{", "}", "{{}", "{username", "username}", "{user{name}", "{a[}"])
 def test_a_lone_brace_is_told_with_what_to_write(template: str) -> None:
-    with pytest.raises(ValueError, match=r"write \{field\} for a value, \{\{ or \}\} for a brace"):
+    with pytest.raises(ValueError, match=r"write \{field\} for a value, \{\{ or \}\} for a literal brace"):
         parse(template)
 
 
 def test_an_unknown_field_is_named_together_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match=r"\{dbname\} is no field: write one of database, .*username_url"):
+    with pytest.raises(ValueError, match=r"\{dbname\} is not a field: write one of database, .*username_url"):
         parse("{dbname}")
 
 

@@ -98,4 +98,4 @@ async def test_without_a_thread_the_server_cannot_be_reached_and_says_so(monkeyp
 
     asyncio.get_running_loop().set_default_executor(Threads())
     monkeypatch.setattr(Thread, "start", refuse)
-    assert "no thread for a lookup" in await connect_in_vain("a.name")
+    assert "no thread available for a name lookup" in await connect_in_vain("a.name")
