@@ -23,6 +23,9 @@ from pgrole_controller.core.sight import Server, Sight
 MOST = 512
 KEPT_SECONDS = 4.0
 
+#: A reconcile that comes so many seconds after the change confirms it: no other is expected.
+LAST_SECONDS = 1.5
+
 _NO_PASSWORD = (Origin.ELSEWHERE, Origin.NOWHERE)
 
 
@@ -54,12 +57,14 @@ class Repeats:
     def find(self, key: Key, server: Server, objects: Objects, allowance: Allowance, now: float) -> Settled | None:
         """What was noted of an object, with the object as it is now; None where the object has to be read again."""
         self._drop_old(now)
-        settled, _ = self._kept.get(key, (None, 0.0))
+        settled, since = self._kept.get(key, (None, 0.0))
         if settled is None:
             return None
+        if now - since >= LAST_SECONDS:
+            del self._kept[key]
         stored = objects.find_unchanged(settled.request, settled.asked, allowance)
         if stored is None or settled.server != server:
-            del self._kept[key]
+            self.forget(key)
             return None
         return replace(settled, request=replace(settled.request, stored=stored))
 

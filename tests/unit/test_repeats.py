@@ -12,7 +12,7 @@ from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.reconcile import Finding, reconcile
-from pgrole_controller.controller.repeats import KEPT_SECONDS, Repeats
+from pgrole_controller.controller.repeats import KEPT_SECONDS, LAST_SECONDS, Repeats
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.allowance import Allowance
@@ -216,6 +216,16 @@ async def test_an_object_that_went_is_not_remembered() -> None:
     finding = await world.reconcile()
     assert world.session.again == 0
     assert finding.request.stored is None
+
+
+@in_timelapse
+async def test_the_last_look_that_is_expected_ends_it() -> None:
+    world = await World().made()
+    await anyio.sleep(LAST_SECONDS)
+    await world.reconcile()
+    assert (world.session.looks, world.session.again) == (0, 1)
+    await world.reconcile()
+    assert (world.session.looks, world.session.again) == (1, 1)
 
 
 @in_timelapse
