@@ -224,7 +224,11 @@ def _plain(value: object) -> str:
     return _quote(text) if not text or set(text) & set(' "=') or not text.isprintable() else text
 
 
+_as_it_is = json.JSONEncoder(default=str, ensure_ascii=False).encode
+_escaped = json.JSONEncoder(default=str).encode
+
+
 def _quote(value: object) -> str:
     """As JSON, with escapes for what a terminal would obey or not show: names come from whoever can make a role."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if text.isprintable() else json.dumps(value, default=str)
+    text = _as_it_is(value)
+    return text if text.isprintable() else _escaped(value)

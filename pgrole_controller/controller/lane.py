@@ -27,6 +27,7 @@ from pgrole_controller.controller.orphans import Orphans
 from pgrole_controller.controller.pace import Pace
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
+from pgrole_controller.controller.repeats import Repeats
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.tally import Tally, count_ending, hear
@@ -59,6 +60,10 @@ EMPTYING_OF_NAMESPACE = 1
 
 #: An outage that lasts for so long is said on every object, in seconds; at once on what changes meanwhile.
 SAID_SECONDS = 5.0
+
+#: Between two objects that did not change and on which an outage is said, in seconds: when the server is back, as many
+#: statuses have to be written again.
+SAYING_SECONDS = 0.01
 
 #: Between two hints for everything because many were announced, in seconds.
 MANY_SECONDS = 1.0
@@ -98,6 +103,7 @@ class Lane:
         self.ended = anyio.Event()  # since the queue is closed
         self.session: Session | None = None
         self.echoes = Echoes()  # of the session
+        self._repeats = Repeats()  # of the session
         self._objects = objects
         self._queue = queue
         self._reporter = reporter
@@ -317,7 +323,7 @@ class Lane:
         self.connected, self.trouble, self._since = True, None, anyio.current_time()
         self.standing_by = self._said = False
         self._identities.find(self)
-        self.session, self.echoes = session, Echoes()
+        self.session, self.echoes, self._repeats = session, Echoes(), Repeats()
         metrics.SESSIONS.labels(self.server.name).inc()
         keys = self.keys()
         self._reporter.withdraw(keys, Reason.SERVER_NOT_READY)
@@ -335,12 +341,17 @@ class Lane:
             while not self._queue.closed:
                 visits: tuple[Visit, ...] = ()
                 with anyio.CancelScope(deadline=self._orphans_due):
-                    visits = await self._queue.take(self.server.name, self._pace.limit)
+                    visits = await self._queue.take(self.server.name, self._pace.limit, self._calm_until())
                 if visits:
                     await self._visit(session, visits, tasks)
                 if anyio.current_time() >= self._orphans_due and not self._queue.closed:
                     await self._release_orphans(session)
             tasks.cancel_scope.cancel()
+
+    def _calm_until(self) -> float:
+        """Before this only a drift begins a batch, unless enough waits to fill one."""
+        full = self._queue.figures(self.server.name).depth >= self._pace.limit
+        return -math.inf if full else self._pace.calm_until
 
     async def _release_orphans(self, session: Session) -> None:
         """Objects that went while nobody looked still hold claims. One that was made again is left to its visit.
@@ -382,10 +393,20 @@ class Lane:
         tally = Tally(self.server.name, visits)
         under_way = {visit.key for visit in visits}
         began = anyio.current_time()
+        drifted = {visit.key for visit in visits if visit.rank is Rank.DRIFT}
+        if not drifted:
+            self._pace.begin(began)
         try:
             with logs.tracing(trace.batch):
                 findings = await reconcile(
-                    list(under_way), self.server, self._objects, session, self.echoes, self._verifiers
+                    list(under_way),
+                    self.server,
+                    self._objects,
+                    session,
+                    self.echoes,
+                    self._verifiers,
+                    self._repeats,
+                    drifted,
                 )
             tally.end()
             for finding in findings:
@@ -453,7 +474,8 @@ async def decline(
 ) -> None:
     """Visits the keys of a lane without a server: says why nothing can be done, until cancelled or closed.
 
-    Those of objects that changed are put into `changed`.
+    With `changed`, during an outage, the keys of objects that changed are put into it, and the others are visited one
+    after the other, with pauses.
     """
     while visits := await queue.take(lane, 1):
         (visit,) = visits
@@ -473,6 +495,8 @@ async def decline(
         finally:
             if not found:
                 queue.done(visit.key, After(0.0))
+        if changed is not None and visit.rank > Rank.CHANGE and not visit.failures:
+            await anyio.sleep(SAYING_SECONDS)
 
 
 def _declined(request: Request, error: PgRoleError) -> Finding:

@@ -183,6 +183,24 @@ class Objects:
         except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
             return _unread(key, stored, obj, contain(error, key))
 
+    def find_unchanged(self, request: Request, asked: tuple[Any, ...], allowance: Allowance) -> Stored | None:
+        """The object of a request as it is stored now, where all that the request was read from is the same, except
+        its status. `asked` is what `asked_of` gave then. None as well for one that others share a role with, or with
+        Secrets.
+        """
+        ask, stored = request.ask, self.store.get(request.key)
+        if ask is None or stored is None or stored.uid in self._brought or asked_of(stored) != asked:
+            return None
+        try:
+            namespace = self.namespaces.get(stored.key, stored.uid)
+        except NamespaceUnknown:
+            return None
+        same = namespace.uid == ask.owner.namespace_uid
+        if not same or allowance.policy(namespace.name, namespace.labels) != request.policy:
+            return None
+        others = self.sharing(server_of(stored.object()), ask.wanted.name) - {stored.key}
+        return None if others or self._secrets.by_index(stored.uid) else stored
+
     def _read(
         self, key: Key, stored: Stored, obj: dict[str, Any], allowance: Allowance, brought: Credential | Emptied | None
     ) -> Request:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import anyio
 import anyio.lowlevel
 
-from pgrole_controller.core.hint import Hint, Key
+from pgrole_controller.core.hint import Hint, Key, Rank
 from pgrole_controller.core.schedule import Figures, Result, Schedule, Visit
 
 
@@ -23,6 +23,7 @@ class Queue:
             self._released.set()
         self._schedule = Schedule(draw)
         self._waiting: dict[str, anyio.Event] = {}
+        self._calm: set[str] = set()  # lanes that wait only for a drift, or for time to pass
         self._closed = False
 
     @property
@@ -32,10 +33,13 @@ class Queue:
     def put(self, lane: str, hint: Hint) -> None:
         """Asks for a visit; may be called in a callback of the event loop."""
         self._schedule.add(lane, hint, anyio.current_time())
-        self._wake(lane)
+        if lane not in self._calm or hint.rank is Rank.DRIFT:
+            self._wake(lane)
 
-    async def take(self, lane: str, limit: int) -> tuple[Visit, ...]:
+    async def take(self, lane: str, limit: int, calm_until: float = -math.inf) -> tuple[Visit, ...]:
         """Waits until a key of the lane is due, and begins the visits to those that are, at most `limit`.
+
+        Before `calm_until`, on the loop's clock, nothing begins unless a drift is due.
 
         Each must be ended with `done`, also by a caller that is cancelled: until then its key is not visited again.
         Empty when the queue is closed. When `take` itself is cancelled no visit has begun. Raises RuntimeError while
@@ -45,16 +49,18 @@ class Queue:
         while not self._closed:
             # A wait that ended as the caller was cancelled returns: what is taken now would never be ended.
             await anyio.lowlevel.checkpoint_if_cancelled()
-            visits = self._schedule.take(lane, anyio.current_time(), limit) if self._released.is_set() else ()
+            now = anyio.current_time()
+            calm = now < calm_until and not self._schedule.has_drift(lane, now)
+            visits = self._schedule.take(lane, now, limit) if self._released.is_set() and not calm else ()
             if visits:
                 return visits
-            await self._wait(lane)
+            await self._wait(lane, calm_until)
         return ()
 
     def done(self, key: Key, result: Result) -> None:
         """Ends a visit. Raises LookupError when none to the key is under way."""
         lane = self._schedule.done(key, anyio.current_time(), result)
-        if lane is not None:
+        if lane is not None and lane not in self._calm:
             self._wake(lane)
 
     def forgive(self, lane: str) -> None:
@@ -89,18 +95,24 @@ class Queue:
         for lane in self._waiting:
             self._wake(lane)
 
-    async def _wait(self, lane: str) -> None:
-        """Until something changes in the lane, or its next delayed key is due."""
+    async def _wait(self, lane: str, calm_until: float) -> None:
+        """Until something changes in the lane, or its next delayed key is due; what is due already waits for a drift
+        or for `calm_until`.
+        """
         if lane in self._waiting:
             message = f"another waits for lane {lane!r}"
             raise RuntimeError(message)
         changed = self._waiting[lane] = anyio.Event()
         due = self._schedule.next_at(lane) if self._released.is_set() else None
+        if due is not None and due < calm_until:
+            due = calm_until
+            self._calm.add(lane)
         try:
             with anyio.CancelScope(deadline=math.inf if due is None else due):
                 await changed.wait()
         finally:
             del self._waiting[lane]
+            self._calm.discard(lane)
 
     def _wake(self, lane: str) -> None:
         if lane in self._waiting:

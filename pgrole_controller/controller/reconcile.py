@@ -5,7 +5,7 @@ read back from the database.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -14,8 +14,10 @@ import anyio
 from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.objects import Objects, Request
+from pgrole_controller.controller.repeats import Repeats, Settled
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.verifiers import Verifiers
+from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Culprit, Moment
 from pgrole_controller.core.credential import Errand, next_rotation
@@ -70,13 +72,75 @@ async def reconcile(
     session: Session,
     echoes: Echoes,
     verifiers: Verifiers,
+    repeats: Repeats,
+    drifted: Collection[Key] = (),
 ) -> list[Finding]:
-    """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding."""
+    """Raises PgRoleError when the server fails as a whole; what fails for one object is in its finding.
+
+    `drifted`: those of the keys that a drift was announced of, which are reconciled first and in full.
+    """
+    server = _server(session, declared)
+    settled = [
+        known
+        for key in keys
+        if key not in drifted and (known := _find(key, repeats, server, objects, declared.allowance))
+    ]
+    settled_keys = {one.request.key for one in settled}
+    findings = await _reconcile(
+        [key for key in keys if key not in settled_keys], declared, objects, session, echoes, verifiers, repeats
+    )
+    if settled:
+        same, others = await _look_again(settled, session, objects.contests)
+        for key in others:
+            repeats.forget(key)
+        findings += same
+        findings += await _reconcile(others, declared, objects, session, echoes, verifiers, repeats)
+    return findings
+
+
+def _find(key: Key, repeats: Repeats, server: Server, objects: Objects, allowance: Allowance) -> Settled | None:
+    try:
+        return repeats.find(key, server, objects, allowance, anyio.current_time())
+    except Exception as error:  # noqa: BLE001 -- this object's error
+        contain(error, key)
+        repeats.forget(key)
+        return None
+
+
+async def _look_again(
+    settled: Sequence[Settled], session: Session, contests: Contests
+) -> tuple[list[Finding], list[Key]]:
+    """The findings for those of which nothing differs, and the keys of the others."""
+    same = await session.look_again(
+        [(one.request.key, one.request.role_name) for one in settled], [one.sight.row for one in settled]
+    )
+    findings: list[Finding] = []
+    others: list[Key] = []
+    for one, is_same in zip(settled, same, strict=True):
+        stored = one.request.stored
+        if is_same and not session.enforcing and stored is not None and not contests.knows(stored.uid):
+            findings.append(Finding(one.request, of_read_back(one.decision), one.sight.claim))
+        else:
+            others.append(one.request.key)
+    return findings, others
+
+
+async def _reconcile(
+    keys: Sequence[Key],
+    declared: DeclaredServer,
+    objects: Objects,
+    session: Session,
+    echoes: Echoes,
+    verifiers: Verifiers,
+    repeats: Repeats,
+) -> list[Finding]:
     requests = [objects.read(key, declared.name, declared.allowance) for key in keys]
     findings = [Finding(request) for request in requests if request.finalizer is not None]
     findings += [unread(request) for request in requests if request.error and request.finalizer is None]
     asked = [_remind(request, verifiers) for request in requests if request.error is None and request.finalizer is None]
-    findings += await _contained(asked, session, _server(session, declared), objects.contests, echoes, verifiers)
+    findings += await _contained(
+        asked, session, _server(session, declared), objects.contests, echoes, verifiers, repeats
+    )
     return findings
 
 
@@ -123,10 +187,11 @@ async def _contained(
     contests: Contests,
     echoes: Echoes,
     verifiers: Verifiers,
+    repeats: Repeats,
 ) -> list[Finding]:
     """What fails unexpectedly for all of them is tried for each alone: then it is the error of the one that fails."""
     try:
-        return await _bring_in(requests, session, server, contests, echoes, verifiers)
+        return await _bring_in(requests, session, server, contests, echoes, verifiers, repeats)
     except PgRoleError:
         raise
     except Exception as error:  # noqa: BLE001 -- one object's error, once it is known whose
@@ -135,7 +200,7 @@ async def _contained(
         log.warning("batch failed unexpectedly, trying its objects one by one", extra=describe_error(error))
     findings: list[Finding] = []
     for request in requests:
-        findings += await _contained([request], session, server, contests, echoes, verifiers)
+        findings += await _contained([request], session, server, contests, echoes, verifiers, repeats)
     return findings
 
 
@@ -146,6 +211,7 @@ async def _bring_in(
     contests: Contests,
     echoes: Echoes,
     verifiers: Verifiers,
+    repeats: Repeats,
 ) -> list[Finding]:
     """Looks, brings in and looks again, until there is nothing left to do that can be done now."""
     visited = [_Visited(request, contests) for request in requests]
@@ -166,6 +232,7 @@ async def _bring_in(
     for one in visited:
         if isinstance(one.decision, Plan) and one.decision.changes:
             echoes.forget(one.decision.role_name)
+        one.settle(repeats, server)
     if not server.away:
         await _release(visited, session)
     await _learn(visited, session, verifiers)
@@ -300,6 +367,11 @@ class _Visited:
             self.decision = name_way_out(failure)
         else:
             self.decision = failure
+
+    def settle(self, repeats: Repeats, server: Server) -> None:
+        """A role that was changed here is about to be looked at again."""
+        if self._done and self.looked and isinstance(self.decision, Plan) and not self._contests.knows(self._uid):
+            repeats.note(self.request, server, self._sight, self.decision, anyio.current_time())
 
     def asks_who(self, now: Moment) -> bool:
         return isinstance(self.decision, Plan) and self._contests.asks_who(self._uid, now)

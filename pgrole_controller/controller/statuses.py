@@ -9,6 +9,7 @@ another generation, or another object, than the one that was visited: its own vi
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 
 #: How many writes are under way at once.
 WRITERS = 12
+
+#: Of so many objects it is remembered that their status says what was found last: most are looked at again soon.
+STANDING = 256
 
 #: For one write, in seconds.
 WRITE_SECONDS = 10.0
@@ -64,6 +68,11 @@ class Said:
     def key(self) -> Key:
         return self.stored.key
 
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What status is made from, beside the object."""
+        return self.outcome, self.claim, self.reported, self.next_rotation
+
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
@@ -90,6 +99,7 @@ class Statuses:
         self._writing: set[Key] = set()
         self._closed = False
         self._failed: dict[Key, tuple[Said, float]] = {}  # what is tried again, and the delay before
+        self._standing: OrderedDict[Key, tuple[str, tuple[object, ...]]] = OrderedDict()  # version, content
         self._send, self._receive = anyio.create_memory_object_stream[Key](float("inf"))
 
     def put(self, said: Said) -> None:
@@ -182,14 +192,23 @@ class Statuses:
     def _stands(self, said: Said) -> bool:
         """Whether there is nothing to write."""
         try:
-            return self._compose(said) is None
+            return _has_status(said.stored) and self._compose(said) is None
         except Exception:  # noqa: BLE001 -- contained where it is written
             return False
+
+    def _note_standing(self, stored: Stored, said: Said) -> None:
+        """The object, in this version, says what there is to say."""
+        self._standing.pop(said.key, None)
+        self._standing[said.key] = stored.resource_version, said.content
+        if len(self._standing) > STANDING:
+            self._standing.popitem(last=False)
 
     def _compose(self, said: Said) -> _Writing | None:
         """What is to be written now, None for nothing."""
         stored = self._store.get(said.key)
         if said.withdrawn or stored is None or stored.uid != said.stored.uid:
+            return None
+        if self._standing.get(said.key) == (stored.resource_version, said.content):
             return None
         obj = stored.object()
         generation = generation_of(stored)
@@ -202,6 +221,7 @@ class Statuses:
         status = build_status(previous, said.outcome, standing, generation, datetime.now(UTC))
         if unchanged(previous, status):
             log.debug("status unchanged", extra={"object": str(said.key), "reason": said.outcome.reason.value})
+            self._note_standing(stored, said)
             return None
         return _Writing(stored, previous, status)
 
@@ -212,17 +232,24 @@ class Statuses:
         stored, previous = writing.stored, writing.previous
         before = previous.get("conditions") or []
         try:
-            self._store.put(await apply_status(self._client, PGROLES, stored, writing.status), by=stored.key)
+            written = await apply_status(self._client, PGROLES, stored, writing.status)
         except ApiError as error:
             # A definition that came later may refuse the object itself and every status with it: an Event can say it.
             if error.status in (422, 500) and said.key not in self._failed:
                 self._announce(said.outcome, before, stored)
             raise
+        self._store.put(written, by=stored.key)
+        if generation_of(written) == generation_of(said.stored):
+            self._note_standing(written, said)
         log.debug("status written", extra={"object": str(said.key), "reason": said.outcome.reason.value})
         for field in said.reported:
             if field not in _reported(previous):
                 metrics.DRIFTS.labels(server_of(stored.object()), field, "reported").inc()
         self._announce(said.outcome, before, stored)
+
+
+def _has_status(stored: Stored) -> bool:
+    return bool(stored.object().get("status"))
 
 
 def standing_fields(fields: tuple[str, ...], outcome: Outcome) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ a plan without changes.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.credential import Origin, Record
@@ -150,8 +150,8 @@ def _leave(ignore: frozenset[str], wanted: Role, there: Role) -> Role:
     """What is wanted, but for the fields that are left to others."""
     if not ignore:
         return wanted
-    values = {item.name: getattr(there if item.name in ignore else wanted, item.name) for item in fields(Role)}
-    return Role(**values)
+    left = {name: getattr(there, name) for name in ignore}
+    return wanted if all(getattr(wanted, name) == value for name, value in left.items()) else replace(wanted, **left)
 
 
 def decide_absent(sight: Sight) -> Plan:

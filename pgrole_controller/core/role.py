@@ -107,6 +107,9 @@ def to_moment(microseconds: Microseconds) -> datetime:
 _DEFAULTS = tuple((item.name, item.default) for item in fields(Role) if item.name not in ("name", "password"))
 
 
+_encode = json.JSONEncoder(sort_keys=True, ensure_ascii=True).encode
+
+
 def digest(role: Role) -> str:
     """What `applied` in a claim holds: equal for equal roles, in every version of this program.
 
@@ -117,5 +120,4 @@ def digest(role: Role) -> str:
     values |= {name: value for name, default in _DEFAULTS if (value := getattr(role, name)) != default}
     if "member_of" in values:
         values["member_of"] = [(held.role, held.admin, held.inherit, held.set) for held in role.member_of]
-    text = json.dumps(values, sort_keys=True, ensure_ascii=True)
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(_encode(values).encode()).hexdigest()

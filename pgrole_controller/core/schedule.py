@@ -136,6 +136,14 @@ class Schedule:
             visits.append(self._begin(queue, key, now))
         return tuple(visits)
 
+    def has_drift(self, lane: str, now: float) -> bool:
+        """Whether a drift is due."""
+        queue = self._lanes.get(lane)
+        if queue is None:
+            return False
+        self._let_in(queue, now)
+        return bool(queue.by_rank[Rank.DRIFT])
+
     def done(self, key: Key, now: float, result: Result) -> str | None:
         """Ends the visit to a key. Returns the lane in which the key waits again; None when it is at rest.
 

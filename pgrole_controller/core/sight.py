@@ -95,7 +95,8 @@ class Sight:
 
     `named` has the wanted name; `claimed` is the role with the claim's oid, when that is another one; `former` are
     claims of this object's namespace and name for other role names, as (role name, uid of the object). `at` is the
-    server's time, `iterations` what it would make a verifier with.
+    server's time, `iterations` what it would make a verifier with. `row` is all that it was read from, except the time;
+    empty where that was not one row.
     """
 
     named: Found | None = None
@@ -108,3 +109,4 @@ class Sight:
     around: Surroundings = field(default_factory=Surroundings)
     at: datetime = _BEFORE
     iterations: int = LEAST_ITERATIONS
+    row: tuple[object, ...] = field(default=(), compare=False, repr=False)

@@ -31,6 +31,7 @@ class Transport:
             headers={"User-Agent": user_agent},
             proxy=configuration.proxy or find_proxy(self._host),
             read_bufsize=_READ_BUFFER,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     async def __aenter__(self) -> Self:

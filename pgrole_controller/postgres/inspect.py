@@ -38,6 +38,9 @@ MEMBERSHIP_OPTIONS_VERSION = 160_000
 _MOST_GRANTS = 2000
 _MOST_REACHED = 1000
 
+#: Columns of sql/inspect/roles.sql that say nothing of the role.
+_PASSING = frozenset({"place", "at"})
+
 #: More than an object can declare.
 _MANY_GROUPS = 100
 
@@ -111,7 +114,13 @@ async def look(
 
     What they refer to is not in it: `look_around`. PutOff for one that is to be asked for alone.
     """
-    rows = await fetch(
+    return _sights(await _fetch_roles(connection, cluster, system_identifier, asked), asked, claims=True)
+
+
+async def _fetch_roles(
+    connection: Connection, cluster: str, system_identifier: int, asked: Sequence[tuple[Key, str]]
+) -> list[Row]:
+    return await fetch(
         connection,
         "look",
         queries.inspect("roles"),
@@ -121,7 +130,24 @@ async def look(
         cluster,
         system_identifier,
     )
-    return _sights(rows, asked, claims=True)
+
+
+async def look_again(
+    connection: Connection,
+    cluster: str,
+    system_identifier: int,
+    asked: Sequence[tuple[Key, str]],
+    before: Sequence[tuple[object, ...]],
+) -> list[bool]:
+    """Whether what is there for each (key, role name) is what `look` read `before`, as the `row` of a Sight."""
+    rows = await _fetch_roles(connection, cluster, system_identifier, asked)
+    found: dict[object, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["place"], []).append(row)
+    return [
+        len(some := found.get(place, [])) == 1 and some[0].content(_PASSING) == content
+        for place, content in enumerate(before, 1)
+    ]
 
 
 async def look_without_schema(
@@ -318,6 +344,7 @@ def _sight(rows: Sequence[Row], *, claims: bool) -> Sight:
         former=_former(first) if claims else (),
         at=first.get("at", datetime),
         iterations=first.find("scram_iterations", int) or LEAST_ITERATIONS,  # PostgreSQL 15 and before know no other
+        row=first.content(_PASSING) if len(rows) == 1 else (),
     )
 
 

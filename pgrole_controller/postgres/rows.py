@@ -7,7 +7,7 @@ never shows the value.
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -91,6 +91,10 @@ class Row:
         if value is not None and type(value) is not dict:
             raise self.wrong(column)
         return value or {}
+
+    def content(self, besides: Container[str]) -> tuple[Any, ...]:
+        """All that it holds, as it was sent, in the order of its columns, besides these."""
+        return tuple(value for column, value in self._record.items() if column not in besides)
 
     def wrong(self, column: str) -> PgRoleError:
         """The error for a column with anything but what it should be."""

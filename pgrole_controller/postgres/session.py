@@ -121,6 +121,23 @@ class Session:
         async with self._trusting():
             return await inspect.look(self._connection, self.cluster, self.identity.system_identifier, asked)
 
+    async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
+        """Whether what is there for each is what was read `before` (`Sight.row`).
+
+        False, too, where that cannot be told for all of them at once: `look` says what is the matter.
+        """
+        if self._ledger is not None or not asked:
+            return [False] * len(asked)
+        try:
+            async with self._trusting():
+                return await inspect.look_again(
+                    self._connection, self.cluster, self.identity.system_identifier, asked, before
+                )
+        except PgRoleError:
+            if self._connection.is_closed():
+                raise
+            return [False] * len(asked)
+
     async def look_around(self, mentioned: Sequence[Mentioned]) -> list[Surroundings | PgRoleError]:
         """One for each, in their order."""
         return await ask_each(self._connection, self._look_around, mentioned)

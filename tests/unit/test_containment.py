@@ -25,6 +25,7 @@ from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Request, index_by_owner, index_pgrole, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile
+from pgrole_controller.controller.repeats import Repeats
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.sources import PgRoleSource
@@ -46,6 +47,7 @@ from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.postgres.inspect import Mentioned
 from pgrole_controller.postgres.session import Session
+from tests.timelapse import in_timelapse
 
 SECRET = "hunter2"
 SERVER = DeclaredServer(
@@ -101,6 +103,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture
 
 @pytest.fixture
 def objects() -> Objects:
+    return make_objects()
+
+
+def make_objects() -> Objects:
     namespaces = Store()
     namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
     made = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), namespaces), "c1")
@@ -130,7 +136,7 @@ def counted() -> float:
 
 async def visit(objects: Objects, breaks: str = "") -> dict[Key, Finding]:
     session = cast("Session", FakeSession(breaks))
-    findings = await reconcile([POISONED, *WELL], SERVER, objects, session, Echoes(), Verifiers())
+    findings = await reconcile([POISONED, *WELL], SERVER, objects, session, Echoes(), Verifiers(), Repeats())
     return {finding.key: finding for finding in findings}
 
 
@@ -232,7 +238,9 @@ async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objec
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
     with pytest.raises(Transient, match="away"):
-        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", Failing("")), Echoes(), Verifiers())
+        await reconcile(
+            [POISONED, *WELL], SERVER, objects, cast("Session", Failing("")), Echoes(), Verifiers(), Repeats()
+        )
 
 
 async def test_of_many_errors_few_are_logged_with_their_traceback(
@@ -325,6 +333,40 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
             error = Transient(Reason.SERVER_NOT_READY, "away")
             await decline("default", queue, objects, cast("Reporter", Taking()), error)
     assert set(reported) == set(WELL)
+
+
+@in_timelapse
+async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None:
+    """When the server is back, every status that said so has to be written again."""
+    objects = make_objects()
+    many = [Key("shop", f"app-{number}") for number in range(1000)]
+    queue, changed = Queue(), set[Key]()
+    reported: dict[Key, float] = {}
+
+    class Taking:
+        def report(self, finding: Finding) -> None:
+            reported[finding.key] = anyio.current_time()
+            queue.done(finding.key, Success())
+
+    for key in many:
+        objects.store.put(stored(key))
+        queue.put("default", Hint(key, "server not ready", Rank.DEPENDENCY))
+    began = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        error = Transient(Reason.SERVER_NOT_READY, "away")
+        tasks.start_soon(decline, "default", queue, objects, cast("Reporter", Taking()), error, changed)
+        await anyio.sleep(1.0)
+        assert 90 <= len(reported) <= 110
+        assert not changed
+        queue.put("default", Hint(POISONED, "object", Rank.CHANGE))
+        put = anyio.current_time()
+        await anyio.sleep(0.1)
+        assert reported[POISONED] - put < 0.05
+        assert changed == {POISONED}
+        await anyio.sleep(10.0)
+        queue.close()
+    assert set(many) <= set(reported)
+    assert max(reported.values()) - began < 11.0
 
 
 async def test_emptying_a_role_that_breaks_is_told_to_its_object(

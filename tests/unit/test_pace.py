@@ -1,8 +1,10 @@
 """controller/pace: how many keys are visited at once."""
 
+import itertools
+
 import pytest
 
-from pgrole_controller.controller.pace import BATCH_SECONDS, LEAST, MOST, Pace
+from pgrole_controller.controller.pace import BATCH_SECONDS, BURST, INTERVAL, LEAST, MOST, Pace
 
 
 def settle(seconds_per_key: float, *, backlog: int = 10_000, fixed: float = 0.005) -> Pace:
@@ -45,3 +47,23 @@ def test_a_small_batch_that_was_quick_is_no_reason_for_larger_ones() -> None:
     before = pace.limit
     pace.note(1, 0.0001)
     assert pace.limit == before
+
+
+def test_a_few_batches_follow_each_other_at_once_and_the_next_ones_at_intervals() -> None:
+    pace, now, begun = Pace(), 100.0, []
+    for _ in range(BURST + 20):
+        now = max(now, pace.calm_until)
+        pace.begin(now)
+        begun.append(now)
+    assert begun[:BURST] == [100.0] * BURST
+    apart = [later - sooner for sooner, later in itertools.pairwise(begun[BURST - 1 :])]
+    assert apart == pytest.approx([INTERVAL] * 20)
+
+
+def test_after_a_rest_batches_follow_each_other_at_once_again() -> None:
+    pace = Pace()
+    for _ in range(3 * BURST):
+        pace.begin(max(100.0, pace.calm_until))
+    assert pace.calm_until > 100.0
+    pace.begin(200.0)
+    assert pace.calm_until < 200.0

@@ -286,3 +286,80 @@ async def test_a_lane_that_is_removed_leaves_nothing_of_what_waited_in_it() -> N
             queue.put("s", hint(B))
     assert taker.visits is not None
     assert [visit.key for visit in taker.visits] == [B]
+
+
+class TestCalm:
+    """Before `calm_until`, only a drift begins a batch."""
+
+    @in_timelapse
+    async def test_what_is_no_drift_waits_until_then(self) -> None:
+        queue = Queue()
+        queue.put("s", hint(A))
+        began = anyio.current_time()
+        assert [visit.key for visit in await queue.take("s", 10, began + 5.0)] == [A]
+        assert anyio.current_time() - began == pytest.approx(5.0, abs=0.1)
+
+    @in_timelapse
+    async def test_what_comes_meanwhile_shares_the_batch(self) -> None:
+        queue, taken = Queue(), list[Visit]()
+        calm_until = anyio.current_time() + 5.0
+
+        async def take() -> None:
+            taken.extend(await queue.take("s", 10, calm_until))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            for key in (A, B):
+                await anyio.sleep(1.0)
+                queue.put("s", hint(key))
+        assert [visit.key for visit in taken] == [A, B]
+        assert anyio.current_time() >= calm_until
+
+    @in_timelapse
+    async def test_a_drift_begins_at_once_and_takes_along_what_waits(self) -> None:
+        queue, taken = Queue(), list[Visit]()
+        queue.put("s", hint(A))
+        began = anyio.current_time()
+
+        async def take() -> None:
+            taken.extend(await queue.take("s", 10, began + 500.0))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await anyio.sleep(1.0)
+            assert not taken
+            queue.put("s", Hint(B, "notify", Rank.DRIFT))
+        assert {visit.key for visit in taken} == {A, B}
+        assert anyio.current_time() - began < 2.0
+
+    @in_timelapse
+    async def test_a_change_that_turns_out_to_be_a_drift_waits_no_longer(self) -> None:
+        queue, taken = Queue(), list[Visit]()
+        queue.put("s", hint(A))
+        began = anyio.current_time()
+
+        async def take() -> None:
+            taken.extend(await queue.take("s", 10, began + 500.0))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await anyio.sleep(1.0)
+            queue.put("s", Hint(A, "notify", Rank.DRIFT))
+        assert [visit.rank for visit in taken] == [Rank.DRIFT]
+        assert anyio.current_time() - began < 2.0
+
+    @in_timelapse
+    async def test_a_closed_queue_is_not_waited_for(self) -> None:
+        queue, began = Queue(), anyio.current_time()
+        queue.put("s", hint(A))
+        taker = Taker(queue)
+
+        async def take() -> None:
+            taker.visits = await queue.take("s", 10, began + 500.0)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await anyio.sleep(1.0)
+            queue.close()
+        assert taker.visits == ()
+        assert anyio.current_time() - began < 2.0

@@ -165,3 +165,26 @@ async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Ob
         assert set(statuses._waiting) == {KEY}
         statuses.close()
     assert api.asked == 2
+
+
+async def test_a_status_that_somebody_else_wrote_over_is_written_again(objects: Objects) -> None:
+    api = Api()
+    statuses = Statuses(cast("Client", api), objects.store, lambda *_: None)
+    objects.store.put(made(1))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(statuses.run)
+        statuses.put(Said(made(1), RECONCILED, None, None, ()))
+        await anyio.wait_all_tasks_blocked()
+        now = objects.store.get(KEY)
+        assert now is not None
+        statuses.put(Said(now, RECONCILED, None, None, ()))
+        await anyio.wait_all_tasks_blocked()
+        assert api.asked == 1
+        other = copy.deepcopy(now.object())
+        other["metadata"]["resourceVersion"] = "10"
+        other["status"]["conditions"][0]["status"] = "False"
+        objects.store.put(pack(other))
+        statuses.put(Said(now, RECONCILED, None, None, ()))
+        await anyio.wait_all_tasks_blocked()
+        assert api.asked == 2
+        statuses.close()

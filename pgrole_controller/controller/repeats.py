@@ -1,0 +1,99 @@
+"""Reconciles that find everything as the one before left it, told by comparing what they read.
+
+The controller looks at a role twice more after it changed it: when its own change comes back as a NOTIFY, and after
+two seconds. Mostly nothing differs then. So a reconcile that changed a role leaves what it was decided from; the next
+ones read the object, its policy and the role again, and where all of that is the same, so is the decision.
+
+Guarantees: the role is read from the database each time, all that a reconcile reads of it; whatever differs leads to
+a full reconcile.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pgrole_controller.controller.objects import Objects, Request, asked_of
+from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.credential import Origin
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.sight import Server, Sight
+
+#: How many are kept, and for how many seconds: until they were looked at twice.
+MOST = 512
+KEPT_SECONDS = 4.0
+
+#: A reconcile that comes so many seconds after the change confirms it: no other is expected.
+LAST_SECONDS = 1.5
+
+_NO_PASSWORD = (Origin.ELSEWHERE, Origin.NOWHERE)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """One object whose role was read back as declared: what that was decided from, and the decision."""
+
+    request: Request
+    asked: tuple[Any, ...]
+    server: Server
+    sight: Sight
+    decision: Plan
+
+
+class Repeats:
+    """Of one session with a server. Times are in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Key, tuple[Settled, float]] = OrderedDict()  # the oldest first
+
+    def note(self, request: Request, server: Server, sight: Sight, decision: Plan, now: float) -> None:
+        """A role was changed and read back."""
+        if request.stored is None or not _depends_on_row_alone(request, server, sight, decision):
+            return
+        self._kept.pop(request.key, None)
+        self._kept[request.key] = Settled(request, asked_of(request.stored), server, sight, decision), now
+        self._drop_old(now)
+
+    def find(self, key: Key, server: Server, objects: Objects, allowance: Allowance, now: float) -> Settled | None:
+        """What was noted of an object, with the object as it is now; None where the object has to be read again."""
+        self._drop_old(now)
+        settled, since = self._kept.get(key, (None, 0.0))
+        if settled is None:
+            return None
+        if now - since >= LAST_SECONDS:
+            del self._kept[key]
+        stored = objects.find_unchanged(settled.request, settled.asked, allowance)
+        if stored is None or settled.server != server:
+            self.forget(key)
+            return None
+        return replace(settled, request=replace(settled.request, stored=stored))
+
+    def forget(self, key: Key) -> None:
+        """Something else was read."""
+        self._kept.pop(key, None)
+
+    def _drop_old(self, now: float) -> None:
+        while self._kept:
+            key, (_, since) = next(iter(self._kept.items()))
+            if len(self._kept) <= MOST and now - since <= KEPT_SECONDS:
+                return
+            del self._kept[key]
+
+
+def _depends_on_row_alone(request: Request, server: Server, sight: Sight, decision: Plan) -> bool:
+    """Whether nothing but the object, its policy and the row of its role was needed for this decision, and nothing is
+    left to do.
+    """
+    ask = request.ask
+    if ask is None or server.away or server.claims != "Database" or not sight.row or sight.claim is None:
+        return False
+    if ask.terminating or ask.suspended or ask.older_rivals or ask.proven_rivals or request.finalizer is not None:
+        return False
+    if ask.password.origin not in _NO_PASSWORD or ask.connection or ask.credential or ask.secrets.stale:
+        return False
+    if ask.remembered or sight.claim.record.digest or sight.former or ask.wanted.member_of or ask.wanted.parameters:
+        return False
+    if ask.wanted.database_parameters or any(one.role.member_of for one in (sight.named, sight.claimed) if one):
+        return False
+    undone = decision.writes or decision.pending or decision.errand or decision.disown or decision.reported
+    return not (undone or decision.drift)

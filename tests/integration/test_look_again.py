@@ -1,0 +1,107 @@
+"""Whether a role, and the claim on it, are as they were read: told by comparison, for many at once."""
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.hint import Key
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.inspect import identify
+from pgrole_controller.postgres.install import Installation, install
+from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.session import Session
+from tests.integration.sql_support import seen
+from tests.servers import Servers
+
+NAMES = ("first", "second", "third")
+ASKED = [(Key("shop", name), name) for name in NAMES]
+
+#: What anyone can change of a role, and what becomes of its claim.
+CHANGES = {
+    "attribute": "ALTER ROLE second NOLOGIN",
+    "power": "ALTER ROLE second SUPERUSER",
+    "connection limit": "ALTER ROLE second CONNECTION LIMIT 3",
+    "end": "ALTER ROLE second VALID UNTIL '2030-01-01'",
+    "password": "ALTER ROLE second PASSWORD 'other'",
+    "no password": "ALTER ROLE second PASSWORD NULL",
+    "comment": "COMMENT ON ROLE second IS 'other'",
+    "parameter": "ALTER ROLE second SET work_mem = '1MB'",
+    "parameter in a database": "ALTER ROLE second IN DATABASE postgres SET work_mem = '1MB'",
+    "membership": "GRANT third TO second",
+    "membership of a predefined role": "GRANT pg_read_all_data TO second",
+    "name": "ALTER ROLE second RENAME TO fourth",
+    "another role of its name": "ALTER ROLE second RENAME TO fourth; CREATE ROLE second LOGIN PASSWORD 'p'",
+    "no role": "DROP ROLE second",
+    "claim": "UPDATE pgrole.claim SET applied = 'sha256:other' WHERE role_name = 'second'",
+    "owner of the claim": "UPDATE pgrole.claim SET object_uid = 'other' WHERE role_name = 'second'",
+    "no claim": "DELETE FROM pgrole.claim WHERE role_name = 'second'",
+    "another claim of the object": "UPDATE pgrole.claim SET object = 'second' WHERE role_name = 'third'",
+    "claim on no role": "UPDATE pgrole.claim SET role_oid = 0 WHERE role_name = 'second'",
+}
+
+
+class Estate(NamedTuple):
+    session: Session
+    before: list[tuple[object, ...]]
+    hand: Connection
+
+    async def look_again(self) -> dict[str, bool]:
+        return dict(zip(NAMES, await self.session.look_again(ASKED, self.before), strict=True))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def estate(server: PostgresServer) -> AsyncIterator[Estate]:
+    async with connect(Endpoint(server.dsn()), "test") as made, connect(Endpoint(server.dsn()), "hand") as hand:
+        await install(made)
+        identity = await identify(made)
+        for name in NAMES:
+            await hand.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'p'")
+            await hand.execute(
+                "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, "
+                "object, object_uid, applied) SELECT rolname, oid, $1, 'cluster', 'shop', 'n1', rolname, "
+                "'uid-' || rolname, 'sha256:1' FROM pg_authid WHERE rolname = $2",
+                identity.system_identifier,
+                name,
+            )
+        session = Session(identity, Installation.PRESENT, "cluster", False, made)
+        yield Estate(session, [sight.row for sight in seen(await session.look(ASKED))], hand)
+        await hand.execute("DELETE FROM pgrole.claim")
+        for name in (*NAMES, "fourth"):
+            await hand.execute(f"DROP ROLE IF EXISTS {name}")
+
+
+async def test_nothing_differs(estate: Estate) -> None:
+    assert all(estate.before)
+    assert await estate.look_again() == dict.fromkeys(NAMES, True)
+    assert await estate.session.look_again(ASKED[1:2], estate.before[1:2]) == [True]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_what_differs_of_a_role_or_its_claim_is_seen(estate: Estate, change: str) -> None:
+    await estate.hand.execute(CHANGES[change])
+    same = await estate.look_again()
+    assert (same["first"], same["second"]) == (True, False)
+
+
+async def test_a_change_of_claims_that_are_not_in_the_database_is_always_looked_for(estate: Estate) -> None:
+    session = estate.session
+    ledger = Ledger().open(session.identity.system_identifier)
+    remembered = Session(session.identity, Installation.NONE, "cluster", False, session._connection, _ledger=ledger)
+    assert await remembered.look_again(ASKED, estate.before) == [False] * len(NAMES)
+
+
+async def test_where_the_question_fails_nothing_is_taken_for_the_same(estate: Estate) -> None:
+    await estate.hand.execute("ALTER FUNCTION pgrole.read_verifiers RENAME TO elsewhere")
+    try:
+        assert await estate.look_again() == dict.fromkeys(NAMES, False)
+    finally:
+        await estate.hand.execute("ALTER FUNCTION pgrole.elsewhere RENAME TO read_verifiers")

@@ -1,0 +1,236 @@
+"""controller/repeats: what follows our own change is compared with it; whatever differs is reconciled in full."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from pgrole_controller.controller.echo import Echoes
+from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.reconcile import Finding, reconcile
+from pgrole_controller.controller.repeats import KEPT_SECONDS, LAST_SECONDS, Repeats
+from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.verifiers import Verifiers
+from pgrole_controller.core.allowance import Allowance
+from pgrole_controller.core.claim import Claim, Generations
+from pgrole_controller.core.connection import Address
+from pgrole_controller.core.credential import Credential
+from pgrole_controller.core.detection import Detection
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.hint import Key
+from pgrole_controller.core.outcome import RECONCILED
+from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.role import Found, Role
+from pgrole_controller.core.sight import Sight
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.store import Store, pack
+from pgrole_controller.postgres.session import Session
+from tests.timelapse import in_timelapse
+
+KEY = Key("shop", "app")
+SERVER = DeclaredServer(
+    "default", None, Allowance(("*",), role_names=("*",), attributes=frozenset({"login"})), Address("pg", 5432, "o", "")
+)
+NOBODY_ELSE = Allowance(("other",))
+
+
+class FakeSession:
+    """A server that makes the role and the claim that the first plan is about."""
+
+    identity = SimpleNamespace(system_identifier=7, own_roles=frozenset({"keeper"}))
+    detection, cluster, fence = Detection(), "c1", None
+    notes_generations = True
+
+    def __init__(self) -> None:
+        self.enforcing = False
+        self.sight = Sight()
+        self.looks = 0
+        self.again = 0
+        self.plans: list[Plan] = []
+
+    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
+        self.looks += 1
+        return [self.sight for _ in asked]
+
+    async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
+        self.again += len(asked)
+        return [row == self.sight.row for row in before]
+
+    async def look_around(self, mentioned: Sequence[object]) -> list[object]:
+        assert not mentioned
+        return []
+
+    async def carry_out(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[None]:
+        assert not enforcing
+        self.plans += plans
+        for plan in plans:
+            if plan.deed is Deed.CREATED and plan.owner:
+                claim = Claim(
+                    plan.role_name, 20_000, 7, plan.owner, plan.applied, generations=plan.acted_on or Generations()
+                )
+                self.store(Role("app", login=True), claim)
+        return [None] * len(plans)
+
+    def store(self, role: Role, claim: Claim | None = None) -> None:
+        now = datetime.now(UTC)
+        self.sight = Sight(Found(20_000, role), claim=claim or self.sight.claim, at=now, row=(role, claim))
+
+
+class World:
+    def __init__(self) -> None:
+        self.namespaces = Store()
+        self.label({})
+        self.objects = Objects(
+            Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), self.namespaces), "c1"
+        )
+        self.put(KEY.name)
+        self.session = FakeSession()
+        self.server = SERVER
+        self.repeats, self.verifiers = Repeats(), Verifiers()
+
+    def label(self, labels: dict[str, str], version: int = 1) -> None:
+        metadata = {"name": "shop", "uid": "n1", "resourceVersion": str(version), "labels": labels}
+        self.namespaces.put(pack({"metadata": metadata}))
+
+    def put(self, name: str, version: int = 1, generation: int = 1, status: Any = None) -> None:
+        metadata = {
+            "namespace": "shop",
+            "name": name,
+            "uid": f"uid-{name}",
+            "resourceVersion": str(version),
+            "generation": generation,
+            "creationTimestamp": "2027-01-01T00:00:00Z",
+        }
+        spec = {"name": "app", "login": True}
+        obj = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata, "spec": spec}
+        self.objects.store.put(pack({**obj, "status": status} if status else obj))
+
+    async def reconcile(self, *, drifted: bool = False) -> Finding:
+        (finding,) = await reconcile(
+            [KEY],
+            self.server,
+            self.objects,
+            cast("Session", self.session),
+            Echoes(),
+            self.verifiers,
+            self.repeats,
+            {KEY} if drifted else (),
+        )
+        return finding
+
+    async def made(self) -> "World":
+        """After the first reconcile, which makes the role."""
+        assert (await self.reconcile()).outcome == RECONCILED
+        assert [plan.deed for plan in self.session.plans] == [Deed.CREATED]
+        self.session.looks = 0
+        return self
+
+
+async def test_what_follows_a_change_is_compared_and_says_the_same() -> None:
+    world = await World().made()
+    for count in (1, 2, 3):
+        finding = await world.reconcile()
+        assert (finding.outcome, finding.deed, finding.claim) == (RECONCILED, Deed.NOTHING, world.session.sight.claim)
+        assert (world.session.looks, world.session.again) == (0, count)
+    assert len(world.session.plans) == 1
+
+
+async def test_the_status_that_was_written_meanwhile_is_that_of_the_object_as_it_is() -> None:
+    world = await World().made()
+    world.put(KEY.name, version=2, status={"observedGeneration": 1})
+    finding = await world.reconcile()
+    assert world.session.looks == 0
+    assert finding.request.stored is not None
+    assert finding.request.stored.resource_version == "2"
+
+
+class TestInvariant2ANotifyIsNeverTrusted:
+    async def test_a_foreign_change_that_comes_with_our_own_is_set_back(self) -> None:
+        world = await World().made()
+        world.session.store(Role("app", login=False))
+        finding = await world.reconcile()
+        assert finding.deed is Deed.CORRECTED
+        assert world.session.plans[-1].drift == ("login",)
+
+    async def test_a_role_that_somebody_else_changed_is_read_at_once(self) -> None:
+        world = await World().made()
+        await world.reconcile(drifted=True)
+        assert (world.session.looks, world.session.again) == (1, 0)
+
+
+def _change_spec(world: World) -> None:
+    world.put(KEY.name, version=2, generation=2)
+
+
+def _share_role(world: World) -> None:
+    world.put("other")
+
+
+def _label_namespace(world: World) -> None:
+    requirement = SimpleNamespace(is_met=lambda labels: not labels)
+    allowance = Allowance(labels=cast("Any", (requirement,)), role_names=("*",), attributes=frozenset({"login"}))
+    world.server = DeclaredServer("default", None, allowance, SERVER.address)
+    world.label({"team": "b"}, 2)
+
+
+def _change_policy(world: World) -> None:
+    world.server = DeclaredServer("default", None, NOBODY_ELSE, SERVER.address)
+
+
+def _change_server(world: World) -> None:
+    world.server = DeclaredServer("default", None, SERVER.allowance, SERVER.address, generation=2)
+
+
+def _bring(world: World) -> None:
+    stored = world.objects.store.get(KEY)
+    assert stored is not None
+    world.objects.hand_over(stored, Credential())
+
+
+def _contest(world: World) -> None:
+    moment = SimpleNamespace(seconds=anyio.current_time(), at=datetime.now(UTC))
+    world.objects.contests.repaired("uid-app", 1, ["login"], cast("Any", moment))
+
+
+CHANGES = [_change_spec, _share_role, _label_namespace, _change_policy, _change_server, _bring, _contest]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))
+async def test_whatever_a_decision_depends_on_leads_to_a_full_reconcile(change: Callable[[World], None]) -> None:
+    world = await World().made()
+    change(world)
+    finding = await world.reconcile()
+    assert world.session.looks > 0
+    if change is _change_policy:
+        assert finding.outcome is not None
+        assert finding.outcome.reason is Reason.NOT_ALLOWED
+
+
+async def test_an_object_that_went_is_not_remembered() -> None:
+    world = await World().made()
+    world.objects.store.remove(KEY, "uid-app")
+    finding = await world.reconcile()
+    assert world.session.again == 0
+    assert finding.request.stored is None
+
+
+@in_timelapse
+async def test_the_last_look_that_is_expected_ends_it() -> None:
+    world = await World().made()
+    await anyio.sleep(LAST_SECONDS)
+    await world.reconcile()
+    assert (world.session.looks, world.session.again) == (0, 1)
+    await world.reconcile()
+    assert (world.session.looks, world.session.again) == (1, 1)
+
+
+@in_timelapse
+async def test_it_is_remembered_for_a_moment() -> None:
+    world = await World().made()
+    await anyio.sleep(KEPT_SECONDS + 1.0)
+    await world.reconcile()
+    assert (world.session.looks, world.session.again) == (1, 0)
