@@ -350,7 +350,7 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
 
     for key in many:
         objects.store.put(stored(key))
-        queue.put("default", Hint(key, "server not ready", Rank.DEPENDENCY))
+        queue.put("default", Hint(key, RequestReason.SERVER_NOT_READY, Rank.DEPENDENCY))
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         error = Transient(Reason.SERVER_NOT_READY, "away")
@@ -358,7 +358,7 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
         await anyio.sleep(1.0)
         assert 90 <= len(reported) <= 110
         assert not changed
-        queue.put("default", Hint(POISONED, "object", Rank.CHANGE))
+        queue.put("default", Hint(POISONED, RequestReason.OBJECT, Rank.CHANGE))
         put = anyio.current_time()
         await anyio.sleep(0.1)
         assert reported[POISONED] - put < 0.05

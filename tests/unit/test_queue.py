@@ -328,7 +328,7 @@ class TestCalm:
             tasks.start_soon(take)
             await anyio.sleep(1.0)
             assert not taken
-            queue.put("s", Hint(B, "notify", Rank.DRIFT))
+            queue.put("s", Hint(B, RequestReason.NOTIFY, Rank.DRIFT))
         assert {visit.key for visit in taken} == {A, B}
         assert anyio.current_time() - began < 2.0
 
@@ -344,7 +344,7 @@ class TestCalm:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
             await anyio.sleep(1.0)
-            queue.put("s", Hint(A, "notify", Rank.DRIFT))
+            queue.put("s", Hint(A, RequestReason.NOTIFY, Rank.DRIFT))
         assert [visit.rank for visit in taken] == [Rank.DRIFT]
         assert anyio.current_time() - began < 2.0
 
