@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.binaries import Binaries, find, find_present
@@ -82,11 +82,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skipif(version >= before, reason=f"before PostgreSQL {before}: {what}"))
 
 
-class _Schedule(LoadScopeScheduling):
+class _Schedule(LoadScopeScheduling):  # type: ignore[misc]
     """A module, or a class of one, stays together; each page of the documentation goes alone."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith("tests/docs/test_pages.py::") else super()._split_scope(nodeid)
+        return nodeid if nodeid.startswith("tests/docs/test_pages.py::") else nodeid.rsplit("::", 1)[0]
 
 
 @pytest.hookimpl(optionalhook=True)  # with -p no:xdist there is none

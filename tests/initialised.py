@@ -86,14 +86,14 @@ def identify(data: Path, identifier: int) -> None:
             _write(segment, _WAL_IDENTIFIER_AT, after)
 
 
-def _write(path: Path, at: int, content: bytes) -> None:
+def _write(path: Path, at: int, content: bytes | bytearray) -> None:
     """In place: its owner stays."""
     with path.open("r+b") as file:
         file.seek(at, os.SEEK_SET)
         file.write(content)
 
 
-def _crcs(content: bytes) -> Iterator[tuple[int, int]]:
+def _crcs(content: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """CRC-32C of each prefix whose length is a multiple of four, with that length."""
     crc = 0xFFFFFFFF
     for at, byte in enumerate(content):
