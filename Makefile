@@ -5,7 +5,9 @@ UV := $(shell command -v uv 2>/dev/null || echo $(CURDIR)/.tools/bin/uv)
 RUN := $(UV) run --locked --extra local
 # Most tests wait for something: so many processes at once also where there are fewer cores.
 PROCESSES ?= 4
-PARALLEL := -n $(PROCESSES) --dist loadscope
+PARALLEL := -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
+# Without compiled modules on disk, every process that a test starts compiles all that it imports (4 s of CPU).
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 
@@ -28,7 +30,11 @@ dev: env ## Run everything on this machine: API server, PostgreSQL, controller, 
 	@$(RUN) pgrole-controller dev $(ARGS)
 
 .PHONY: test
-test: env ## All tests, against a real API server and a real PostgreSQL
+test: env ## What to run before a commit: unit, integration and the core of the acceptance tests (minutes)
+	@$(RUN) pytest $(PARALLEL) -m "not slow" $(ARGS)
+
+.PHONY: test-all
+test-all: env ## All tests: those of `make test`, the slow ones, deploy/ and the documentation
 	@$(RUN) pytest $(PARALLEL) $(ARGS)
 
 .PHONY: test-matrix

@@ -5,11 +5,15 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.binaries import Binaries, find, find_present
@@ -17,10 +21,18 @@ from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer, find_programs
 from tests import k3s
+from tests.initialised import initialised
 from tests.servers import DEFAULT, Servers, missing_docker, read_choice
 
 SERVERS = pytest.StashKey[Servers]()
+_TESTS = Path(__file__).parent
+#: Only `make test-all` runs these; their modules need no mark.
+_SLOW = (_TESTS / "deploy", _TESTS / "docs")
+#: What several processes begin with: whatever takes longest. What takes milliseconds fills their last seconds.
+_ORDER = ("docs", "deploy", "acceptance", "integration", "unit")
 
+# The programs in Go live for a test or two: collecting garbage less often saves a quarter of an API server's start.
+os.environ.setdefault("GOGC", "400")
 # How long an example takes tells of the machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -55,7 +67,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     version = config.stash[SERVERS].version
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _ORDER.index(item.path.relative_to(_TESTS).parts[0]))
     for item in items:
+        if any(folder in item.path.parents for folder in _SLOW):
+            item.add_marker("slow")
         if servers.__name__ in getattr(item, "fixturenames", ()):
             item.add_marker("postgres")
         for mark in item.iter_markers("since"):
@@ -64,6 +80,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in item.iter_markers("before"):
             before, what = mark.args
             item.add_marker(pytest.mark.skipif(version >= before, reason=f"before PostgreSQL {before}: {what}"))
+
+
+class _Schedule(LoadScopeScheduling):  # type: ignore[misc]
+    """A module, or a class of one, stays together; each page of the documentation goes alone."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith("tests/docs/test_pages.py::") else nodeid.rsplit("::", 1)[0]
+
+
+@pytest.hookimpl(optionalhook=True)  # with -p no:xdist there is none
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return _Schedule(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def shown(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
@@ -80,16 +108,18 @@ async def binaries(request: pytest.FixtureRequest) -> Binaries:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def servers(request: pytest.FixtureRequest) -> Servers:
+async def servers(request: pytest.FixtureRequest) -> AsyncIterator[Servers]:
     """Starts servers of the version that --postgres asks for, which is fetched first when it must be."""
     chosen = request.config.stash[SERVERS]
     if chosen.docker:
         if why := missing_docker():
             pytest.skip(why)
-    else:
-        with shown(request):
-            await find_programs(chosen.version, Display(sys.stderr))
-    return chosen
+        yield chosen
+        return
+    with shown(request):
+        await find_programs(chosen.version, Display(sys.stderr))
+    async with initialised(chosen.version) as original:
+        yield replace(chosen, original=original)
 
 
 @pytest.fixture(scope="session")
@@ -134,12 +164,13 @@ async def namespace(api_server: ApiServer) -> str:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def database(postgres_server: PostgresServer) -> AsyncIterator[str]:
+async def database(postgres_server: PostgresServer, servers: Servers) -> AsyncIterator[str]:
     """The DSN, as superuser, of an empty database that no other test has."""
     name = f"test_{secrets.token_hex(4)}"
+    cheaply = "STRATEGY file_copy" if servers.version >= 15 else ""  # half the CPU, and all that there is before 15
     connection = await asyncpg.connect(postgres_server.dsn())
     try:
-        await connection.execute(f'CREATE DATABASE "{name}"')
+        await connection.execute(f'CREATE DATABASE "{name}" {cheaply}')
         yield postgres_server.dsn(database=name)
         await connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
     finally:

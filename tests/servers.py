@@ -11,6 +11,7 @@ import anyio.to_thread
 import pytest
 
 from pgrole_controller.local.postgres import DEFAULT_VERSION, SUPERUSER, PostgresServer, Stop, postgres
+from tests.initialised import UNSAFE, Original, copied
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
@@ -19,9 +20,8 @@ VERSIONS = (14, 15, 16, 17, 18)
 DEFAULT = str(DEFAULT_VERSION)
 _PORT = 5432
 _OF_THIS_MACHINE = frozenset({"process", "programs", "folder", "data", "log"})
-#: As on this machine: the tests count on the order of locale C, and nothing of a test outlasts a loss of power.
+#: As on this machine: the tests count on the order of locale C.
 _INITDB_ARGS = "--auth=scram-sha-256 --encoding=UTF8 --locale=C"
-_SETTINGS = {"fsync": "off", "full_page_writes": "off"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,14 @@ class Servers:
 
     version: int
     docker: bool = False
+    original: Original | None = None
 
     def run(self, settings: Mapping[str, str] | None = None) -> AbstractAsyncContextManager[PostgresServer]:
         """A server for as long as the context lasts; `settings` are those of postgresql.conf."""
         if self.docker:
             return container(self.version, settings or {})
+        if self.original is not None:
+            return copied(self.original, settings or {})
         return postgres(version=self.version, settings=settings)
 
 
@@ -97,7 +100,7 @@ async def container(version: int, settings: Mapping[str, str]) -> AsyncIterator[
 
     password = secrets.token_urlsafe(18)
     command = ["postgres"]
-    for name, value in {**_SETTINGS, **settings}.items():
+    for name, value in {**UNSAFE, **settings}.items():
         command += ["-c", f"{name}={value}"]
     made = PostgresContainer(
         f"postgres:{version}", port=_PORT, username=SUPERUSER, password=password, dbname="postgres", driver=None

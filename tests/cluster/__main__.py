@@ -34,13 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left
     try:
-        check_machine()
         cache = cache_directory() / "cluster"
+        kept = sorted(chosen.images.glob("*.tar")) if chosen.images else []
+        check_machine(cache, stand_ins=chosen.stand_ins, docker=not kept)
         cache.mkdir(parents=True, exist_ok=True)
         programs = find_programs(cache)
         commands = anyio.run(tools.find, Display(sys.stdout))
         with tempfile.TemporaryDirectory(prefix="pgrole-images-") as folder:
-            archives = sorted(chosen.images.glob("*.tar")) if chosen.images else []
+            archives = kept
             if not archives:
                 with docker(cache_directory() / "compose", stand_ins=chosen.stand_ins) as environment:
                     archives = save_images(environment, programs, chosen.images or Path(folder))

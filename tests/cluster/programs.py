@@ -10,39 +10,35 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from pgrole_controller.local.binaries import KUBERNETES
-from tests.compose.engine import EngineError, run, say
+from pgrole_controller.local.binaries import KUBERNETES, cache_directory, find_present
+from tests.compose.engine import run, say, unbuilt
+from tests.compose.prerequisites import ENGINE, check
+from tests.deploy import programs as tools
 
 _HERE = Path(__file__).parent
 _MODULES = ("node", "runtime", "dns", "pause")
 _BUILD_SECONDS = 3600
-_NEEDED = {
-    "runc": "runc",
-    "iptables": "iptables",
-    "ip": "iproute2",
-    "nsenter": "util-linux",
-    "psql": "postgresql-client",
-    "curl": "curl",
-}
+_PROGRAMS = ("runc", "iptables", "ip", "nsenter", "psql", "curl")
 
 
-def check_machine() -> None:
-    """Raises EngineError with all that is missing."""
-    if os.geteuid() != 0:
-        raise EngineError("root is needed: a node mounts, makes networks and control groups")
-    missing = {package for program, package in _NEEDED.items() if shutil.which(program) is None}
-    if missing:
-        raise EngineError(f"missing: apt-get install --no-install-recommends {' '.join(sorted(missing))}")
+def check_machine(cache: Path, *, stand_ins: bool, docker: bool) -> None:
+    """Raises EngineError with all that is missing. `docker`: images are yet to be made."""
+    built = [] if _folder(cache).is_dir() else ["the programs of a node"]
+    built += [] if tools.are_present() else ["helm", "kubectl"]
+    built += [] if find_present() else ["kube-apiserver", "etcd"]
+    own = docker and stand_ins
+    check(
+        root="mounts and makes networks and control groups",
+        programs=(*_PROGRAMS, *(ENGINE if own else ())),
+        built=[*built, *(unbuilt(cache_directory() / "compose") if own else ())],
+        docker=[["info"]] if docker and not stand_ins else [],
+    )
 
 
 def find_programs(cache: Path) -> Path:
     """The folder that holds all of them. Raises EngineError."""
-    sources = [path for name in _MODULES for path in sorted((_HERE / name).iterdir())]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
-    folder = cache / f"node-v{KUBERNETES}-{digest}"
+    folder = _folder(cache)
     if not folder.is_dir():
-        if shutil.which("go") is None:
-            raise EngineError("the programs of a node are built by Go 1.24 or newer (https://go.dev/dl)")
         say("building kubelet, containerd and what goes with them with Go, once (10 minutes on 2 cores)")
         with tempfile.TemporaryDirectory(prefix="making-", dir=cache) as making:
             programs = Path(making) / "programs"
@@ -51,6 +47,12 @@ def find_programs(cache: Path) -> Path:
                 _build(name, programs, Path(making) / name)
             programs.rename(folder)
     return folder
+
+
+def _folder(cache: Path) -> Path:
+    sources = [path for name in _MODULES for path in sorted((_HERE / name).iterdir())]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    return cache / f"node-v{KUBERNETES}-{digest}"
 
 
 def _build(name: str, into: Path, source: Path) -> None:

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import anyio
 
-from pgrole_controller.local.binaries import cache_directory, find
+from pgrole_controller.local.binaries import cache_directory, find, find_present
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.postgres import DEFAULT_VERSION, find_programs
+from pgrole_controller.local.process import LocalError
 from tests.compose import images
 from tests.compose.checks import Project, check_all
-from tests.compose.engine import EngineError, build_etcdctl, engine, say
+from tests.compose.engine import EngineError, build_etcdctl, engine, say, unbuilt, unbuilt_etcdctl
+from tests.compose.prerequisites import ENGINE, check
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,15 +31,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs="*", help="run this instead of the checks, with that engine")
     chosen = parser.parse_args(arguments)
     try:
+        _check_machine(stand_ins=chosen.stand_ins, judges=not chosen.command)
         with _docker(stand_ins=chosen.stand_ins) as environment:
             if chosen.command:
                 return os.spawnvpe(os.P_WAIT, chosen.command[0], chosen.command, environment)
             with tempfile.TemporaryDirectory(prefix="pgrole-compose-") as folder:
                 check_all(Project(environment, Path(folder)))
-    except (EngineError, AssertionError) as error:
+    except (EngineError, LocalError, AssertionError) as error:
         say(f"FAILED: {error}")
         return 1
     return 0
+
+
+def _check_machine(*, stand_ins: bool, judges: bool) -> None:
+    """Raises EngineError with all that is missing."""
+    programs = ("kubectl", "psql", "curl") if judges else ()
+    if not stand_ins:
+        check(programs=programs, docker=[["info"], ["compose", "version"]])
+        return
+    cache = cache_directory() / "compose"
+    built = [*unbuilt(cache), *unbuilt_etcdctl(cache), *(() if find_present() else ("kube-apiserver", "etcd"))]
+    check(root="starts an engine", programs=(*ENGINE, *programs), built=built)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ PLUGINS: Mapping[str, tuple[str, str, str]] = {
     "docker-compose": ("github.com/docker/compose/v2", "v2.40.3", "cmd"),
     "docker-buildx": ("github.com/docker/buildx", "v0.29.1", "cmd/buildx"),
 }
-PACKAGES = "docker.io iptables debootstrap libcap2-bin"
 ETCD = "v3.6.8"
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 60.0
@@ -36,9 +35,6 @@ def engine(cache: Path) -> Iterator[dict[str, str]]:
 
     Its images stay in `cache`, so that they need not be built again. Root is needed.
     """
-    for program in ("dockerd", "docker", "iptables", "debootstrap", "setcap"):
-        if shutil.which(program) is None:
-            raise EngineError(f"{program} is missing: apt-get install --no-install-recommends {PACKAGES}")
     config = _plugins(cache)
     failures = []
     with _firewall_kept():
@@ -67,7 +63,7 @@ def say(line: str) -> None:
 
 def build_etcdctl(cache: Path) -> Path:
     """The program of etcd's image that its health check runs, of the version that its tag names."""
-    program = cache / f"etcdctl-{ETCD}"
+    program = _etcdctl(cache)
     if not program.exists():
         say(f"building etcdctl {ETCD} with Go (1 minute)")
         module = cache / "etcdctl-source"
@@ -78,6 +74,20 @@ def build_etcdctl(cache: Path) -> Path:
         _go(["build", "-trimpath", "-ldflags=-s -w", "-o", str(program), "go.etcd.io/etcd/etcdctl/v3"], module)
         shutil.rmtree(module)
     return program
+
+
+def unbuilt(cache: Path) -> list[str]:
+    """The plugins that Go has yet to build."""
+    return [name for name in PLUGINS if not (cache / "config" / "cli-plugins" / name).exists()]
+
+
+def unbuilt_etcdctl(cache: Path) -> list[str]:
+    """The same for etcdctl."""
+    return [] if _etcdctl(cache).exists() else ["etcdctl"]
+
+
+def _etcdctl(cache: Path) -> Path:
+    return cache / f"etcdctl-{ETCD}"
 
 
 @contextmanager
@@ -142,8 +152,6 @@ def _plugins(cache: Path) -> Path:
 
 def _build(cache: Path, module: str, version: str, package: str, program: Path) -> None:
     """In a copy of the module: its go.mod has directives that `go install` refuses."""
-    if shutil.which("go") is None:
-        raise EngineError(f"{program.name} needs Go 1.24 or newer, or put it at {program}")
     found = json.loads(_go(["mod", "download", "-json", f"{module}@{version}"], cache))
     source = cache / f"{program.name}-source"
     shutil.rmtree(source, ignore_errors=True)

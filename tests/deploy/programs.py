@@ -111,6 +111,11 @@ async def find(display: Display, environment: Mapping[str, str] = os.environ) ->
     return Programs(found["helm"], found["kubectl"])
 
 
+def are_present(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether helm and kubectl need not be built."""
+    return _find_present(_INSTALLERS, environment) is not None
+
+
 async def find_promtool(display: Display, environment: Mapping[str, str] = os.environ) -> Path:
     """The same for promtool."""
     return (await _find(_PROMTOOL, display, environment))["promtool"]

@@ -160,6 +160,7 @@ async def uid_of(server: ApiServer, namespace: str) -> str:
     return str((await server.request("GET", f"/api/v1/namespaces/{namespace}"))["metadata"]["uid"])
 
 
+@pytest.mark.slow
 async def test_the_api_server_keeps_its_data_address_and_tokens_from_run_to_run(
     tmp_path: Path, binaries: Binaries
 ) -> None:
@@ -276,6 +277,7 @@ async def test_a_postgresql_that_does_not_start_is_told_with_the_end_of_its_log(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+@pytest.mark.slow
 async def test_a_kill_of_the_parent_leaves_no_process(binaries: Binaries, scratch: Path) -> None:
     async with session(BOTH, scratch=scratch) as parent:
         await parent.says("running")
@@ -285,6 +287,7 @@ async def test_a_kill_of_the_parent_leaves_no_process(binaries: Binaries, scratc
         assert await reached(lambda: all_gone(pids), PAST_ANY_DELAY)
 
 
+@pytest.mark.slow
 async def test_ctrl_c_ends_dev_and_leaves_no_process_and_no_file(
     binaries: Binaries, tmp_path: Path, scratch: Path
 ) -> None:
@@ -304,6 +307,7 @@ async def test_ctrl_c_ends_dev_and_leaves_no_process_and_no_file(
     assert is_empty(scratch)
 
 
+@pytest.mark.slow
 async def test_ctrl_c_while_dev_starts_leaves_no_process_and_no_file(binaries: Binaries, scratch: Path) -> None:
     async with session(DEV, "", sys.executable, "-c", "", scratch=scratch) as dev:
         await dev.says("PostgreSQL 18 ready")
@@ -314,6 +318,7 @@ async def test_ctrl_c_while_dev_starts_leaves_no_process_and_no_file(binaries: B
     assert is_empty(scratch)
 
 
+@pytest.mark.slow
 async def test_dev_says_when_the_controller_ends_by_itself_and_keeps_its_state(
     binaries: Binaries, tmp_path: Path, scratch: Path
 ) -> None:
@@ -327,6 +332,7 @@ async def test_dev_says_when_the_controller_ends_by_itself_and_keeps_its_state(
     assert (state / "postgres" / "data" / "PG_VERSION").exists()
 
 
+@pytest.mark.slow
 async def test_a_second_dev_of_the_same_state_is_refused(binaries: Binaries, tmp_path: Path, scratch: Path) -> None:
     forever = [sys.executable, "-c", "import time; time.sleep(600)"]
     async with session(DEV, str(tmp_path / "state"), *forever, scratch=scratch) as first:

@@ -1,0 +1,104 @@
+"""Data directories for PostgreSQL servers: initdb makes one for each test process, and each server gets a copy of it.
+
+A copy has a system identifier and a superuser's password of its own, as if initdb had made it, for a third of the CPU.
+"""
+
+import os
+import secrets
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+
+from pgrole_controller.local.home import home
+from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
+
+#: Nothing of a test outlasts a loss of power.
+UNSAFE = {"fsync": "off", "full_page_writes": "off"}
+_IDENTIFIER = struct.Struct("=Q")
+_WAL_IDENTIFIER_AT = 24  # XLogLongPageHeaderData.xlp_sysid
+_CRC = struct.Struct("=I")
+_CRC_AT_LEAST = 200  # ControlFileData is longer than that in every version
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """What is copied: the data directory of a server that has run once and stopped."""
+
+    version: int
+    programs: Path
+    data: Path
+
+
+@asynccontextmanager
+async def initialised(version: int) -> AsyncIterator[Original]:
+    """Made by initdb, removed at the end."""
+    with home(None, "pgrole-initdb-") as folder:
+        async with postgres(folder, version=version, settings=UNSAFE) as server:
+            pass
+        yield Original(version, server.programs, server.data)
+
+
+@asynccontextmanager
+async def copied(original: Original, settings: Mapping[str, str]) -> AsyncIterator[PostgresServer]:
+    """A running server with a copy of `original`, stopped and removed at the end."""
+    with home(None, "pgrole-postgres-") as folder:
+        password = secrets.token_urlsafe(18)
+        await anyio.to_thread.run_sync(_copy, original, folder, password)
+        async with postgres(folder, version=original.version, settings={**UNSAFE, **settings}) as server:
+            yield server
+
+
+def _copy(original: Original, folder: Path, password: str) -> None:
+    subprocess.run(["cp", "-a", original.data, folder / "data"], check=True)
+    identify(folder / "data", secrets.randbits(62))
+    server = PostgresServer(folder, original.programs, port=1, password=password, settings={})
+    subprocess.run(
+        server.single_user("fsync=off"),
+        input=f"ALTER ROLE {SUPERUSER} PASSWORD '{password}'\n",
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    (folder / "password").touch(mode=0o600)
+    (folder / "password").write_text(f"{password}\n", encoding="utf-8")
+
+
+def identify(data: Path, identifier: int) -> None:
+    """Give the stopped server another system identifier, in its control file and in its WAL. Raises ValueError."""
+    control = data / "global" / "pg_control"
+    content = bytearray(control.read_bytes())
+    at = next(at for at, crc in _crcs(content) if at >= _CRC_AT_LEAST and _CRC.unpack_from(content, at)[0] == crc)
+    before, after = content[: _IDENTIFIER.size], _IDENTIFIER.pack(identifier)
+    content[: _IDENTIFIER.size] = after
+    _CRC.pack_into(content, at, next(crc for end, crc in _crcs(content) if end == at))
+    _write(control, 0, content)
+    for segment in (data / "pg_wal").glob("[0-9A-F]" * 24):
+        with segment.open("rb") as file:
+            head = file.read(_WAL_IDENTIFIER_AT + _IDENTIFIER.size)
+        if any(head) and head[_WAL_IDENTIFIER_AT:] != before:
+            raise ValueError(f"{segment} is not of the server of {control}")
+        if any(head):
+            _write(segment, _WAL_IDENTIFIER_AT, after)
+
+
+def _write(path: Path, at: int, content: bytes | bytearray) -> None:
+    """In place: its owner stays."""
+    with path.open("r+b") as file:
+        file.seek(at, os.SEEK_SET)
+        file.write(content)
+
+
+def _crcs(content: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """CRC-32C of each prefix whose length is a multiple of four, with that length."""
+    crc = 0xFFFFFFFF
+    for at, byte in enumerate(content):
+        if at % 4 == 0:
+            yield at, crc ^ 0xFFFFFFFF
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
