@@ -11,10 +11,27 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.postgres import PostgresServer
 from tests import k3s
+from tests.acceptance import forks
 from tests.acceptance.account import Refusals, serving
 from tests.acceptance.court import Court, open_court
-from tests.acceptance.world import Controller, Database, Kube, Stage, make_kube, open_database, remove, running
+from tests.acceptance.world import (
+    Controller,
+    Database,
+    ExecutedController,
+    Kube,
+    Stage,
+    make_kube,
+    open_database,
+    remove,
+    running,
+)
 from tests.servers import Servers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server() -> Iterator[None]:
+    yield
+    forks.close()
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +84,7 @@ async def controller(
 ) -> AsyncIterator[Controller]:
     """The shared controller, over all namespaces: never stop or kill this one."""
     folder = tmp_path_factory.mktemp("controller")
-    async with running(Controller(shared_api_server, shared_postgres.dsn(), folder)) as started:
+    async with running(ExecutedController(shared_api_server, shared_postgres.dsn(), folder)) as started:
         yield started
 
 

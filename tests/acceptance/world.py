@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import asyncpg
@@ -25,6 +25,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process, bound_to_us
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.account import Account, find_namespace, installation_for
+from tests.acceptance.forks import Forked
 
 Json = dict[str, Any]
 
@@ -356,9 +357,13 @@ async def open_database(dsn: str) -> AsyncIterator[Database]:
 class Controller:
     """One controller process. Its log is kept, and shown when it does not come up.
 
+    It is forked, unless `is_executed` or its environment sets up the interpreter: then it is started as users do.
+
     `access` is a kubeconfig, an account, or an API server: there it has the account and the rights that deploy/ gives
     it, for all namespaces or for that of `--namespace`.
     """
+
+    is_executed: ClassVar[bool] = False
 
     def __init__(
         self, access: ApiServer | Account | Path, dsn: str, folder: Path, *arguments: str, **environment: str
@@ -369,18 +374,17 @@ class Controller:
         self._account = access if isinstance(access, Account) else None
         kubeconfig = access.kubeconfig if isinstance(access, Account) else access
         self._environment = {**os.environ, **({"PGROLE_DSN": dsn} if dsn else {}), **environment}
-        self.process = Process(
-            "controller",
-            bound_to_us(
-                [
-                    *(sys.executable, "-m", "pgrole_controller", "run"),
-                    *("--kubeconfig", str(kubeconfig), "--health-port", str(self.health_port)),
-                    *("--log-level", "debug", "--log-format", "text", *arguments),
-                ]
-            ),
-            folder / "controller.log",
-            self._environment,
-        )
+        command = [
+            *("run", "--kubeconfig", str(kubeconfig), "--health-port", str(self.health_port)),
+            *("--log-level", "debug", "--log-format", "text", *arguments),
+        ]
+        log = folder / "controller.log"
+        self.process: Process
+        if self.is_executed or any(name.startswith("PYTHON") for name in environment):
+            program = [sys.executable, "-m", "pgrole_controller"]
+            self.process = Process("controller", bound_to_us([*program, *command]), log, self._environment)
+        else:
+            self.process = Forked("controller", command, log, self._environment)
 
     async def start(self) -> None:
         if self._account is not None:
@@ -436,6 +440,12 @@ class Controller:
     def log(self) -> str:
         path = self.process.log
         return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+class ExecutedController(Controller):
+    """Started as users do."""
+
+    is_executed = True
 
 
 @asynccontextmanager
