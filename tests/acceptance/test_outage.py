@@ -2,8 +2,8 @@
 
 import re
 
-from pgrole_controller.local.deadline import reached
 from tests.acceptance.figures import scrape
+from tests.acceptance.waiting import reached
 from tests.acceptance.world import PATIENCE, Controller, Stage, running
 
 #: So many attempts on a server that refuses connections, at 200 ms each: PATIENCE is enough for five times as many.

@@ -18,7 +18,6 @@ import asyncpg
 
 from pgrole_controller.core.scram import Verifier, verifies
 from pgrole_controller.local.apiserver import ApiError, ApiServer
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer
@@ -26,6 +25,7 @@ from pgrole_controller.local.process import Process, bound_to_us
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.account import Account, find_namespace, installation_for
 from tests.acceptance.forks import Forked
+from tests.acceptance.waiting import Attempts, reached
 
 Json = dict[str, Any]
 
@@ -101,12 +101,11 @@ class Kube:
         """Every object of the namespace as soon as `true` holds for each."""
         left: list[Json] = []
         with anyio.move_on_after(seconds):
-            while True:
+            async for _ in Attempts(0.1):
                 objects = await self.objects()
                 left = [obj for obj in objects if not true(obj)]
                 if not left:
                     return objects
-                await anyio.sleep(0.1)
         raise AssertionError(f"{what} did not come true for {len(left)} within {seconds} s, as {json.dumps(left[:1])}")
 
     async def wait_number(self, count: int, seconds: float = PATIENCE) -> None:
@@ -164,11 +163,10 @@ class Kube:
         """The Secret as soon as it is there and `true` holds for it."""
         last: Json | None = None
         with anyio.move_on_after(seconds):
-            while True:
+            async for _ in Attempts():
                 last = await self.secret(name)
                 if last is not None and true(last):
                     return last
-                await anyio.sleep(0.02)
         seen = None if last is None else {**last, "data": ..., "text": sorted(last["text"])}
         raise AssertionError(f"Secret {name}: {what or 'being there'} did not come true within {seconds} s: {seen}")
 
@@ -206,11 +204,10 @@ class Kube:
         """The object as soon as `true` holds for it."""
         last: Json | None = None
         with anyio.move_on_after(seconds):
-            while True:
+            async for _ in Attempts():
                 last = await self.get(name)
                 if last is not None and true(last):
                     return last
-                await anyio.sleep(0.02)
         raise AssertionError(f"{name}: {what} did not come true within {seconds} s: {json.dumps(last, indent=1)}")
 
     async def wait_ready(self, name: str, seconds: float = PATIENCE) -> Json:
@@ -321,11 +318,10 @@ class Database:
         """The row of pg_roles as soon as `true` holds for it."""
         last: Mapping[str, Any] | None = None
         with anyio.move_on_after(seconds):
-            while True:
+            async for _ in Attempts():
                 last = await self.role(name)
                 if last is not None and true(last):
                     return last
-                await anyio.sleep(0.01)
         raise AssertionError(f"role {name}: {what} did not come true within {seconds} s: {last}")
 
     async def drop_schema(self) -> None:
@@ -405,11 +401,11 @@ class Controller:
     async def wait_count(self, text: str, times: int, seconds: float = PATIENCE) -> None:
         """Until the log holds `text` so many times."""
         with anyio.move_on_after(seconds):
-            while self.log.count(text) < times:
+            async for _ in Attempts():
+                if self.log.count(text) >= times:
+                    return
                 if not self.process.running:
                     raise self.process.failure("ended")
-                await anyio.sleep(0.02)
-            return
         raise self.process.failure(f"did not log {text!r} within {seconds} s")
 
     def visits(self) -> int:
