@@ -14,6 +14,7 @@ from tests import k3s
 from tests.acceptance import forks
 from tests.acceptance.account import Refusals, serving
 from tests.acceptance.court import Court, open_court
+from tests.acceptance.namespaces import Namespaces
 from tests.acceptance.world import (
     Controller,
     Database,
@@ -22,7 +23,6 @@ from tests.acceptance.world import (
     Stage,
     make_kube,
     open_database,
-    remove,
     running,
 )
 from tests.servers import Servers
@@ -103,12 +103,16 @@ async def kube(shared_api_server: ApiServer, controller: Controller) -> AsyncIte
     await made.delete_all()
 
 
+@pytest.fixture(scope="session")
+def namespaces(api_server: ApiServer) -> Namespaces:
+    return Namespaces(api_server)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def stage(api_server: ApiServer, own_postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Stage]:
-    """For a test that breaks things: everything but the API server is its own."""
-    kube = await make_kube(api_server)
-    yield Stage(kube, own_postgres, tmp_path)
-    await remove(kube)
+async def stage(namespaces: Namespaces, own_postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Stage]:
+    """For a test that breaks things: everything but the API server is its own, the namespace as good as new."""
+    async with namespaces.lend() as kube:
+        yield Stage(kube, own_postgres, tmp_path)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
