@@ -22,6 +22,8 @@ from tests.acceptance.wire import Wire, wire
 from tests.acceptance.world import PATIENCE, Controller, Json, Stage, make_kube, running, says
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 #: How long Kubernetes is away, in seconds.
 AWAY = 60.0
 #: How much longer than promised something may take before a test fails, in seconds: the machine may be busy.

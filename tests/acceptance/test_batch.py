@@ -17,6 +17,8 @@ from pgrole_controller.core.scram import verifies
 from tests.acceptance.waiting import reached
 from tests.acceptance.world import Database, Json, Kube, Stage, condition, is_ready, running
 
+pytestmark = pytest.mark.slow
+
 log = logging.getLogger(__name__)
 
 SIZE = 500

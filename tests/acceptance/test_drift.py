@@ -159,6 +159,7 @@ async def test_a_change_that_is_rolled_back_or_undone_is_no_drift(
     assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
 
 
+@pytest.mark.slow
 async def test_the_same_drift_again_and_again_without_a_pause_is_always_set_back(
     kube: Kube, database: Database, role_name: str
 ) -> None:
@@ -183,6 +184,7 @@ def stands(column: str, value: object) -> Callable[[Row], bool]:
     return lambda row: bool(row[column] == value)
 
 
+@pytest.mark.slow
 async def test_the_look_after_a_change_is_made_also_when_something_else_was_looked_at_before(stage: Stage) -> None:
     """Nothing tells of a drift that comes before `observe` has seen what we changed; here nothing ever does."""
     async with (
@@ -246,6 +248,7 @@ class TestReport:
         await kube.wait_ready("app")
 
 
+@pytest.mark.slow
 async def test_every_one_of_many_roles_that_drift_at_once_is_set_back(
     kube: Kube, database: Database, controller: Controller, role_name: str
 ) -> None:

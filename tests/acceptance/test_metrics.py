@@ -13,6 +13,8 @@ from tests.acceptance.waiting import reached
 from tests.acceptance.world import PATIENCE, Controller, Database, Stage, condition, running
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 MANY = 100
 
 

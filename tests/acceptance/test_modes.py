@@ -83,6 +83,12 @@ KINDS = {
     ),
 }
 
+#: One of each way to keep claims is enough for `make test`.
+PARAMS = [
+    pytest.param(kind, id=name, marks=[] if name in ("watch", "poll without the schema") else pytest.mark.slow)
+    for name, kind in KINDS.items()
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -96,7 +102,7 @@ class Place:
     version: int
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=KINDS.values(), ids=KINDS.keys())
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=PARAMS)
 async def running_place(
     request: pytest.FixtureRequest, servers: Servers, api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Place]:
@@ -369,6 +375,7 @@ def steward(stage: Stage, *arguments: str) -> Controller:
     return stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD), *SLOW_TO_ASK, *arguments)
 
 
+@pytest.mark.slow
 class TestSwitching:
     async def test_auto_goes_to_watch_when_the_grants_are_given_and_back_when_they_are_taken(
         self, stage: Stage, admin: Database
@@ -433,6 +440,7 @@ class TestSwitching:
         assert await controller.stop() == 0
 
 
+@pytest.mark.slow
 class TestClaimsInStatus:
     """What a controller that starts anew knows of the roles that it had made."""
 

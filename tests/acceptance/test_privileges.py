@@ -27,6 +27,8 @@ from tests.acceptance.world import (
 )
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 #: Attributes that objects may ask for here: what the controller's role may give is another matter.
 ALLOW = ("--allow", "createrole,replication,bypassrls")
 

@@ -21,6 +21,8 @@ from tests.acceptance.waiting import reached
 from tests.acceptance.world import GROUP, PATIENCE, Controller, Json, Kube, open_database, running, says
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 TEAM = "team-x"
 OVERLAYS = {"cluster": None, "namespace": TEAM}
 
