@@ -27,6 +27,22 @@ from tests.acceptance.world import (
 )
 from tests.servers import Servers
 
+#: Modules whose tests wait long and share nothing, the longest ones first: each test is for the next process that is
+#: free (`--dist loadgroup --no-loadscope-reorder`). The tests of any other module are for one process.
+SCATTERED = (
+    *("test_away", "test_leader", "test_clusters", "test_upgrade", "test_restart", "test_rotation", "test_identity"),
+    *("test_uninstall", "test_backup", "test_failover", "test_faults", "test_contest", "test_home", "test_deletion"),
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: number for number, name in enumerate(SCATTERED)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    for item in items:
+        if item.path.stem not in order:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _fork_server() -> Iterator[None]:
