@@ -15,6 +15,7 @@ from tests.acceptance import forks
 from tests.acceptance.account import Refusals, serving
 from tests.acceptance.court import Court, open_court
 from tests.acceptance.namespaces import Namespaces
+from tests.acceptance.order import place
 from tests.acceptance.world import (
     Controller,
     Database,
@@ -27,21 +28,11 @@ from tests.acceptance.world import (
 )
 from tests.servers import Servers
 
-#: Modules whose tests wait long and share nothing, the longest ones first: each test is for the next process that is
-#: free (`--dist loadgroup --no-loadscope-reorder`). The tests of any other module are for one process.
-SCATTERED = (
-    *("test_away", "test_leader", "test_clusters", "test_upgrade", "test_restart", "test_rotation", "test_identity"),
-    *("test_uninstall", "test_backup", "test_failover", "test_faults", "test_contest", "test_home", "test_deletion"),
-)
 
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {name: number for number, name in enumerate(SCATTERED)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    for item in items:
-        if item.path.stem not in order:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: place(item.path))
 
 
 @pytest.fixture(scope="session", autouse=True)
