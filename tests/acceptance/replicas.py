@@ -16,10 +16,10 @@ from typing import Any
 import aiohttp
 import anyio
 
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply as apply_manifest
 from pgrole_controller.local.rights import Installation, may
 from tests.acceptance.account import OWN_NAMESPACE, Account
-from tests.acceptance.waiting import reached
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Stage, make_kube, remove
 from tests.servers import Servers
 

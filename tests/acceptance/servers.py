@@ -10,10 +10,11 @@ from typing import Any
 import anyio
 
 from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.account import OWN_NAMESPACE
-from tests.acceptance.waiting import Attempts, reached
+from tests.acceptance.waiting import Attempts
 from tests.acceptance.world import GROUP, PATIENCE, Json, Kube, apply, condition
 
 EVERYTHING: Json = {

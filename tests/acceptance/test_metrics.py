@@ -7,9 +7,9 @@ import time
 import pytest
 
 from pgrole_controller import __version__
+from pgrole_controller.local.deadline import reached
 from tests.acceptance.figures import Figures, Series, scrape, wait_figures
 from tests.acceptance.servers import pgservers
-from tests.acceptance.waiting import reached
 from tests.acceptance.world import PATIENCE, Controller, Database, Stage, condition, running
 from tests.servers import Servers
 

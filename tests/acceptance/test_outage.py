@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from pgrole_controller.local.deadline import reached
 from tests.acceptance.figures import scrape
-from tests.acceptance.waiting import reached
 from tests.acceptance.world import PATIENCE, Controller, Stage, running
 
 pytestmark = pytest.mark.slow

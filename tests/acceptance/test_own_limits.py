@@ -14,11 +14,11 @@ import pytest
 from anyio.abc import SocketStream
 
 from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.calm import TimedController, staying_calm
 from tests.acceptance.figures import scrape
 from tests.acceptance.servers import PgServers, pgservers
-from tests.acceptance.waiting import reached
 from tests.acceptance.world import PATIENCE, Database, Kube, make_kube, open_database, remove
 from tests.servers import Servers
 

@@ -10,6 +10,7 @@ from pgrole_controller.local.apiserver import ApiError
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.credentials import ADMIN
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
 from pgrole_controller.local.rights import may, read_rights
 from tests.acceptance.account import OWN_NAMESPACE, Account, installation_for
@@ -17,7 +18,6 @@ from tests.acceptance.permissions import Permission, read_permissions, take_away
 from tests.acceptance.relay import relay
 from tests.acceptance.servers import PgServers
 from tests.acceptance.uses import SERVER, Place, name_a_secret, new_name, use_of, want_a_connection_secret
-from tests.acceptance.waiting import reached
 from tests.acceptance.world import GROUP, PATIENCE, Controller, Json, Kube, open_database, running, says
 from tests.servers import Servers
 

@@ -12,7 +12,7 @@ import pytest
 
 from pgrole_controller.kube.client import Client
 from pgrole_controller.local.apiserver import ApiError
-from tests.acceptance.waiting import reached
+from pgrole_controller.local.deadline import reached
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, is_ready, running
 
 pytestmark = pytest.mark.slow

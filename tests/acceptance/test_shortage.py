@@ -13,13 +13,13 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.calm import TimedController, staying_calm
 from tests.acceptance.disk import small_disk
 from tests.acceptance.figures import scrape
 from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
 from tests.acceptance.servers import PgServers, pgservers
-from tests.acceptance.waiting import reached
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, condition, make_kube, open_database, remove, says
 from tests.servers import Servers
 

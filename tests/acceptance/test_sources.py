@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.account import Account, installation_for
 from tests.acceptance.relay import relay
 from tests.acceptance.sources import SOURCES, Scene, Source
-from tests.acceptance.waiting import reached
 from tests.acceptance.world import Controller, make_kube, open_database, remove, running
 from tests.servers import Servers
 

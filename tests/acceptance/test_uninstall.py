@@ -9,12 +9,12 @@ import pytest_asyncio
 from pgrole_controller import resources
 from pgrole_controller.local.apiserver import ApiError, ApiServer
 from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply, apply_crds, path_of, read_folder
 from tests.acceptance.account import OWN_NAMESPACE, serving
 from tests.acceptance.estate import ROLES, SERVER, Estate, open_estate
 from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
 from tests.acceptance.shell import Shell, blocks, make_shell
-from tests.acceptance.waiting import reached
 from tests.acceptance.world import GROUP, PATIENCE, Database, running
 from tests.servers import Servers
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.account import OWN_NAMESPACE, Account
 from tests.acceptance.permissions import Permission
 from tests.acceptance.relay import Relay
 from tests.acceptance.servers import PgServers
-from tests.acceptance.waiting import reached
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, apply, condition
 
 SERVER = "main"

@@ -1,20 +1,17 @@
-"""Waiting for what can only be asked for: often at first, and the longer it takes the less often."""
-
-from collections.abc import Awaitable, Callable
+"""Pauses between two requests to the API server while a test waits: the longer it waits, the longer they are."""
 
 import anyio
 
 _FIRST_SECONDS = 0.02
-_LAST_SECONDS = 0.25
-#: Of the time waited so far: at most so much longer a wait takes for not asking all the time.
-_SHARE = 1 / 6
+_LAST_SECONDS = 0.1
+#: Of the time waited so far.
+_SHARE = 1 / 10
 
 
 class Attempts:
-    """For `async for`: goes on at once, then after pauses of `every` seconds or more, without an end of its own."""
+    """For `async for`: goes on at once, then after a pause each time, without an end of its own."""
 
-    def __init__(self, every: float = _FIRST_SECONDS) -> None:
-        self._every = every
+    def __init__(self) -> None:
         self._began: float | None = None
 
     def __aiter__(self) -> "Attempts":
@@ -25,13 +22,4 @@ class Attempts:
         if self._began is None:
             self._began = now
         else:
-            await anyio.sleep(max(self._every, min(_LAST_SECONDS, (now - self._began) * _SHARE)))
-
-
-async def reached(condition: Callable[[], Awaitable[bool]], seconds: float, every: float = _FIRST_SECONDS) -> bool:
-    """Ask until the answer is yes (True) or the time is over (False). What `condition` raises ends the waiting."""
-    with anyio.move_on_after(seconds):
-        async for _ in Attempts(every):
-            if await condition():
-                return True
-    return False
+            await anyio.sleep(max(_FIRST_SECONDS, min(_LAST_SECONDS, (now - self._began) * _SHARE)))

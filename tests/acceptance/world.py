@@ -18,6 +18,7 @@ import asyncpg
 
 from pgrole_controller.core.scram import Verifier, verifies
 from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer
@@ -25,7 +26,7 @@ from pgrole_controller.local.process import Process, bound_to_us
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.account import Account, find_namespace, installation_for
 from tests.acceptance.forks import Forked
-from tests.acceptance.waiting import Attempts, reached
+from tests.acceptance.waiting import Attempts
 
 Json = dict[str, Any]
 
@@ -101,7 +102,7 @@ class Kube:
         """Every object of the namespace as soon as `true` holds for each."""
         left: list[Json] = []
         with anyio.move_on_after(seconds):
-            async for _ in Attempts(0.1):
+            async for _ in Attempts():
                 objects = await self.objects()
                 left = [obj for obj in objects if not true(obj)]
                 if not left:
@@ -318,10 +319,11 @@ class Database:
         """The row of pg_roles as soon as `true` holds for it."""
         last: Mapping[str, Any] | None = None
         with anyio.move_on_after(seconds):
-            async for _ in Attempts():
+            while True:
                 last = await self.role(name)
                 if last is not None and true(last):
                     return last
+                await anyio.sleep(0.01)
         raise AssertionError(f"role {name}: {what} did not come true within {seconds} s: {last}")
 
     async def drop_schema(self) -> None:
@@ -401,11 +403,11 @@ class Controller:
     async def wait_count(self, text: str, times: int, seconds: float = PATIENCE) -> None:
         """Until the log holds `text` so many times."""
         with anyio.move_on_after(seconds):
-            async for _ in Attempts():
-                if self.log.count(text) >= times:
-                    return
+            while self.log.count(text) < times:
                 if not self.process.running:
                     raise self.process.failure("ended")
+                await anyio.sleep(0.02)
+            return
         raise self.process.failure(f"did not log {text!r} within {seconds} s")
 
     def visits(self) -> int:
