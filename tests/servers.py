@@ -10,8 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from pgrole_controller.local.postgres import DEFAULT_VERSION, SUPERUSER, PostgresServer, Stop
-from tests.copied_cluster import copied_postgres
+from pgrole_controller.local.postgres import DEFAULT_VERSION, SUPERUSER, PostgresServer, Stop, postgres
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
@@ -36,7 +35,7 @@ class Servers:
         """A server for as long as the context lasts; `settings` are those of postgresql.conf."""
         if self.docker:
             return container(self.version, settings or {})
-        return copied_postgres(self.version, settings or {})
+        return postgres(version=self.version, settings=settings)
 
 
 class ContainerServer(PostgresServer):
