@@ -14,7 +14,7 @@ from tests import k3s
 from tests.acceptance import forks
 from tests.acceptance.account import Refusals, serving
 from tests.acceptance.court import Court, open_court
-from tests.acceptance.namespaces import Namespaces
+from tests.acceptance.namespace_pool import NamespacePool
 from tests.acceptance.order import place
 from tests.acceptance.world import (
     Controller,
@@ -111,12 +111,12 @@ async def kube(shared_api_server: ApiServer, controller: Controller) -> AsyncIte
 
 
 @pytest.fixture(scope="session")
-def namespaces(api_server: ApiServer) -> Namespaces:
-    return Namespaces(api_server)
+def namespaces(api_server: ApiServer) -> NamespacePool:
+    return NamespacePool(api_server)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def stage(namespaces: Namespaces, own_postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(namespaces: NamespacePool, own_postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Stage]:
     """For a test that breaks things: everything but the API server is its own, the namespace as good as new."""
     async with namespaces.lend() as kube:
         yield Stage(kube, own_postgres, tmp_path)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class Tampering:
     """`{}` stands for the role. `field` is its name in lastDrift, `column` where pg_roles shows it."""
 
     statement: str
@@ -13,28 +13,28 @@ class Drift:
 
 
 ATTRIBUTES = (
-    Drift("ALTER ROLE {} NOLOGIN", "login", "rolcanlogin"),
-    Drift("ALTER ROLE {} CREATEDB", "createdb", "rolcreatedb"),
-    Drift("ALTER ROLE {} CREATEROLE", "createrole", "rolcreaterole"),
-    Drift("ALTER ROLE {} NOINHERIT", "inherit", "rolinherit"),
-    Drift("ALTER ROLE {} CONNECTION LIMIT 99", "connectionLimit", "rolconnlimit"),
-    Drift("ALTER ROLE {} VALID UNTIL 'infinity'", "validUntil", "rolvaliduntil"),
-    Drift("ALTER ROLE {} VALID UNTIL '-infinity'", "validUntil", "rolvaliduntil"),
-    Drift("COMMENT ON ROLE {} IS 'tampered'", "comment", "comment"),
-    Drift("COMMENT ON ROLE {} IS NULL", "comment", "comment"),
+    Tampering("ALTER ROLE {} NOLOGIN", "login", "rolcanlogin"),
+    Tampering("ALTER ROLE {} CREATEDB", "createdb", "rolcreatedb"),
+    Tampering("ALTER ROLE {} CREATEROLE", "createrole", "rolcreaterole"),
+    Tampering("ALTER ROLE {} NOINHERIT", "inherit", "rolinherit"),
+    Tampering("ALTER ROLE {} CONNECTION LIMIT 99", "connectionLimit", "rolconnlimit"),
+    Tampering("ALTER ROLE {} VALID UNTIL 'infinity'", "validUntil", "rolvaliduntil"),
+    Tampering("ALTER ROLE {} VALID UNTIL '-infinity'", "validUntil", "rolvaliduntil"),
+    Tampering("COMMENT ON ROLE {} IS 'tampered'", "comment", "comment"),
+    Tampering("COMMENT ON ROLE {} IS NULL", "comment", "comment"),
 )
 #: Only a superuser takes these away.
 POWERFUL = (
-    Drift("ALTER ROLE {} SUPERUSER", "superuser", "rolsuper"),
-    Drift("ALTER ROLE {} REPLICATION", "replication", "rolreplication"),
-    Drift("ALTER ROLE {} BYPASSRLS", "bypassrls", "rolbypassrls"),
+    Tampering("ALTER ROLE {} SUPERUSER", "superuser", "rolsuper"),
+    Tampering("ALTER ROLE {} REPLICATION", "replication", "rolreplication"),
+    Tampering("ALTER ROLE {} BYPASSRLS", "bypassrls", "rolbypassrls"),
 )
 #: Without those of a role's existence.
 OTHERS = (
-    Drift("ALTER ROLE {} SET work_mem = '1MB'", "parameters", "rolconfig"),
-    Drift("ALTER ROLE {} RESET ALL", "parameters", "rolconfig"),
-    Drift("ALTER ROLE {} IN DATABASE template1 SET work_mem = '1MB'", "databaseParameters"),
-    Drift("ALTER ROLE {} IN DATABASE template1 RESET ALL", "databaseParameters"),
-    Drift("ALTER ROLE {} RENAME TO {}_stolen", "name"),
+    Tampering("ALTER ROLE {} SET work_mem = '1MB'", "parameters", "rolconfig"),
+    Tampering("ALTER ROLE {} RESET ALL", "parameters", "rolconfig"),
+    Tampering("ALTER ROLE {} IN DATABASE template1 SET work_mem = '1MB'", "databaseParameters"),
+    Tampering("ALTER ROLE {} IN DATABASE template1 RESET ALL", "databaseParameters"),
+    Tampering("ALTER ROLE {} RENAME TO {}_stolen", "name"),
 )
-DROPPED = Drift("DROP ROLE {}", "role")
+DROPPED = Tampering("DROP ROLE {}", "role")

@@ -13,7 +13,7 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
-from tests.acceptance.drifts import ATTRIBUTES, DROPPED, OTHERS, POWERFUL, Drift
+from tests.acceptance.drifts import ATTRIBUTES, DROPPED, OTHERS, POWERFUL, Tampering
 from tests.acceptance.world import (
     PATIENCE,
     Controller,
@@ -195,7 +195,7 @@ async def read_role(place: Place, role: str) -> Json:
     return dict(row) | {"template1": await place.database.fetchval(IN_DATABASE, role)}
 
 
-async def tell(kube: Kube, count: int, drift: Drift) -> Json:
+async def tell(kube: Kube, count: int, drift: Tampering) -> Json:
     """The object once it is Ready after so many drifts, the last of which it tells of, as an Event does."""
     obj = await kube.wait_for("app", ready_after(count), f"driftCount {count} and Ready after {drift.statement}")
     assert obj["status"]["driftCount"] == count

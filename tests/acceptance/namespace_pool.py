@@ -11,7 +11,7 @@ _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
 _CONTENTS = ("secrets", "configmaps", "events")
 
 
-class Namespaces:
+class NamespacePool:
     """Of one API server."""
 
     def __init__(self, server: ApiServer) -> None:
