@@ -116,10 +116,15 @@ def namespaces(api_server: ApiServer) -> NamespacePool:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def stage(namespaces: NamespacePool, own_postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(
+    request: pytest.FixtureRequest, namespaces: NamespacePool, own_postgres: PostgresServer, tmp_path: Path
+) -> AsyncIterator[Stage]:
     """For a test that breaks things: everything but the API server is its own, the namespace as good as new."""
+    failed = request.session.testsfailed
     async with namespaces.lend() as kube:
         yield Stage(kube, own_postgres, tmp_path)
+        if request.session.testsfailed > failed:
+            namespaces.abandon(kube)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

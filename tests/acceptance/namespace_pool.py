@@ -17,6 +17,11 @@ class NamespacePool:
     def __init__(self, server: ApiServer) -> None:
         self._server = server
         self._free: list[Kube] = []
+        self._abandoned: set[str] = set()
+
+    def abandon(self, kube: Kube) -> None:
+        """No other test gets it: a controller may still look at it."""
+        self._abandoned.add(kube.namespace)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Kube]:
@@ -25,7 +30,7 @@ class NamespacePool:
         before = await self._metadata(kube)
         yield kube
         await remove(kube)
-        if before == await self._metadata(kube):
+        if before == await self._metadata(kube) and kube.namespace not in self._abandoned:
             await self._empty(kube)
             self._free.append(kube)
 
