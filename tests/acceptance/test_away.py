@@ -29,7 +29,7 @@ AWAY = 60.0
 #: How much longer than promised something may take before a test fails, in seconds: the machine may be busy.
 SLACK = 10.0
 #: So many that none is drifted five times within a minute, which would count as a contest.
-ROLES = 80
+ROLES = 40
 #: Between two drifts, in seconds: repairs are independent of one another.
 PAUSE = 0.5
 
