@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 log = logging.getLogger(__name__)
 
-SIZE = 500
+SIZE = 250
 SEED = 20240229
 #: For the whole batch, in seconds: generous, since the machine may be busy.
 BATCH_SECONDS = 180.0
