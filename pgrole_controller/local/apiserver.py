@@ -189,9 +189,7 @@ class ApiServer:
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             trust = ssl.create_default_context(cafile=str(self.ca))
-            self._session = aiohttp.ClientSession(
-                timeout=_ANSWER, connector=aiohttp.TCPConnector(ssl=trust, force_close=True)
-            )
+            self._session = aiohttp.ClientSession(timeout=_ANSWER, connector=aiohttp.TCPConnector(ssl=trust))
         return self._session
 
     async def _close_session(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from bench.isolation import read_status
 from pgrole_controller.local.apiserver import ApiServer
 from tests.acceptance.account import Account
-from tests.acceptance.world import Controller, running
+from tests.acceptance.world import ExecutedController, running
 
 #: CPU time of one callback: so long it delays every server.
 CALLBACK_SECONDS = 0.25
@@ -18,7 +18,7 @@ MEMORY_BYTES = 200 << 20
 LOG_BYTES_A_MINUTE = 5_000_000
 
 
-class TimedController(Controller):
+class TimedController(ExecutedController):
     """As users run it (`--log-level info`), but by `tests.stopwatch`."""
 
     def __init__(

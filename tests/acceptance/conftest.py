@@ -11,10 +11,34 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.postgres import PostgresServer
 from tests import k3s
+from tests.acceptance import forks
 from tests.acceptance.account import Refusals, serving
 from tests.acceptance.court import Court, open_court
-from tests.acceptance.world import Controller, Database, Kube, Stage, make_kube, open_database, remove, running
+from tests.acceptance.namespace_pool import NamespacePool
+from tests.acceptance.order import place
+from tests.acceptance.world import (
+    Controller,
+    Database,
+    ExecutedController,
+    Kube,
+    Stage,
+    make_kube,
+    open_database,
+    running,
+)
 from tests.servers import Servers
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: place(item.path))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server() -> Iterator[None]:
+    yield
+    forks.close()
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +91,7 @@ async def controller(
 ) -> AsyncIterator[Controller]:
     """The shared controller, over all namespaces: never stop or kill this one."""
     folder = tmp_path_factory.mktemp("controller")
-    async with running(Controller(shared_api_server, shared_postgres.dsn(), folder)) as started:
+    async with running(ExecutedController(shared_api_server, shared_postgres.dsn(), folder)) as started:
         yield started
 
 
@@ -86,12 +110,21 @@ async def kube(shared_api_server: ApiServer, controller: Controller) -> AsyncIte
     await made.delete_all()
 
 
+@pytest.fixture(scope="session")
+def namespaces(api_server: ApiServer) -> NamespacePool:
+    return NamespacePool(api_server)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def stage(api_server: ApiServer, own_postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Stage]:
-    """For a test that breaks things: everything but the API server is its own."""
-    kube = await make_kube(api_server)
-    yield Stage(kube, own_postgres, tmp_path)
-    await remove(kube)
+async def stage(
+    request: pytest.FixtureRequest, namespaces: NamespacePool, own_postgres: PostgresServer, tmp_path: Path
+) -> AsyncIterator[Stage]:
+    """For a test that breaks things: everything but the API server is its own, the namespace as good as new."""
+    failed = request.session.testsfailed
+    async with namespaces.lend() as kube:
+        yield Stage(kube, own_postgres, tmp_path)
+        if request.session.testsfailed > failed:
+            namespaces.abandon(kube)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

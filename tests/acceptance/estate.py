@@ -4,10 +4,14 @@ Of every kind of thing that a release could lose or do twice: a membership, para
 generated one, a role that is dropped with its object, one that was retained, and one whose drift tells who looked.
 """
 
+import atexit
+import compileall
+import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +84,7 @@ class Estate:
 
     def controller(self, release: Release | None = None, *arguments: str) -> Controller:
         """That of a release, of this one when none is given; it is not started. It works for all namespaces."""
-        environment = {} if release is None else release.unpack(self.folder / release.version)
+        environment = {} if release is None else _unpack(release)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         return Controller(self.kube.server, "", folder, *arguments, **environment)
 
@@ -183,6 +187,16 @@ class Estate:
 
     def _spec(self, name: str) -> Json:
         return {"serverRef": {"name": SERVER}, **ROLES[name]}
+
+
+@cache
+def _unpack(release: Release) -> dict[str, str]:
+    """Once for all tests, and compiled: else every start compiles all that it imports."""
+    folder = Path(tempfile.mkdtemp(prefix="pgrole-release-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    environment = release.unpack(folder / release.version)
+    compileall.compile_dir(folder, quiet=1)
+    return environment
 
 
 def drifts(obj: Json) -> int:

@@ -5,6 +5,7 @@ Lease, the objects and the database are common to both.
 """
 
 import json
+import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -173,7 +174,7 @@ def read_log(stage: Stage, since: int = 0) -> str:
 @asynccontextmanager
 async def replicas(stage: Stage, *arguments: str, url: str = "", second_url: str = "") -> AsyncIterator[Replicas]:
     """At the end neither runs. `url`: what the first reaches the API server by; `second_url`: the second."""
-    lease = f"pgrole-controller-{stage.kube.namespace}"
+    lease = f"pgrole-controller-{stage.kube.namespace}-{secrets.token_hex(2)}"
     async with stage.database() as database:
         await database.execute("ALTER SYSTEM SET log_statement = 'ddl'")
         await database.execute("SELECT pg_reload_conf()")

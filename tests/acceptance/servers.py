@@ -14,6 +14,7 @@ from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.account import OWN_NAMESPACE
+from tests.acceptance.waiting import Attempts
 from tests.acceptance.world import GROUP, PATIENCE, Json, Kube, apply, condition
 
 EVERYTHING: Json = {
@@ -68,11 +69,10 @@ class PgServers:
     async def wait_for(self, name: str, true: Callable[[Json], bool], what: str, seconds: float = PATIENCE) -> Json:
         last: Json | None = None
         with anyio.move_on_after(seconds):
-            while True:
+            async for _ in Attempts():
                 last = await self.get(name)
                 if last is not None and true(last):
                     return last
-                await anyio.sleep(0.05)
         raise AssertionError(f"PgServer {name}: {what} did not come true within {seconds} s: {json.dumps(last)}")
 
     async def wait_ready(self, name: str) -> Json:

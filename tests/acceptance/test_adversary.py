@@ -11,6 +11,8 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.world import Controller, Database, Kube, Stage, condition, running
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def prefix() -> str:

@@ -26,6 +26,8 @@ from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
 from tests.acceptance.world import Database, Json, Kube, condition, make_kube, open_database, remove, says
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 #: The server with the tenant that attacks, and one beside it.
 SHARED, OTHER, HOSTILE = "shared", "other", "hostile"
 TENANT, PASSWORD = "mallory", "mallory's own"

@@ -22,12 +22,16 @@ from tests.acceptance.wire import Wire, wire
 from tests.acceptance.world import PATIENCE, Controller, Json, Stage, make_kube, running, says
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 #: How long Kubernetes is away, in seconds.
 AWAY = 60.0
 #: How much longer than promised something may take before a test fails, in seconds: the machine may be busy.
 SLACK = 10.0
 #: So many that none is drifted five times within a minute, which would count as a contest.
-ROLES = 80
+ROLES = 40
+#: Between two drifts, in seconds: repairs are independent of one another.
+PAUSE = 0.5
 
 How = Literal["freeze", "cut"]
 Say = Callable[[str, float], None]
@@ -78,16 +82,16 @@ async def unconfirmed(pair: Replicas) -> None:
 async def repairs(pair: Replicas, until: float) -> list[float]:
     """Drifts of one role after the other, each at once when the last is repaired: how long each took, in seconds."""
     took: list[float] = []
-    while anyio.current_time() < until:
-        name = f"app-{len(took) % ROLES}"
-        async with pair.stage.database() as database:
+    async with pair.stage.database() as database:
+        while anyio.current_time() < until:
+            name = f"app-{len(took) % ROLES}"
             began = anyio.current_time()
             await database.execute(f'ALTER ROLE "{name}" CONNECTION LIMIT 99')
             while await database.fetchval("SELECT rolconnlimit FROM pg_roles WHERE rolname = $1", name) == 99:
                 await anyio.sleep(0.01)
                 assert anyio.current_time() - began < PATIENCE * 2
-        took.append(anyio.current_time() - began)
-        await anyio.sleep(0.15)
+            took.append(anyio.current_time() - began)
+            await anyio.sleep(PAUSE)
     return took
 
 

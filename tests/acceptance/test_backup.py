@@ -13,6 +13,8 @@ from tests.acceptance.shell import Shell, blocks, make_shell
 from tests.acceptance.world import running
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 OBJECTS, SECRETS = blocks("upgrade.md", "Restore")[1:3]
 SCHEMA = blocks("upgrade.md", "Restore")[-1]
 ROLES = "SELECT a.oid, a.rolname, a.rolpassword FROM pg_authid AS a WHERE a.oid >= 16384 ORDER BY a.oid"

@@ -17,9 +17,11 @@ from pgrole_controller.core.scram import verifies
 from pgrole_controller.local.deadline import reached
 from tests.acceptance.world import Database, Json, Kube, Stage, condition, is_ready, running
 
+pytestmark = pytest.mark.slow
+
 log = logging.getLogger(__name__)
 
-SIZE = 500
+SIZE = 250
 SEED = 20240229
 #: For the whole batch, in seconds: generous, since the machine may be busy.
 BATCH_SECONDS = 180.0

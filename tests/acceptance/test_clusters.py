@@ -29,6 +29,8 @@ from tests.acceptance.world import (
 )
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 #: For how long nothing may be written, in seconds.
 QUIET_SECONDS = 30.0
 

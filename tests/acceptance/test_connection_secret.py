@@ -352,6 +352,7 @@ async def test_labels_and_annotations_of_other_controllers_are_refused(
     assert await kube.secret("delivered") is None
 
 
+@pytest.mark.slow
 async def test_what_the_administrator_forbids_is_refused(stage: Stage) -> None:
     async with running(stage.controller(None, "--forbidden-metadata", "argoproj.io, example.com/private-")):
         for number, key in enumerate(("argoproj.io/x", "sub.argoproj.io/x", "example.com/private-x")):

@@ -17,6 +17,8 @@ from pgrole_controller.core.contest import FIRST_DELAY, LIMIT, WINDOW
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, Stage, condition, is_ready, running, says
 
+pytestmark = pytest.mark.slow
+
 FIGHTER = "fighter's tool"
 HELD = "the controller corrects it again at"
 

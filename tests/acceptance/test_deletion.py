@@ -289,6 +289,7 @@ class TestTheHeir:
         assert await owner(inside, "t") == f"{role}_late"
         assert await inside.fetchval("SELECT one FROM t") == 1
 
+    @pytest.mark.slow
     async def test_a_session_that_makes_tables_as_the_role_meanwhile_loses_no_row(
         self, kube: Kube, database: Database, make_database: MakeDatabase, shared_postgres: PostgresServer, role: str
     ) -> None:
@@ -407,6 +408,7 @@ class TestTheWayOut:
         assert await can_log_in(database, role)
         assert await is_released(database, role)
 
+    @pytest.mark.slow
     async def test_needs_no_server(self, stage: Stage) -> None:
         kube = stage.kube
         async with running(stage.controller()):
@@ -432,6 +434,7 @@ class TestTheWayOut:
         await kube.wait_for("app", lambda obj: says(obj, "ServerGone", WAY_OUT), "ServerGone")
         await retain(kube)
 
+    @pytest.mark.slow
     async def test_needs_no_policy_that_allows_anything(self, stage: Stage) -> None:
         kube = stage.kube
         async with running(stage.controller()):
@@ -464,6 +467,7 @@ async def test_a_database_that_takes_no_connections_blocks_only_when_it_needs_th
     assert await owner(shut, "t") == f"{role}_heir"
 
 
+@pytest.mark.slow
 async def test_locks_of_one_namespace_hold_up_its_own_deletions_one_at_a_time(
     kube: Kube, shared_api_server: ApiServer, database: Database, make_database: MakeDatabase, role: str
 ) -> None:
@@ -514,6 +518,7 @@ async def test_locks_of_one_namespace_hold_up_its_own_deletions_one_at_a_time(
 class TestWhatComesBetween:
     @pytest.mark.parametrize("held", ["one", "three", "two"])
     @pytest.mark.parametrize("broken", ["stopped", "killed", "server"])
+    @pytest.mark.slow
     async def test_an_end_in_the_middle_of_an_emptying_changes_nothing_of_what_becomes_of_it(
         self, stage: Stage, broken: str, held: str
     ) -> None:
@@ -558,6 +563,7 @@ class TestWhatComesBetween:
         await kube.wait_gone("app")
         assert await database.role(role) is None
 
+    @pytest.mark.slow
     async def test_in_a_namespace_that_is_terminating_too_the_role_is_dropped(self, stage: Stage) -> None:
         kube = stage.kube
         secret = {"name": "app-connection"}
@@ -624,6 +630,7 @@ class TestWhoseRole:
         finally:
             await database.execute(f"DROP ROLE {role}")
 
+    @pytest.mark.slow
     async def test_what_was_renamed_or_replaced_while_nobody_looked(self, stage: Stage) -> None:
         kube = stage.kube
         async with running(stage.controller()), stage.database() as database:

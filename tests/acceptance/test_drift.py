@@ -9,7 +9,7 @@ import pytest
 
 from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.core.contest import LIMIT
-from pgrole_controller.core.role import POWERS
+from tests.acceptance.drifts import ATTRIBUTES, POWERFUL
 from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, is_ready, running
 
 Row = Mapping[str, Any]
@@ -37,64 +37,6 @@ def drifts(count: int) -> Callable[[Json], bool]:
 async def declare(kube: Kube, role_name: str, **spec: Any) -> Json:
     await kube.apply("app", name=role_name, **{**DECLARED, **spec})
     return await kube.wait_ready("app")
-
-
-#: What somebody does to the role, which column shows that it is set back, and which field is named.
-DRIFTS = [
-    ("ALTER ROLE {} NOLOGIN", "rolcanlogin", "login"),
-    ("ALTER ROLE {} SUPERUSER", "rolsuper", "superuser"),
-    ("ALTER ROLE {} CREATEDB", "rolcreatedb", "createdb"),
-    ("ALTER ROLE {} CREATEROLE", "rolcreaterole", "createrole"),
-    ("ALTER ROLE {} NOINHERIT", "rolinherit", "inherit"),
-    ("ALTER ROLE {} REPLICATION", "rolreplication", "replication"),
-    ("ALTER ROLE {} BYPASSRLS", "rolbypassrls", "bypassrls"),
-    ("ALTER ROLE {} CONNECTION LIMIT 99", "rolconnlimit", "connectionLimit"),
-    ("ALTER ROLE {} VALID UNTIL 'infinity'", "rolvaliduntil", "validUntil"),
-    ("ALTER ROLE {} VALID UNTIL '-infinity'", "rolvaliduntil", "validUntil"),
-    ("COMMENT ON ROLE {} IS 'tampered'", "comment", "comment"),
-    ("COMMENT ON ROLE {} IS NULL", "comment", "comment"),
-]
-
-
-def test_every_attribute_that_gives_power_has_a_drift() -> None:
-    assert set(POWERS) <= {field for _, _, field in DRIFTS}
-
-
-@pytest.mark.parametrize(("statement", "column", "field"), DRIFTS)
-async def test_a_changed_attribute_is_set_back_and_told(
-    kube: Kube, database: Database, role_name: str, statement: str, column: str, field: str
-) -> None:
-    await declare(kube, role_name)
-    before = await database.role(role_name)
-    assert before is not None
-    await database.execute(statement.format(role_name))
-    await database.wait_role(role_name, lambda row: row[column] == before[column], f"{column} set back")
-    obj = await kube.wait_for("app", lambda obj: drifts(1)(obj) and is_ready(obj), "driftCount 1 and Ready")
-    assert obj["status"]["driftCount"] == 1
-    assert obj["status"]["lastDrift"]["fields"] == [field]
-    assert obj["status"]["lastDrift"]["corrected"] is True
-    event = await kube.wait_event("DriftCorrected")
-    assert field in event["note"]
-
-
-async def test_a_dropped_role_is_created_again_as_declared(kube: Kube, database: Database, role_name: str) -> None:
-    before = await declare(kube, role_name)
-    await database.execute(f"DROP ROLE {role_name}")
-    role = await database.wait_role(role_name, lambda row: row["comment"] == "as declared", "the role made again")
-    assert role["rolconnlimit"] == 7
-    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
-    assert obj["status"]["lastDrift"]["fields"][0] == "role"
-    assert obj["status"]["role"]["oid"] == role["oid"] != before["status"]["role"]["oid"]
-
-
-async def test_a_renamed_role_is_renamed_back(kube: Kube, database: Database, role_name: str) -> None:
-    before = await declare(kube, role_name)
-    await database.execute(f"ALTER ROLE {role_name} RENAME TO {role_name}_stolen")
-    await database.wait_role(role_name, lambda _row: True, "the name back")
-    assert await database.role(f"{role_name}_stolen") is None
-    obj = await kube.wait_for("app", drifts(1), "driftCount 1")
-    assert obj["status"]["lastDrift"]["fields"] == ["name"]
-    assert obj["status"]["role"]["oid"] == before["status"]["role"]["oid"]
 
 
 async def test_a_renamed_role_whose_name_is_taken_is_refused_and_nothing_changed(
@@ -159,12 +101,13 @@ async def test_a_change_that_is_rolled_back_or_undone_is_no_drift(
     assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
 
 
+@pytest.mark.slow
 async def test_the_same_drift_again_and_again_without_a_pause_is_always_set_back(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     """Each comes as soon as the last was set back: before the watch has seen that it was. None of it is a fight yet."""
     repeats = LIMIT - 1
-    statements = {column: statement for statement, column, _ in DRIFTS}
+    statements = {drift.column: drift.statement for drift in (*ATTRIBUTES, *POWERFUL)}
     names = [f"{role_name}_{number}" for number in range(5)]
     await kube.apply_all({f"app-{number}": {"name": name, **DECLARED} for number, name in enumerate(names)})
     await kube.wait_all_ready()
@@ -183,6 +126,7 @@ def stands(column: str, value: object) -> Callable[[Row], bool]:
     return lambda row: bool(row[column] == value)
 
 
+@pytest.mark.slow
 async def test_the_look_after_a_change_is_made_also_when_something_else_was_looked_at_before(stage: Stage) -> None:
     """Nothing tells of a drift that comes before `observe` has seen what we changed; here nothing ever does."""
     async with (
@@ -246,6 +190,7 @@ class TestReport:
         await kube.wait_ready("app")
 
 
+@pytest.mark.slow
 async def test_every_one_of_many_roles_that_drift_at_once_is_set_back(
     kube: Kube, database: Database, controller: Controller, role_name: str
 ) -> None:

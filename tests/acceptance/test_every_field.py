@@ -157,6 +157,7 @@ async def test_what_is_changed_in_spec_is_changed_and_is_no_drift(place: Place, 
 
 
 @pytest.mark.parametrize("entry", entries(is_mutable))
+@pytest.mark.slow
 async def test_what_is_taken_out_of_spec_has_its_default(place: Place, entry: Kept) -> None:
     await declare(place, entry.specs[0])
     assert entry.without is not None
@@ -184,6 +185,7 @@ async def test_a_drift_is_repaired_and_told(place: Place, entry: Kept) -> None:
 
 
 @pytest.mark.parametrize("entry", entries(is_ignorable))
+@pytest.mark.slow
 async def test_a_drift_of_what_is_left_to_others_stays(place: Place, entry: Kept) -> None:
     await declare(place, entry.specs[0], drift={"ignore": [entry.told]})
     await wait_seen(place, entry, entry.seen[0])
@@ -197,6 +199,7 @@ async def test_a_drift_of_what_is_left_to_others_stays(place: Place, entry: Kept
 
 
 @pytest.mark.parametrize("entry", entries())
+@pytest.mark.slow
 async def test_a_drift_is_only_told_of_under_report(place: Place, entry: Kept) -> None:
     await declare(place, entry.specs[0], drift={"policy": "Report"})
     assert await look(place, entry) == place.fill(entry.seen[0])

@@ -14,6 +14,8 @@ from tests.acceptance.test_identity import DELIVERED, declared, versions_of_role
 from tests.acceptance.world import Database, Stage, open_database
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 LED = "SELECT number FROM pgrole.leader"
 #: What somebody else made: with members, settings and a password, none of which is declared.
 THEIRS = """

@@ -10,7 +10,7 @@ from pgrole_controller.local.manifests import apply_crds
 from tests.acceptance.account import serving
 from tests.acceptance.world import Stage, condition, is_ready, make_kube, running, says
 
-OUTAGES = ["stopped", "crashed"]
+OUTAGES = ["stopped", pytest.param("crashed", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
@@ -48,6 +48,7 @@ async def test_nothing_is_lost_while_postgresql_is_away_and_conditions_say_so(st
             await database.wait_role("stays", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_while_postgresql_is_frozen(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()) as controller:
@@ -84,7 +85,9 @@ async def test_a_server_that_is_away_at_the_start_is_waited_for(stage: Stage) ->
     assert "Traceback" not in controller.log
 
 
-@pytest.mark.parametrize("purpose", ["work", "listen", "watch"])
+@pytest.mark.parametrize(
+    "purpose", ["work", *(pytest.param(one, marks=pytest.mark.slow) for one in ("listen", "watch"))]
+)
 async def test_a_drift_in_the_moment_that_a_connection_is_terminated_is_repaired(stage: Stage, purpose: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply("hit")
@@ -106,6 +109,7 @@ async def test_a_drift_in_the_moment_that_a_connection_is_terminated_is_repaired
         )
 
 
+@pytest.mark.slow
 async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change_right_after(
     stage: Stage, binaries: Binaries
 ) -> None:
@@ -142,6 +146,7 @@ async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change
             assert "object=" in controller.log
 
 
+@pytest.mark.slow
 async def test_drift_after_drift_is_repaired_while_the_api_server_hangs(stage: Stage, binaries: Binaries) -> None:
     """What is to be said of the first does not hold up the second until it is given up."""
     async with serving(binaries) as server:
@@ -168,6 +173,7 @@ async def test_drift_after_drift_is_repaired_while_the_api_server_hangs(stage: S
                 )
 
 
+@pytest.mark.slow
 async def test_drift_is_repaired_while_the_api_server_hangs_also_after_an_object_of_the_namespace_went(
     stage: Stage, binaries: Binaries
 ) -> None:
@@ -215,6 +221,7 @@ async def test_wrong_credentials_are_said_on_the_object_and_never_shown(stage: S
     assert "Traceback" not in controller.log
 
 
+@pytest.mark.slow
 async def test_a_missing_home_database_is_said_and_waited_for(stage: Stage) -> None:
     controller = stage.controller(stage.postgres.dsn(database="not_yet"))
     await controller.start()
@@ -254,6 +261,7 @@ async def test_schema_pgrole_dropped_while_running_comes_back_with_every_claim(s
         await stage.kube.wait_for("one", lambda obj: obj["status"].get("driftCount") == 1, "one drift counted")
 
 
+@pytest.mark.slow
 async def test_schema_pgrole_dropped_while_stopped_and_a_drift_made_meanwhile_is_repaired_and_counted(
     stage: Stage,
 ) -> None:
@@ -276,6 +284,7 @@ async def test_schema_pgrole_dropped_while_stopped_and_a_drift_made_meanwhile_is
             await database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 3)
 
 
+@pytest.mark.slow
 async def test_a_schema_pgrole_that_an_ordinary_role_made_is_refused_and_nothing_of_it_is_called(stage: Stage) -> None:
     async with stage.database() as database:
         await database.execute(

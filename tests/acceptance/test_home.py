@@ -12,6 +12,8 @@ from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
 from tests.acceptance.world import Database, Stage, is_ready, open_database, running, says
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 RECORDED = """
     SELECT coalesce(array_agg(d.datname::text ORDER BY d.oid), '{}')
     FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase

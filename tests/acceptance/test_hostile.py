@@ -34,6 +34,8 @@ from tests.acceptance.world import (
 )
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 STEWARD, STEWARD_PASSWORD = "steward", "steward's own"
 
 #: Every role with all that it is and holds, but for what declared drift may change meanwhile.

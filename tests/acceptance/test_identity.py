@@ -27,7 +27,7 @@ BEGINS = "session with PostgreSQL begins"
 #: The Secret with a password that was made once, and stays as it is.
 DELIVERED = "keyed-connection"
 
-pytestmark = pytest.mark.usefixtures("programs")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("programs")]
 
 
 @pytest.fixture

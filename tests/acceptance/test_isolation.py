@@ -32,6 +32,8 @@ from tests.acceptance.world import (
 )
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 HEALTHY = 14
 #: PgRoles of each server that misbehaves: what is to be done for them shall not be in the way of others.
 ROLES = 5

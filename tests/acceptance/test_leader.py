@@ -72,6 +72,7 @@ async def test_one_leads_and_the_other_stands_by_ready_and_warm(pair: Replicas) 
     assert pair.second.changed() == (0, 0)
 
 
+@pytest.mark.slow
 async def test_one_that_stands_by_writes_nothing_to_anything(pair: Replicas) -> None:
     """Alone, while the Lease is somebody else's: whatever is written is written by it."""
     kube = pair.stage.kube
@@ -131,6 +132,7 @@ async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(pair: Replicas,
     pytest.fail(f"as long as for a visit, which there was none of, was waited each time: {given_up}")
 
 
+@pytest.mark.slow
 async def test_a_leader_that_is_stopped_in_the_midst_of_its_work_leaves_nothing_undone(pair: Replicas) -> None:
     kube = pair.stage.kube
     await pair.start()
@@ -151,6 +153,7 @@ async def make_ready(pair: Replicas) -> None:
     await pair.stage.kube.wait_ready("app")
 
 
+@pytest.mark.slow
 async def test_whatever_happens_to_a_leader_another_leads_after_the_time_of_the_lease(
     stage: Stage, servers: Servers, say: Say
 ) -> None:
@@ -256,6 +259,7 @@ async def keep_drifting(pair: Replicas, until: float) -> None:
         await anyio.sleep(0.2)
 
 
+@pytest.mark.slow
 async def test_one_that_still_believes_to_lead_is_refused_by_the_database(pair: Replicas) -> None:
     """Paused at any moment of its work, and woken when the Lease was just given away by hand."""
     draw = random.Random(6)
@@ -284,6 +288,7 @@ async def test_one_that_still_believes_to_lead_is_refused_by_the_database(pair: 
         old, new = new, old
 
 
+@pytest.mark.slow
 async def test_a_database_that_went_and_came_back_finds_the_same_leader(pair: Replicas) -> None:
     await make_ready(pair)
     transitions = (await pair.read_lease())["spec"]["leaseTransitions"]
@@ -301,6 +306,7 @@ async def test_a_database_that_went_and_came_back_finds_the_same_leader(pair: Re
         await database.wait_role("app", lambda role: not role["rolsuper"], "NOSUPERUSER")
 
 
+@pytest.mark.slow
 async def test_a_leader_that_is_killed_between_its_number_and_its_lead_holds_up_nobody(pair: Replicas) -> None:
     await pair.stage.kube.apply("app", login=True)
     async with connect(Endpoint(pair.stage.postgres.dsn()), "administrator") as connection:
@@ -319,6 +325,7 @@ async def test_a_leader_that_is_killed_between_its_number_and_its_lead_holds_up_
     assert await pair.database.fetchval("SELECT holder FROM pgrole.leader WHERE number = drawn") is not None
 
 
+@pytest.mark.slow
 async def test_a_lease_that_is_deleted_by_hand_does_not_end_the_lead(pair: Replicas) -> None:
     await make_ready(pair)
     uid = (await pair.read_lease())["metadata"]["uid"]
@@ -336,6 +343,7 @@ async def test_a_lease_that_is_deleted_by_hand_does_not_end_the_lead(pair: Repli
     assert "session with PostgreSQL begins" not in pair.second.controller.log
 
 
+@pytest.mark.slow
 async def test_another_takes_over_in_every_mode(stage: Stage, servers: Servers) -> None:
     """Also where nothing in the database can tell who leads: then it is the clock of whoever led."""
     await side_by_side(
@@ -372,6 +380,7 @@ async def hand_over(arguments: tuple[str, ...], said: str, own: Stage) -> None:
         assert found["status"]["role"]["oid"] == made["status"]["role"]["oid"]
 
 
+@pytest.mark.slow
 async def test_one_that_stands_by_follows_what_is_declared(stage: Stage) -> None:
     async with pgservers(stage.kube.server) as declared, replicas(stage) as pair:
         await pair.start()

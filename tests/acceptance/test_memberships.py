@@ -258,6 +258,7 @@ async def test_ignored_fields_are_left_to_others(kube: Kube, database: Database,
 
 
 @OPTIONS
+@pytest.mark.slow
 async def test_what_a_role_may_do_with_those_that_it_created_is_no_drift(stage: Stage, prefix: str) -> None:
     async with running(stage.controller(None, "--allow", "createrole")), stage.database() as database:
         await stage.kube.apply("app", name=f"{prefix}_app", createrole=True)

@@ -13,6 +13,8 @@ from tests.acceptance.servers import pgservers
 from tests.acceptance.world import PATIENCE, Controller, Database, Stage, condition, running
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 MANY = 100
 
 

@@ -11,6 +11,8 @@ from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
 from tests.acceptance.world import Json, Kube, condition
 
+pytestmark = pytest.mark.slow
+
 
 class TestNeighbours:
     async def test_a_retained_role_is_not_taken_by_name(self, court: Court) -> None:

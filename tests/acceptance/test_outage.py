@@ -2,9 +2,13 @@
 
 import re
 
+import pytest
+
 from pgrole_controller.local.deadline import reached
 from tests.acceptance.figures import scrape
 from tests.acceptance.world import PATIENCE, Controller, Stage, running
+
+pytestmark = pytest.mark.slow
 
 #: So many attempts on a server that refuses connections, at 200 ms each: PATIENCE is enough for five times as many.
 ATTEMPTS = 40

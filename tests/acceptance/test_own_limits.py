@@ -22,6 +22,8 @@ from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.world import PATIENCE, Database, Kube, make_kube, open_database, remove
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 ONE, OTHER = "one", "other"
 #: How many clients of the health port misbehave at once.
 CLIENTS = 50

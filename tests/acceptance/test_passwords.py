@@ -136,6 +136,7 @@ async def test_a_rotation_is_made_on_demand_and_only_once(kube: Kube, database: 
     assert await kube.secret("delivered") == secret
 
 
+@pytest.mark.slow
 async def test_passwords_are_rotated_in_time(kube: Kube, database: Database, role: str) -> None:
     await kube.apply(
         "app", name=role, password={"generate": {"rotateEvery": "3s"}}, connectionSecret={"name": "delivered"}
@@ -407,6 +408,7 @@ async def test_under_report_a_changed_password_is_said_and_left_and_a_changed_se
 
 
 @pytest.mark.since(16, "scram_iterations")
+@pytest.mark.slow
 async def test_the_next_verifier_has_the_iterations_that_the_server_then_has(stage: Stage) -> None:
     async with running(stage.controller()), stage.database() as database:
         await stage.kube.apply_secret("source", password="first")
@@ -427,6 +429,7 @@ async def test_the_next_verifier_has_the_iterations_that_the_server_then_has(sta
         assert after.scram.iterations == 7000
 
 
+@pytest.mark.slow
 async def test_what_waits_for_a_key_is_looked_at_again_ever_more_rarely(stage: Stage) -> None:
     async with running(stage.controller()) as controller:
         await stage.kube.apply_secret("source", other="x")
@@ -452,6 +455,7 @@ async def grant(kube: Kube, name: str, *allowed: Json) -> None:
     await kube.server.request("POST", f"{path}/rolebindings", binding)
 
 
+@pytest.mark.slow
 async def test_where_secrets_may_not_be_listed_that_is_said_and_all_else_goes_on(
     stage: Stage, api_server: ApiServer
 ) -> None:
@@ -541,6 +545,7 @@ async def live_through_everything(kube: Kube, database: Database) -> set[str]:
     return {*words, broken, too_many}
 
 
+@pytest.mark.slow
 async def test_no_clear_text_is_in_any_log_statement_status_or_event(stage: Stage) -> None:
     statements: set[str] = set()
     async with stage.database() as database, stage.database() as other:

@@ -5,6 +5,8 @@ import pytest
 from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
 from tests.acceptance.world import Json, condition
 
+pytestmark = pytest.mark.slow
+
 GROUPS = "SELECT array_agg(roleid::regrole::text ORDER BY 1) FROM pg_auth_members WHERE member = '{0}'::regrole"
 
 

@@ -18,7 +18,6 @@ from tests.acceptance.world import (
     Kube,
     Stage,
     condition,
-    is_ready,
     make_kube,
     open_database,
     remove,
@@ -26,6 +25,8 @@ from tests.acceptance.world import (
     says,
 )
 from tests.servers import Servers
+
+pytestmark = pytest.mark.slow
 
 #: Attributes that objects may ask for here: what the controller's role may give is another matter.
 ALLOW = ("--allow", "createrole,replication,bypassrls")
@@ -113,39 +114,6 @@ async def test_a_role_is_created_changed_and_dropped(kube: Kube, database: Datab
     await kube.delete("app")
     await kube.wait_gone("app")
     assert await database.role(role) is None
-
-
-@pytest.mark.parametrize(
-    ("statement", "field"),
-    [
-        ("ALTER ROLE {} NOLOGIN", "login"),
-        ("ALTER ROLE {} CREATEDB", "createdb"),
-        ("ALTER ROLE {} CREATEROLE", "createrole"),
-        ("ALTER ROLE {} NOINHERIT", "inherit"),
-        ("ALTER ROLE {} CONNECTION LIMIT 99", "connectionLimit"),
-        ("ALTER ROLE {} VALID UNTIL '2030-01-01'", "validUntil"),
-        ("COMMENT ON ROLE {} IS 'tampered'", "comment"),
-        ("ALTER ROLE {} SET work_mem = '1MB'", "parameters"),
-        ("ALTER ROLE {} IN DATABASE template1 SET work_mem = '1MB'", "databaseParameters"),
-        ("ALTER ROLE {} RENAME TO {}_stolen", "name"),
-        ("DROP ROLE {}", "role"),
-    ],
-)
-async def test_drift_is_noticed_and_set_back(
-    kube: Kube, database: Database, role: str, statement: str, field: str
-) -> None:
-    await declare(kube, role, login=True)
-    await database.execute(statement.format(role, role))
-    obj = await kube.wait_for("app", lambda obj: drifts(1)(obj) and is_ready(obj), "driftCount 1 and Ready")
-    assert obj["status"]["lastDrift"]["fields"][0] == field
-    row = await database.role(role)
-    assert row is not None
-    assert (row["rolcanlogin"], row["rolcreatedb"], row["rolcreaterole"], row["rolinherit"]) == (
-        True,
-        False,
-        False,
-        True,
-    )
 
 
 async def test_detection_is_watch_with_oid_and_xmin_of_pg_authid_alone(steward: Controller, database: Database) -> None:

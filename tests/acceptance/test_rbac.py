@@ -21,6 +21,8 @@ from tests.acceptance.uses import SERVER, Place, name_a_secret, new_name, use_of
 from tests.acceptance.world import GROUP, PATIENCE, Controller, Json, Kube, open_database, running, says
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 TEAM = "team-x"
 OVERLAYS = {"cluster": None, "namespace": TEAM}
 

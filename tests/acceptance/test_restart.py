@@ -75,6 +75,7 @@ async def assert_as_declared(database: Database, objects: Mapping[str, Json]) ->
         assert obj["status"].get("driftCount", 0) == 0
 
 
+@pytest.mark.slow
 async def test_controllers_killed_at_random_points_leave_what_the_next_one_brings_to_the_same_end(
     stage: Stage,
 ) -> None:
@@ -121,6 +122,7 @@ async def test_an_object_made_again_while_nobody_looked_is_the_new_one_and_leave
             assert [obj["metadata"]["name"] for obj in await kube.objects()] == ["phoenix"]
 
 
+@pytest.mark.slow
 async def test_an_object_made_again_while_the_controller_was_frozen_is_the_new_one(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()) as controller, stage.database() as database:
@@ -157,6 +159,7 @@ async def assert_reborn(database: Database, before: Json, after: Json, policy: s
     assert after["status"].get("driftCount", 0) == 0
 
 
+@pytest.mark.slow
 async def test_sigterm_during_a_convergence_ends_within_10_seconds_and_well(stage: Stage) -> None:
     async with stage.database() as database:
         async with running(stage.controller()):
@@ -176,6 +179,7 @@ async def test_sigterm_during_a_convergence_ends_within_10_seconds_and_well(stag
         assert ready <= claimed
 
 
+@pytest.mark.slow
 async def test_sigterm_while_postgresql_is_frozen_ends_within_10_seconds(stage: Stage) -> None:
     controller = stage.controller()
     await controller.start()

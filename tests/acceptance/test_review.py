@@ -7,6 +7,8 @@ import pytest
 
 from tests.acceptance.world import Database, Json, Kube, Stage, condition, running
 
+pytestmark = pytest.mark.slow
+
 GENERATED: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
 
 

@@ -15,6 +15,8 @@ from pgrole_controller.local.apiserver import ApiError
 from pgrole_controller.local.deadline import reached
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, is_ready, running
 
+pytestmark = pytest.mark.slow
+
 GENERATED: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
 ROUNDS = 20
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"

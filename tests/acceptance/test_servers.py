@@ -28,6 +28,7 @@ def alone(stage: Stage) -> Controller:
     return Controller(stage.kube.server, "", stage.folder, "--leader-election", "true")
 
 
+@pytest.mark.slow
 async def test_a_declared_server_is_connected_to_and_says_what_it_is(
     stage: Stage, declared: PgServers, role: str
 ) -> None:
@@ -72,6 +73,7 @@ async def test_credentials_that_change_are_used_without_a_restart(stage: Stage, 
         )
 
 
+@pytest.mark.slow
 async def test_a_secret_that_is_missing_or_wrong_is_said_and_waited_for(
     stage: Stage, declared: PgServers, role: str
 ) -> None:
@@ -93,6 +95,7 @@ async def test_a_secret_that_is_missing_or_wrong_is_said_and_waited_for(
         await stage.kube.server.request("DELETE", f"/api/v1/namespaces/{OWN_NAMESPACE}/secrets/none-such")
 
 
+@pytest.mark.slow
 async def test_a_session_goes_on_without_its_secret_says_so_and_none_begins_without_it(
     stage: Stage, declared: PgServers, role: str
 ) -> None:
@@ -141,6 +144,7 @@ async def test_names_of_roles_are_kept_to_their_namespace(stage: Stage, declared
         await stage.kube.wait_ready("own")
 
 
+@pytest.mark.slow
 async def test_only_namespaces_with_the_labels_may_have_roles(stage: Stage, declared: PgServers, role: str) -> None:
     async with running(alone(stage), connected=False):
         await declared.apply("main", stage.postgres, allow={**EVERYTHING, "namespaces": {"matchLabels": {"pg": "yes"}}})
@@ -215,6 +219,7 @@ async def test_two_that_name_one_live_server_are_noticed_and_the_younger_is_refu
         await stage.kube.wait_ready("app")
 
 
+@pytest.mark.slow
 async def test_a_declared_default_stands_before_the_one_of_the_environment(
     stage: Stage, declared: PgServers, servers: Servers, role: str
 ) -> None:

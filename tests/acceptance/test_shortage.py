@@ -23,6 +23,8 @@ from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, condition, make_kube, open_database, remove, says
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 #: A server with few connections, three of them for superusers.
 FEW = {"max_connections": "12", "superuser_reserved_connections": "3", "max_wal_senders": "0"}
 

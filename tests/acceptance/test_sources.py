@@ -19,6 +19,8 @@ from tests.acceptance.sources import SOURCES, Scene, Source
 from tests.acceptance.world import Controller, make_kube, open_database, remove, running
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 #: In seconds: within what a change is noticed, on a busy machine, which is far sooner than by another look that is due;
 #: and how long nothing happens that is not noticed.
 SOON = 30.0

@@ -1,8 +1,12 @@
 """What a process knows when it begins to lead, whatever it heard or did not hear while it stood by."""
 
+import pytest
+
 from tests.acceptance.account import Account, find_namespace, installation_for
 from tests.acceptance.relay import relay
 from tests.acceptance.world import Controller, Json, Stage, open_database
+
+pytestmark = pytest.mark.slow
 
 ELECTION = ("--leader-election", "true")
 

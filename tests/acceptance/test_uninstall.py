@@ -18,6 +18,8 @@ from tests.acceptance.shell import Shell, blocks, make_shell
 from tests.acceptance.world import GROUP, PATIENCE, Database, running
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 PAGE = "uninstall.md"
 RETAINED = set(ROLES) - {"passing"}
 CRDS = ("pgroles.pgrole.dev", "pgservers.pgrole.dev")

@@ -19,6 +19,8 @@ from tests.acceptance.world import GROUP, Json, Kube, running, says
 from tests.releases import BEFORE, Release
 from tests.servers import Servers
 
+pytestmark = pytest.mark.slow
+
 PRESENT = None
 #: A field that neither release knows.
 LATER = "ofALaterRelease"

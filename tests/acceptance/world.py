@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import asyncpg
@@ -25,6 +25,8 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process, bound_to_us
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.account import Account, find_namespace, installation_for
+from tests.acceptance.forks import Forked
+from tests.acceptance.waiting import Attempts
 
 Json = dict[str, Any]
 
@@ -100,12 +102,11 @@ class Kube:
         """Every object of the namespace as soon as `true` holds for each."""
         left: list[Json] = []
         with anyio.move_on_after(seconds):
-            while True:
+            async for _ in Attempts():
                 objects = await self.objects()
                 left = [obj for obj in objects if not true(obj)]
                 if not left:
                     return objects
-                await anyio.sleep(0.1)
         raise AssertionError(f"{what} did not come true for {len(left)} within {seconds} s, as {json.dumps(left[:1])}")
 
     async def wait_number(self, count: int, seconds: float = PATIENCE) -> None:
@@ -163,11 +164,10 @@ class Kube:
         """The Secret as soon as it is there and `true` holds for it."""
         last: Json | None = None
         with anyio.move_on_after(seconds):
-            while True:
+            async for _ in Attempts():
                 last = await self.secret(name)
                 if last is not None and true(last):
                     return last
-                await anyio.sleep(0.02)
         seen = None if last is None else {**last, "data": ..., "text": sorted(last["text"])}
         raise AssertionError(f"Secret {name}: {what or 'being there'} did not come true within {seconds} s: {seen}")
 
@@ -205,11 +205,10 @@ class Kube:
         """The object as soon as `true` holds for it."""
         last: Json | None = None
         with anyio.move_on_after(seconds):
-            while True:
+            async for _ in Attempts():
                 last = await self.get(name)
                 if last is not None and true(last):
                     return last
-                await anyio.sleep(0.02)
         raise AssertionError(f"{name}: {what} did not come true within {seconds} s: {json.dumps(last, indent=1)}")
 
     async def wait_ready(self, name: str, seconds: float = PATIENCE) -> Json:
@@ -356,9 +355,13 @@ async def open_database(dsn: str) -> AsyncIterator[Database]:
 class Controller:
     """One controller process. Its log is kept, and shown when it does not come up.
 
+    It is forked, unless `is_executed` or its environment sets up the interpreter: then it is started as users do.
+
     `access` is a kubeconfig, an account, or an API server: there it has the account and the rights that deploy/ gives
     it, for all namespaces or for that of `--namespace`.
     """
+
+    is_executed: ClassVar[bool] = False
 
     def __init__(
         self, access: ApiServer | Account | Path, dsn: str, folder: Path, *arguments: str, **environment: str
@@ -369,18 +372,17 @@ class Controller:
         self._account = access if isinstance(access, Account) else None
         kubeconfig = access.kubeconfig if isinstance(access, Account) else access
         self._environment = {**os.environ, **({"PGROLE_DSN": dsn} if dsn else {}), **environment}
-        self.process = Process(
-            "controller",
-            bound_to_us(
-                [
-                    *(sys.executable, "-m", "pgrole_controller", "run"),
-                    *("--kubeconfig", str(kubeconfig), "--health-port", str(self.health_port)),
-                    *("--log-level", "debug", "--log-format", "text", *arguments),
-                ]
-            ),
-            folder / "controller.log",
-            self._environment,
-        )
+        command = [
+            *("run", "--kubeconfig", str(kubeconfig), "--health-port", str(self.health_port)),
+            *("--log-level", "debug", "--log-format", "text", *arguments),
+        ]
+        log = folder / "controller.log"
+        self.process: Process
+        if self.is_executed or any(name.startswith("PYTHON") for name in environment):
+            program = [sys.executable, "-m", "pgrole_controller"]
+            self.process = Process("controller", bound_to_us([*program, *command]), log, self._environment)
+        else:
+            self.process = Forked("controller", command, log, self._environment)
 
     async def start(self) -> None:
         if self._account is not None:
@@ -436,6 +438,12 @@ class Controller:
     def log(self) -> str:
         path = self.process.log
         return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+class ExecutedController(Controller):
+    """Started as users do."""
+
+    is_executed = True
 
 
 @asynccontextmanager
