@@ -21,6 +21,7 @@ from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer, find_programs
 from tests import k3s
+from tests.acceptance.order import goes_alone
 from tests.initialised import initialised
 from tests.servers import DEFAULT, Servers, missing_docker, read_choice
 
@@ -83,10 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _Schedule(LoadScopeScheduling):  # type: ignore[misc]
-    """A module, or a class of one, stays together; each page of the documentation goes alone."""
+    """A module, or a class of one, stays together, except where tests wait long and share nothing."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith("tests/docs/test_pages.py::") else nodeid.rsplit("::", 1)[0]
+        alone = nodeid.startswith("tests/docs/test_pages.py::") or goes_alone(nodeid)
+        return nodeid if alone else nodeid.rsplit("::", 1)[0]
 
 
 @pytest.hookimpl(optionalhook=True)  # with -p no:xdist there is none

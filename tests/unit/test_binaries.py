@@ -142,7 +142,7 @@ async def test_the_newest_archive_of_the_minor_version_is_taken_before_go(
 
 async def test_an_archive_with_another_sha512_than_published_is_refused(environment: dict[str, str]) -> None:
     async with releases(envtest_archive(), "ab" * 64) as index:
-        with pytest.raises(BinariesError, match=r"published is abab.*refused"):
+        with pytest.raises(BinariesError, match=r"published one is abab.*not used"):
             await find(Display(io.StringIO()), environment, index)
     left = {path.name for path in cache_directory(environment).iterdir()}
     assert left == {"lock"}

@@ -108,7 +108,7 @@ async def test_a_kubeconfig_that_is_not_there_or_not_one_is_named_in_the_error(t
     bad = tmp_path / "bad"
     for text in ("", "a: [", "current-context: x", "[1, 2]"):
         bad.write_text(text)
-        with pytest.raises(NotConfigured, match="bad cannot be used"):
+        with pytest.raises(NotConfigured, match="bad is not usable"):
             async with Client.connect(str(bad)):
                 pass
 
