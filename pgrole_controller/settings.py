@@ -11,8 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pgrole_controller.api.duration import read_duration
-from pgrole_controller.api.names import is_namespace_name, is_object_name
+from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_duration
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.role import POWERS

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.cel import rule, rules
 from pgrole_controller.api.meta import NAME_BYTES, Model
+from pgrole_controller.api.validation import rule, rules
 
 _PARAMETER_NAMES = (
     "a parameter name must consist of letters, digits, _ or $, with dots in custom names, at most 63 characters"
@@ -46,7 +46,7 @@ def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
 
 
 DatabaseName = Annotated[str, Field(min_length=1, max_length=NAME_BYTES)]
-Parameters = Annotated[dict[str, str], AfterValidator(_check_parameters)]
+ParameterMap = Annotated[dict[str, str], AfterValidator(_check_parameters)]
 
 
 class DatabaseParameters(Model):
@@ -56,7 +56,7 @@ class DatabaseParameters(Model):
         description="Name of the database. It does not have to exist yet.",
         json_schema_extra={"minLength": 1, "maxLength": NAME_BYTES},
     )
-    parameters: Parameters = Field(
+    parameters: ParameterMap = Field(
         description="Settings, as in ALTER ROLE … IN DATABASE … SET. Settings you do not list are reset.",
         json_schema_extra=PARAMETERS_SCHEMA,
     )

@@ -11,13 +11,54 @@ from typing import Annotated, Literal, LiteralString, Self
 from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.cel import immutable_optional, rule, rules
-from pgrole_controller.api.connection import ConnectionSecret
-from pgrole_controller.api.membership import Membership
 from pgrole_controller.api.meta import NAME_BYTES, Model, ObjectMeta
-from pgrole_controller.api.parameters import PARAMETERS_SCHEMA, DatabaseParameters, Parameters
-from pgrole_controller.api.password import PASSWORD_RULES, Password
+from pgrole_controller.api.parameters import PARAMETERS_SCHEMA, DatabaseParameters, ParameterMap
+from pgrole_controller.api.secrets import PASSWORD_RULES, ConnectionSecret, PasswordSpec
 from pgrole_controller.api.status import PgRoleStatus
+from pgrole_controller.api.validation import immutable_optional, rule, rules
+
+_GROUP_SIZE = "spec.memberOf: role must have 1 to 63 bytes (UTF-8), like every name in PostgreSQL"
+_GROUP_NUL = "spec.memberOf: role must not contain NUL (U+0000): remove it"
+
+
+def _check_group(name: str) -> str:
+    if not 1 <= len(name.encode()) <= NAME_BYTES:
+        raise PydanticCustomError("group", _GROUP_SIZE)
+    if "\x00" in name:
+        raise PydanticCustomError("group", _GROUP_NUL)
+    return name
+
+
+GroupName = Annotated[str, AfterValidator(_check_group)]
+
+
+class MembershipSpec(Model):
+    """A role to be a member of, with the options of GRANT."""
+
+    role: GroupName = Field(
+        description="Name of the role in PostgreSQL. It does not have to exist yet.",
+        json_schema_extra={
+            "minLength": 1,
+            "maxLength": NAME_BYTES,
+            **rules(
+                rule(f"size(bytes(self)) <= {NAME_BYTES}", _GROUP_SIZE), rule(r"!self.contains('\u0000')", _GROUP_NUL)
+            ),
+        },
+    )
+    admin: StrictBool = Field(default=False, description="Whether the member can grant the membership to others.")
+    inherit: StrictBool = Field(
+        default=True,
+        description=(
+            "Whether the member has the privileges of that role without SET ROLE. False requires PostgreSQL 16 or "
+            "later."
+        ),
+    )
+    set_: StrictBool = Field(
+        default=True,
+        alias="set",
+        description="Whether the member can SET ROLE to that role. False requires PostgreSQL 16 or later.",
+    )
+
 
 GROUP = "pgrole.dev"
 VERSION = "v1alpha1"
@@ -39,7 +80,7 @@ _NAME_FIXED = "spec.name is immutable and cannot be added or removed: to use ano
 _SERVER_FIXED = "spec.serverRef is immutable: to use another server, create another PgRole"
 _COMMENT_NUL = "spec.comment must not contain NUL (U+0000), which PostgreSQL cannot store: remove it"
 _COMMENT_SIZE = f"spec.comment must have at most {_COMMENT_LENGTH} characters: shorten it"
-_HEIR_SIZE = "spec.reassignOwnedTo must have at most 63 bytes (UTF-8) and no NUL, like every name in PostgreSQL"
+_NEW_OWNER_SIZE = "spec.reassignOwnedTo must have at most 63 bytes (UTF-8) and no NUL, like every name in PostgreSQL"
 _NOT_DELIVERED = "spec.password.generate requires spec.connectionSecret, which delivers the password: add it"
 _NOT_LEFT = (
     "spec.drift.ignore must not list password while spec.password.generate is set: "
@@ -79,9 +120,9 @@ def _check_moment(moment: datetime) -> datetime:
     return moment
 
 
-def _check_heir(name: str) -> str:
+def _check_new_owner(name: str) -> str:
     if len(name.encode()) > NAME_BYTES or "\x00" in name:
-        raise PydanticCustomError("heir", _HEIR_SIZE)
+        raise PydanticCustomError("heir", _NEW_OWNER_SIZE)
     return name
 
 
@@ -92,7 +133,7 @@ def _check_once(names: list[str], problem: LiteralString) -> None:
         raise PydanticCustomError("twice", problem, {"name": twice})
 
 
-OptionalRole = Annotated[str, AfterValidator(_check_heir)]
+OptionalRole = Annotated[str, AfterValidator(_check_new_owner)]
 IgnoredField = Literal[
     "login",
     "superuser",
@@ -111,7 +152,7 @@ IgnoredField = Literal[
 ]
 RoleName = Annotated[str, AfterValidator(_check_name)]
 Comment = Annotated[str, AfterValidator(_check_comment)]
-Moment = Annotated[AwareDatetime, AfterValidator(_check_moment)]
+Timestamp = Annotated[AwareDatetime, AfterValidator(_check_moment)]
 
 
 class ServerRef(Model):
@@ -126,7 +167,7 @@ class ServerRef(Model):
     )
 
 
-class Drift(Model):
+class DriftSpec(Model):
     """How to handle drift: a change of the role inside the database that this object does not declare."""
 
     policy: Literal["Correct", "Report"] = Field(
@@ -191,7 +232,7 @@ class PgRoleSpec(Model):
         description="Maximum number of concurrent connections of the role. -1 means no limit.",
         json_schema_extra={"format": "int32"},
     )
-    valid_until: Moment | None = Field(
+    valid_until: Timestamp | None = Field(
         default=None,
         description="Time at which the role's password expires (RFC 3339, years 1 to 9999). If omitted: never.",
         json_schema_extra=rules(
@@ -209,12 +250,12 @@ class PgRoleSpec(Model):
             **rules(rule(r"!self.contains('\u0000')", _COMMENT_NUL)),
         },
     )
-    password: Password | None = Field(
+    password: PasswordSpec | None = Field(
         default=None,
         description="Password of the role. If omitted, the controller does not manage the password.",
         json_schema_extra=PASSWORD_RULES,
     )
-    member_of: list[Membership] = Field(
+    member_of: list[MembershipSpec] = Field(
         default_factory=list,
         description="Roles that this role is a member of. Memberships you do not list are revoked.",
         json_schema_extra={
@@ -223,7 +264,7 @@ class PgRoleSpec(Model):
             "x-kubernetes-list-map-keys": ["role"],
         },
     )
-    parameters: Parameters = Field(
+    parameters: ParameterMap = Field(
         default_factory=dict,
         description="Settings for the role's sessions, as in ALTER ROLE … SET. Settings you do not list are reset.",
         json_schema_extra=PARAMETERS_SCHEMA,
@@ -244,8 +285,8 @@ class PgRoleSpec(Model):
         default=None,
         description="Secret with everything an application needs to connect as the role. This object owns it.",
     )
-    drift: Drift = Field(
-        default=Drift.model_construct(),
+    drift: DriftSpec = Field(
+        default=DriftSpec.model_construct(),
         description="How to handle changes of the role inside the database.",
         json_schema_extra={"default": {"policy": "Correct"}},
     )
@@ -273,7 +314,8 @@ class PgRoleSpec(Model):
         json_schema_extra={
             "maxLength": NAME_BYTES,
             **rules(
-                rule(f"size(bytes(self)) <= {NAME_BYTES}", _HEIR_SIZE), rule(r"!self.contains('\u0000')", _HEIR_SIZE)
+                rule(f"size(bytes(self)) <= {NAME_BYTES}", _NEW_OWNER_SIZE),
+                rule(r"!self.contains('\u0000')", _NEW_OWNER_SIZE),
             ),
         },
     )

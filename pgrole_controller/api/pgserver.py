@@ -6,10 +6,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.cel import rule, rules
-from pgrole_controller.api.duration import between, duration_schema
 from pgrole_controller.api.meta import Condition, Model, ObjectMeta
-from pgrole_controller.api.names import LONGEST_NAME, OBJECT_KEY, OBJECT_NAME
+from pgrole_controller.api.validation import (
+    LONGEST_NAME,
+    OBJECT_KEY,
+    OBJECT_NAME,
+    between,
+    duration_schema,
+    rule,
+    rules,
+)
 
 _INTERVAL = ("100ms", "1h", "spec.drift.interval must be a duration from 100ms to 1h, such as 1s")
 _RESYNC = ("1s", "720h", "spec.resyncInterval must be a duration from 1s to 720h, such as 1h")
@@ -138,7 +144,7 @@ class LabelRequirement(Model):
         return self
 
 
-class Namespaces(Model):
+class NamespaceSelector(Model):
     """Namespaces whose PgRoles are admitted, by name or by label."""
 
     match_names: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
@@ -168,8 +174,8 @@ class Namespaces(Model):
 class Allow(Model):
     """Policy for the PgRoles on this server. Anything not listed is denied."""
 
-    namespaces: Namespaces = Field(
-        default=Namespaces.model_construct(),
+    namespaces: NamespaceSelector = Field(
+        default=NamespaceSelector.model_construct(),
         description="Namespaces whose PgRoles are admitted, by name or by label. If omitted, none are.",
         json_schema_extra={
             "default": {},
@@ -228,7 +234,7 @@ class Allow(Model):
     drop: StrictBool = Field(default=True, description="Whether PgRoles can have their roles dropped.")
 
 
-class Detection(Model):
+class DetectionSpec(Model):
     """How the controller detects changes in the database."""
 
     mode: Literal["Auto", "Watch", "Poll", "Resync"] = Field(
@@ -265,8 +271,8 @@ class PgServerSpec(Model):
         ),
         json_schema_extra=_list(256),
     )
-    drift: Detection = Field(
-        default=Detection.model_construct(),
+    drift: DetectionSpec = Field(
+        default=DetectionSpec.model_construct(),
         description="How the controller detects changes in the database.",
         json_schema_extra={"default": {}},
     )

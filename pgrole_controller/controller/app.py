@@ -27,7 +27,7 @@ from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.scrape import Scraper
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.serverreport import ServerReporter
-from pgrole_controller.controller.servers import Observed, Servers
+from pgrole_controller.controller.servers import Servers, ServerStores
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.threads import Threads
 from pgrole_controller.core.errors import Reason, Refused
@@ -179,7 +179,7 @@ class _Controller:
         self._store = Store(index=index_pgrole)
         self._secrets = Store(index=index_by_owner)
         self._namespaces = Store()
-        self._observed = Observed(Store(), Store(), Store())
+        self._observed = ServerStores(Store(), Store(), Store())
         namespaces = Namespaces(client, self._namespaces, plan.namespace)
         self._objects = Objects(self._store, self._secrets, namespaces, cluster, plan.namespace)
         self._recorder = Recorder(client)

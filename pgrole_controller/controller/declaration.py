@@ -6,8 +6,8 @@ A PgServer names no other namespace: else whoever may write one could send any S
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pgrole_controller.api.duration import read_duration
 from pgrole_controller.api.reading import Invalid, read_pgserver
+from pgrole_controller.api.validation import read_duration
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.allowance import Allowance, Requirement
 from pgrole_controller.core.connection import Address
@@ -21,7 +21,7 @@ from pgrole_controller.kube.store import Stored, mapping, parse
 from pgrole_controller.postgres.connection import Endpoint, Minting
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
-    from pgrole_controller.api.pgserver import CaRef, Namespaces, PgServer, ServerConnection
+    from pgrole_controller.api.pgserver import CaRef, NamespaceSelector, PgServer, ServerConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, 
     )
 
 
-def _requirements(namespaces: "Namespaces") -> tuple[Requirement, ...]:
+def _requirements(namespaces: "NamespaceSelector") -> tuple[Requirement, ...]:
     labels = sorted(namespaces.match_labels.items())
     return (
         *(Requirement(label, "In", frozenset({value})) for label, value in labels),

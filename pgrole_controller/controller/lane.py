@@ -22,7 +22,7 @@ from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.lead import Lead
-from pgrole_controller.controller.objects import Objects, Request
+from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.orphans import Orphans
 from pgrole_controller.controller.pace import Pace
 from pgrole_controller.controller.queue import Queue
@@ -499,7 +499,7 @@ async def decline(
             await anyio.sleep(SAYING_SECONDS)
 
 
-def _declined(request: Request, error: PgRoleError) -> Finding:
+def _declined(request: Target, error: PgRoleError) -> Finding:
     ask = request.ask
     if request.finalizer is False or (ask and ask.terminating and not ask.drop):
         return Finding(request, done_with=True)  # its way out does not need the server

@@ -126,7 +126,7 @@ NOTHING_ALLOWED = Policy(admitted=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Target:
     """One object as it was read for one look, and what its namespace is allowed.
 
     `stored` is None when it is gone, then nothing is asked.
@@ -163,18 +163,18 @@ class Objects:
         self.namespaces = namespaces
         self._namespace = namespace
 
-    def read(self, key: Key, server_name: str | None, allowance: Allowance) -> Request:
+    def read(self, key: Key, server_name: str | None, allowance: Allowance) -> Target:
         """What the object asks of this server (None: whichever it names) now; one that names another is not there.
 
         Never raises: what is wrong with it is in the request.
         """
         stored = self.store.get(key)
         if stored is None:
-            return Request(key, None)
+            return Target(key, None)
         brought = self._brought.pop(stored.uid, None)
         obj = stored.object()
         if server_name not in (None, server_of(obj)):
-            return Request(key, None)
+            return Target(key, None)
         try:
             return self._read(key, stored, obj, allowance, brought)
         except PgRoleError as error:
@@ -183,7 +183,7 @@ class Objects:
         except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
             return _unread(key, stored, obj, contain(error, key))
 
-    def find_unchanged(self, request: Request, asked: tuple[Any, ...], allowance: Allowance) -> Stored | None:
+    def find_unchanged(self, request: Target, asked: tuple[Any, ...], allowance: Allowance) -> Stored | None:
         """The object of a request as it is stored now, where all that the request was read from is the same, except
         its status. `asked` is what `asked_of` gave then. None as well for one that others share a role with, or with
         Secrets.
@@ -203,7 +203,7 @@ class Objects:
 
     def _read(
         self, key: Key, stored: Stored, obj: dict[str, Any], allowance: Allowance, brought: Credential | Emptied | None
-    ) -> Request:
+    ) -> Target:
         """Raises PgRoleError."""
         pgrole = _parse(obj)
         namespace = self.namespaces.get(key, stored.uid)
@@ -213,7 +213,7 @@ class Objects:
         rivals = list(self._rivals(stored, obj, allowance))
         ask = ask_of(pgrole, owner, rivals, proof, secrets=self._see_secrets(stored, obj), brought=brought)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
-        return Request(key, stored, ask, policy, _finalizer(ask, held))
+        return Target(key, stored, ask, policy, _finalizer(ask, held))
 
     @property
     def secrets_answered(self) -> anyio.Event:
@@ -331,13 +331,13 @@ def _age(stored: Stored) -> tuple[str, str]:
     return stored.created, stored.uid
 
 
-def _unread(key: Key, stored: Stored, obj: dict[str, Any], error: PgRoleError, *, unsaid: bool = False) -> Request:
+def _unread(key: Key, stored: Stored, obj: dict[str, Any], error: PgRoleError, *, unsaid: bool = False) -> Target:
     """An object that cannot be read, or not yet. What it is kept for while it is deleted says how to let it go."""
     if not _is_held(obj):
-        return Request(key, stored, error=error, unsaid=unsaid)
+        return Target(key, stored, error=error, unsaid=unsaid)
     if _spec_of(obj).get("deletionPolicy") != "Drop" and not unsaid:
-        return Request(key, stored, finalizer=False, error=error)  # the way out was taken
-    return Request(key, stored, error=name_way_out(error), unsaid=unsaid)
+        return Target(key, stored, finalizer=False, error=error)  # the way out was taken
+    return Target(key, stored, error=name_way_out(error), unsaid=unsaid)
 
 
 def _is_held(obj: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import anyio
 
 from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.echo import Echoes
-from pgrole_controller.controller.objects import Objects, Request
+from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.repeats import Repeats, Settled
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.verifiers import Verifiers
@@ -46,7 +46,7 @@ ROUNDS = 4
 class Finding:
     """How the visit to one key ended: what is to be written to its object. `outcome` None: nothing is to be said."""
 
-    request: Request
+    request: Target
     outcome: Outcome | None = None
     claim: Claim | None = None
     deed: Deed = Deed.NOTHING
@@ -144,17 +144,17 @@ async def _reconcile(
     return findings
 
 
-def unread(request: Request) -> Finding:
+def unread(request: Target) -> Finding:
     """The finding for an object that could not be read."""
     return Finding(request) if request.error is None or request.unsaid else refuse(request, request.error)
 
 
-def refuse(request: Request, error: PgRoleError) -> Finding:
+def refuse(request: Target, error: PgRoleError) -> Finding:
     """The finding for an object that nothing could be done about."""
     return Finding(request, of_error(error))
 
 
-def _remind(request: Request, verifiers: Verifiers) -> Request:
+def _remind(request: Target, verifiers: Verifiers) -> Target:
     remembered = verifiers.get(request.role_name)
     if request.ask is None or remembered is None:
         return request
@@ -181,7 +181,7 @@ def _now() -> Moment:
 
 
 async def _contained(
-    requests: Sequence[Request],
+    requests: Sequence[Target],
     session: Session,
     server: Server,
     contests: Contests,
@@ -205,7 +205,7 @@ async def _contained(
 
 
 async def _bring_in(
-    requests: Sequence[Request],
+    requests: Sequence[Target],
     session: Session,
     server: Server,
     contests: Contests,
@@ -320,7 +320,7 @@ async def _release(visited: Sequence["_Visited"], session: Session) -> None:
 class _Visited:
     """One object within a visit: what was last seen and decided, and what was done so far."""
 
-    def __init__(self, request: Request, contests: Contests) -> None:
+    def __init__(self, request: Target, contests: Contests) -> None:
         self.request = request
         self._contests = contests
         self.decision: Plan | PgRoleError = Plan(role_name="")
@@ -470,7 +470,7 @@ def _soonest(*seconds: float) -> float:
     return min((some for some in seconds if some > 0.0), default=0.0)
 
 
-async def _look(requests: Sequence[Request], session: Session, server: Server) -> list[Sight | PgRoleError]:
+async def _look(requests: Sequence[Target], session: Session, server: Server) -> list[Sight | PgRoleError]:
     """One for each request; what cannot be read of one is the error of that one."""
     if not requests:
         return []
@@ -488,7 +488,7 @@ async def _look(requests: Sequence[Request], session: Session, server: Server) -
     return sights
 
 
-async def _add_surroundings(requests: Sequence[Request], sights: list[Sight | PgRoleError], session: Session) -> None:
+async def _add_surroundings(requests: Sequence[Target], sights: list[Sight | PgRoleError], session: Session) -> None:
     """What the roles refer to, or hold: asked for all of them at once, and only where there is anything."""
     mentioned = {
         place: some
@@ -502,7 +502,7 @@ async def _add_surroundings(requests: Sequence[Request], sights: list[Sight | Pg
             sights[place] = one if isinstance(one, PgRoleError) else replace(sight, around=one)
 
 
-def _mentioned(request: Request, sight: Sight) -> Mentioned | None:
+def _mentioned(request: Target, sight: Sight) -> Mentioned | None:
     """None: there is nothing to ask for."""
     asks = [request.ask] if request.ask else []
     wanted = [ask.wanted for ask in asks] + [rival.wanted for ask in asks for rival in ask.older_rivals]
@@ -539,7 +539,7 @@ async def _add_endings(
             sights[place] = replace(sight, needs=ending.needs, sessions=ending.sessions, heir=ending.heir)
 
 
-def _decide(request: Request, sight: Sight | PgRoleError, server: Server) -> Plan | PgRoleError:
+def _decide(request: Target, sight: Sight | PgRoleError, server: Server) -> Plan | PgRoleError:
     if isinstance(sight, PgRoleError):
         drops = request.ask is not None and request.ask.terminating and request.ask.drop
         return name_way_out(sight) if drops else sight

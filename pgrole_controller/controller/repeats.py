@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pgrole_controller.controller.objects import Objects, Request, asked_of
+from pgrole_controller.controller.objects import Objects, Target, asked_of
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.credential import Origin
 from pgrole_controller.core.hint import Key
@@ -33,7 +33,7 @@ _NO_PASSWORD = (Origin.ELSEWHERE, Origin.NOWHERE)
 class Settled:
     """One object whose role was read back as declared: what that was decided from, and the decision."""
 
-    request: Request
+    request: Target
     asked: tuple[Any, ...]
     server: Server
     sight: Sight
@@ -46,7 +46,7 @@ class Repeats:
     def __init__(self) -> None:
         self._kept: OrderedDict[Key, tuple[Settled, float]] = OrderedDict()  # the oldest first
 
-    def note(self, request: Request, server: Server, sight: Sight, decision: Plan, now: float) -> None:
+    def note(self, request: Target, server: Server, sight: Sight, decision: Plan, now: float) -> None:
         """A role was changed and read back."""
         if request.stored is None or not _depends_on_row_alone(request, server, sight, decision):
             return
@@ -80,7 +80,7 @@ class Repeats:
             del self._kept[key]
 
 
-def _depends_on_row_alone(request: Request, server: Server, sight: Sight, decision: Plan) -> bool:
+def _depends_on_row_alone(request: Target, server: Server, sight: Sight, decision: Plan) -> bool:
     """Whether nothing but the object, its policy and the row of its role was needed for this decision, and nothing is
     left to do.
     """

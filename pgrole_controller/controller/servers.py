@@ -32,7 +32,7 @@ AGAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ServerStores:
     """What is followed of the API server for the servers: PgServers, and metadata in the controller's own namespace."""
 
     pgservers: Store
@@ -51,7 +51,7 @@ class Servers:
     def __init__(
         self,
         client: Client,
-        observed: Observed,
+        observed: ServerStores,
         implied: DeclaredServer | None,
         site: Site,
         make_lane: Callable[[DeclaredServer], Lane],

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pgrole_controller.api.names import is_key, is_label_key, is_label_value
+from pgrole_controller.api.validation import is_key, is_label_key, is_label_value
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.role import to_microseconds, to_moment
 from pgrole_controller.core.scram import PASSWORD_BYTES

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pgrole_controller.api.duration import read_duration
+from pgrole_controller.api.validation import read_duration
 from pgrole_controller.core.claim import Owner, Proof
 from pgrole_controller.core.connection import Connection
 from pgrole_controller.core.credential import Credential, Origin, PasswordAsk, SecretsSeen, request_of

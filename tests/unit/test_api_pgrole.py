@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pgrole_controller.api.duration import read_duration
 from pgrole_controller.api.meta import ObjectMeta
-from pgrole_controller.api.pgrole import Drift, PgRole, PgRoleSpec, ServerRef
+from pgrole_controller.api.pgrole import DriftSpec, PgRole, PgRoleSpec, ServerRef
+from pgrole_controller.api.validation import read_duration
 from tests.roles import names
 
 _DEFAULTS = {
@@ -85,7 +85,7 @@ def test_a_program_builds_it_with_python_names_and_yaml_has_its_own() -> None:
         server_ref=ServerRef(name="main"),
         connection_limit=20,
         valid_until=datetime(2027, 1, 1, tzinfo=UTC),
-        drift=Drift(policy="Report"),
+        drift=DriftSpec(policy="Report"),
         deletion_policy="Drop",
     )
     spec = dump(pgrole)["spec"]

@@ -22,7 +22,7 @@ from pgrole_controller.controller.identities import Identities
 from pgrole_controller.controller.lane import Lane, decline
 from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.namespaces import Namespaces
-from pgrole_controller.controller.objects import Objects, Request, index_by_owner, index_pgrole, role_of, server_of
+from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding, reconcile
 from pgrole_controller.controller.repeats import Repeats
@@ -301,7 +301,7 @@ async def test_what_breaks_while_it_is_told_is_said_on_the_object(objects: Objec
 async def test_a_status_of_any_shape_keeps_the_reporter_from_nothing(objects: Objects) -> None:
     seen = stored(POISONED, version=2, status={"conditions": [7, None], "lastDrift": 3, "driftCount": "many"})
     objects.store.put(seen)
-    finding = Finding(Request(POISONED, seen), outcome=(await visit(objects))[POISONED].outcome)
+    finding = Finding(Target(POISONED, seen), outcome=(await visit(objects))[POISONED].outcome)
     statuses = await report(objects, finding)
     assert statuses[-1]["conditions"][0]["reason"] == "InternalError"
 
@@ -319,7 +319,7 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
 
     real = lane_module._declined
 
-    def poisoned(request: Request, error: Any) -> Finding:
+    def poisoned(request: Target, error: Any) -> Finding:
         if request.key == POISONED:
             raise Poison
         return real(request, error)

@@ -15,7 +15,7 @@ from pgrole_controller.controller import servers as module
 from pgrole_controller.controller.declaration import Site, read_declaration
 from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.server import DeclaredServer
-from pgrole_controller.controller.servers import Observed, Servers
+from pgrole_controller.controller.servers import Servers, ServerStores
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.hint import Key
 from pgrole_controller.kube.client import Client
@@ -86,7 +86,7 @@ class FakeLane:
 
 class World:
     def __init__(self) -> None:
-        self.api, self.observed = FakeApi(), Observed(Store(), Store(), Store())
+        self.api, self.observed = FakeApi(), ServerStores(Store(), Store(), Store())
         self.lanes: list[FakeLane] = []
         self.moved: list[str] = []
         client = cast("Client", self.api)

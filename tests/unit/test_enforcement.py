@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pgrole_controller.controller.objects import Request
+from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.reconcile import _decide
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.connection import Address
@@ -143,7 +143,7 @@ class TestWhatIsNotDone:
                 away(ask(adopt=True), sight)
 
     def test_nothing_is_released_of_an_object_that_seems_to_be_gone(self) -> None:
-        request, sight = Request(Key("shop", "gone"), None), Sight(former=(("old", "uid-0"),))
+        request, sight = Target(Key("shop", "gone"), None), Sight(former=(("old", "uid-0"),))
         here, there = _decide(request, sight, HERE), _decide(request, sight, AWAY)
         assert isinstance(here, Plan)
         assert here.writes

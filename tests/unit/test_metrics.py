@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pgrole_controller import metrics
-from pgrole_controller.controller.objects import Request
+from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.tally import Tally
 from pgrole_controller.core.errors import Reason
@@ -294,7 +294,7 @@ async def test_the_time_of_a_repair_begins_when_the_hint_was_due() -> None:
     tally = Tally("counted", (Visit(key, RequestReason.SECRET, Rank.CHANGE, 7.0, 0),))
     late = anyio.current_time() - now
     outcome = Outcome(Ending.DONE, Reason.RECONCILED, "")
-    tally.count(Finding(Request(key, None), outcome, changed_at=now + 2.0, corrected=("superuser",)))
+    tally.count(Finding(Target(key, None), outcome, changed_at=now + 2.0, corrected=("superuser",)))
     assert value("count") - before[0] == 1
     assert 8.99 - late < value("sum") - before[1] <= 9.01
     labels = {"server": "counted", "field": "superuser", "action": "corrected"}

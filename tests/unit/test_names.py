@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgrole_controller.api.names import is_key, is_label_key, is_label_value, is_namespace_name, is_object_name
+from pgrole_controller.api.validation import is_key, is_label_key, is_label_value, is_namespace_name, is_object_name
 
 
 @pytest.mark.parametrize(

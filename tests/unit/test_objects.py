@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from pgrole_controller.controller.namespaces import Namespaces
-from pgrole_controller.controller.objects import RIVALS, Objects, Request, index_by_owner, index_pgrole
+from pgrole_controller.controller.objects import RIVALS, Objects, Target, index_by_owner, index_pgrole
 from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.credential import Credential
 from pgrole_controller.core.hint import Key
@@ -49,7 +49,7 @@ def put(objects: Objects, name: str, *, second: int = 0, uid: str = "", version:
     return stored
 
 
-async def read(objects: Objects, name: str) -> Request:
+async def read(objects: Objects, name: str) -> Target:
     return objects.read(Key("shop", name), "default", Allowance())
 
 

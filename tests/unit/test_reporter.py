@@ -11,7 +11,7 @@ import pytest
 
 from pgrole_controller.controller.errands import Errands
 from pgrole_controller.controller.namespaces import Namespaces
-from pgrole_controller.controller.objects import Objects, Request, index_by_owner, index_pgrole
+from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.reporter import Reporter
@@ -74,7 +74,7 @@ async def test_no_errand_is_run_for_an_object_that_changed_is_deleted_or_gone(
     await reporter.run()
     seen = made(1)
     objects.store.put(seen)
-    finding = Finding(Request(seen.key, seen), errand=ERRAND)
+    finding = Finding(Target(seen.key, seen), errand=ERRAND)
     assert await reporter._write(finding) == After(0.0)
     assert runs.run_for == ["1"]
     if now is None:
@@ -118,7 +118,7 @@ async def test_what_the_reporter_writes_causes_no_visit_of_its_own_and_hides_nob
     outcome, finalizer = (RECONCILED, None) if write == "status" else (None, True)
     queue.put("default", Hint(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
-    reporter.report(Finding(Request(seen.key, seen, finalizer=finalizer), outcome=outcome))
+    reporter.report(Finding(Target(seen.key, seen, finalizer=finalizer), outcome=outcome))
     reporter.close()
     await reporter.run()
     assert api.asked == 1
@@ -135,7 +135,7 @@ async def test_no_errand_is_begun_by_one_that_does_not_lead_any_more(objects: Ob
     reporter.close()
     await reporter.run()
     objects.store.put(made(1))
-    result = await reporter._write(Finding(Request(made(1).key, made(1)), errand=ERRAND))
+    result = await reporter._write(Finding(Target(made(1).key, made(1)), errand=ERRAND))
     assert isinstance(result, After)
     assert result.seconds > 0
     assert runs.run_for == []

@@ -1,0 +1,108 @@
+"""What the API server checks at admission: patterns of names, CEL rules, durations.
+
+Apart from the models, since settings read names and durations before pydantic is imported.
+"""
+
+import re
+from datetime import timedelta
+from typing import Any
+
+#: Of names of objects, as Kubernetes has them: DNS subdomains.
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+
+#: Of the keys of Secrets and ConfigMaps.
+OBJECT_KEY = r"^[-._a-zA-Z0-9]+$"
+
+#: In characters: of names of objects and of keys, and of labels.
+LONGEST_NAME = 253
+LONGEST_LABEL = 63
+
+_WORD = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+def is_object_name(text: str) -> bool:
+    return len(text) <= LONGEST_NAME and re.fullmatch(OBJECT_NAME, text) is not None
+
+
+def is_namespace_name(text: str) -> bool:
+    """A DNS label."""
+    return len(text) <= LONGEST_LABEL and "." not in text and is_object_name(text)
+
+
+def is_key(text: str) -> bool:
+    """Of `data` in a Secret or ConfigMap; k8s.io/apimachinery/pkg/util/validation: IsConfigMapKey."""
+    fits = len(text) <= LONGEST_NAME and re.fullmatch(OBJECT_KEY, text) is not None
+    return fits and text != "." and not text.startswith("..")
+
+
+def is_label_key(text: str) -> bool:
+    """Of labels and annotations; IsQualifiedName there."""
+    domain, slash, name = text.rpartition("/")
+    return (not slash or is_object_name(domain)) and name != "" and is_label_value(name)
+
+
+def is_label_value(text: str) -> bool:
+    """IsValidLabelValue there."""
+    return text == "" or (len(text) <= LONGEST_LABEL and _WORD.fullmatch(text) is not None)
+
+
+def rule(expression: str, message: str, *, reason: str = "FieldValueInvalid", field_path: str = "") -> dict[str, Any]:
+    """One rule. `field_path` (as `.serverRef.name`) tells which field is meant when the rule stands above it."""
+    made = {"rule": expression, "message": message, "reason": reason}
+    if field_path:
+        made["fieldPath"] = field_path
+    return made
+
+
+def rules(*every: dict[str, Any]) -> dict[str, Any]:
+    """The extras of a schema that holds these rules."""
+    return {"x-kubernetes-validations": list(every)}
+
+
+def immutable_optional(name: str, message: str) -> dict[str, Any]:
+    """A rule for the object around an optional field: it can be neither changed, nor added later, nor removed.
+
+    `self == oldSelf` at the field itself is not evaluated when either side is absent.
+    """
+    expression = f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
+    return rule(expression, message, field_path=f".{name}")
+
+
+_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|h|m|s))+$"
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+def read_duration(text: str) -> timedelta:
+    """Raises ValueError for what is no duration, and for one that is longer than anything."""
+    if not re.fullmatch(_PATTERN, text):
+        raise ValueError("not a duration")
+    parts = re.findall(r"([0-9.]+)(ms|h|m|s)", text)
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+    except OverflowError as error:
+        raise ValueError("too long") from error
+
+
+def between(least: str, most: str, message: str) -> Any:  # noqa: ANN401 -- pydantic's marker
+    """The check of a field; `message` is what is said of any other text."""
+    from pydantic import AfterValidator
+    from pydantic_core import PydanticCustomError
+
+    lowest, highest = read_duration(least), read_duration(most)
+
+    def check(text: str) -> str:
+        try:
+            fits = lowest <= read_duration(text) <= highest
+        except ValueError:
+            fits = False
+        if not fits:
+            raise PydanticCustomError("duration", message)
+        return text
+
+    return AfterValidator(check)
+
+
+def duration_schema(least: str, most: str, message: str) -> dict[str, Any]:
+    """The same as the API server checks it."""
+    expression = f"duration(self) >= duration('{least}') && duration(self) <= duration('{most}')"
+    return {"maxLength": 64, "pattern": _PATTERN, **rules(rule(expression, message))}
