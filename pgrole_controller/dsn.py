@@ -2,7 +2,7 @@
 
 from urllib.parse import parse_qs, parse_qsl, unquote, unquote_plus, urlsplit
 
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
 
 LAST_PORT = 65535
 _METHODS = ("password", "md5", "scram-sha-256", "none")

@@ -8,8 +8,8 @@ from typing import Any, Literal, cast
 
 import anyio
 
-from pgrole_controller.core.hint import Key
 from pgrole_controller.core.lease import Timing
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
 from pgrole_controller.kube.contact import Contact
 from pgrole_controller.kube.lease import Elector, Term

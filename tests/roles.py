@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 from hypothesis import strategies as st
 
 from pgrole_controller.core.ddl import NAME_BYTES
-from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters, canonical, join
-from pgrole_controller.core.role import Password, Role, to_microseconds
+from pgrole_controller.core.role import Membership, Password, Role, to_microseconds
 from pgrole_controller.core.scram import make_verifier
 
 _HOSTILE = st.sampled_from(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from pgrole_controller.core.report import rfc3339
+from pgrole_controller.core.status import rfc3339
 from pgrole_controller.postgres.claims import Listed, Whereabouts
 
 _HEADINGS = ("ROLE", "IN DATABASE", "CLUSTER", "OBJECT", "STATE", "APPLIED", "DRIFTS", "LAST DRIFT", "RELEASED")

@@ -31,7 +31,7 @@ from pgrole_controller.controller.servers import Servers, ServerStores
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.threads import Threads
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
 from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
 from pgrole_controller.kube.events import Recorder

@@ -8,7 +8,7 @@ import logging
 
 from pgrole_controller import metrics
 from pgrole_controller.core.errors import Transient, internal_error
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.logs import describe_error
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.api.validation import read_duration
 from pgrole_controller.controller.server import DeclaredServer
-from pgrole_controller.core.allowance import Allowance, Requirement
-from pgrole_controller.core.connection import Address
-from pgrole_controller.core.detection import Mode
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.policy import Allowance, Requirement
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.state import Mode
 from pgrole_controller.kube.client import CONFIGMAPS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.secrets import read_secret

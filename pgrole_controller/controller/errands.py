@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 
 from pgrole_controller.controller.containment import contain
-from pgrole_controller.core.connection import (
+from pgrole_controller.core.connection_secret import (
     Connection,
     Content,
     Stamp,
@@ -29,11 +29,11 @@ from pgrole_controller.core.connection import (
     recover_password,
     render,
 )
-from pgrole_controller.core.credential import Credential, Errand, Origin, SecretVersion, is_due, request_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.password import Credential, Errand, Origin, SecretVersion, is_due, request_of
+from pgrole_controller.core.password_rules import name_delivery, name_source
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
-from pgrole_controller.core.settlement import name_delivery, name_source
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.events import Recorder

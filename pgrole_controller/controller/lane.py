@@ -33,14 +33,13 @@ from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.tally import Tally, count_ending, hear
 from pgrole_controller.controller.trace import begin_visits
 from pgrole_controller.controller.verifiers import Verifiers
-from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.disown import Disown, Emptied
-from pgrole_controller.core.ending import name_way_out
+from pgrole_controller.core.deletion import name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
-from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.plan import Disown, Emptied, Plan
+from pgrole_controller.core.policy import Allowance
 from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, next_attempt
-from pgrole_controller.core.schedule import After, Retry, Visit
+from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
+from pgrole_controller.core.workqueue import After, Retry, Visit
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.causes import cause_of
 from pgrole_controller.postgres.connection import Endpoint, Unexpected

@@ -20,7 +20,7 @@ import anyio
 
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason, Waiting
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import NAMESPACES, Client
 from pgrole_controller.kube.errors import BadStream, KubeError
 from pgrole_controller.kube.store import Store, parse

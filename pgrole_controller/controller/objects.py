@@ -12,18 +12,17 @@ from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.namespaces import Namespaces, NamespaceUnknown
 from pgrole_controller.controller.server import DEFAULT_SERVER
-from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.claim import Owner
-from pgrole_controller.core.connection import HASH
+from pgrole_controller.core.connection_secret import HASH
 from pgrole_controller.core.contest import Contests
-from pgrole_controller.core.credential import Credential, SecretsSeen, SecretVersion
-from pgrole_controller.core.disown import Emptied
-from pgrole_controller.core.ending import name_way_out
+from pgrole_controller.core.deletion import name_way_out
+from pgrole_controller.core.desired import ask_of, proof_of, wanted_role
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.sight import Ask
-from pgrole_controller.core.wanted import ask_of, proof_of, wanted_role
+from pgrole_controller.core.password import Credential, SecretsSeen, SecretVersion
+from pgrole_controller.core.plan import Emptied
+from pgrole_controller.core.policy import Allowance, Policy
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.state import Ask
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, mapping, sequence
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 
 #: How many claims one transaction releases at most.
 CHUNK = 500

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import anyio
 import anyio.lowlevel
 
-from pgrole_controller.core.hint import Hint, Key, Rank
-from pgrole_controller.core.schedule import Figures, Result, Schedule, Visit
+from pgrole_controller.core.request import Hint, Key, Rank
+from pgrole_controller.core.workqueue import Figures, Result, Schedule, Visit
 
 
 class Queue:

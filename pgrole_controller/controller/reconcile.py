@@ -17,21 +17,20 @@ from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.repeats import Repeats, Settled
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.verifiers import Verifiers
-from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Culprit, Moment
-from pgrole_controller.core.credential import Errand, next_rotation
 from pgrole_controller.core.decision import decide, decide_absent
+from pgrole_controller.core.deletion import find_ending, name_way_out
 from pgrole_controller.core.diff import field_names, set_password
-from pgrole_controller.core.disown import Disown
-from pgrole_controller.core.ending import find_ending, name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.outcome import Outcome, of_contest, of_error, of_read_back
-from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.password import Errand, next_rotation
+from pgrole_controller.core.plan import Deed, Disown, Plan
+from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Found
 from pgrole_controller.core.scram import Verifier
-from pgrole_controller.core.sight import Server, Sight
+from pgrole_controller.core.state import Server, Sight
+from pgrole_controller.core.status import Outcome, of_contest, of_error, of_read_back
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.inspect import Mentioned
 from pgrole_controller.postgres.session import Session

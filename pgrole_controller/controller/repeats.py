@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pgrole_controller.controller.objects import Objects, Target, asked_of
-from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.credential import Origin
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.password import Origin
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.sight import Server, Sight
+from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.state import Server, Sight
 
 #: How many are kept, and for how many seconds: until they were looked at twice.
 MOST = 512

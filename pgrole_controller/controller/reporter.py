@@ -18,10 +18,10 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.statuses import Said, Statuses, standing_fields
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.outcome import Outcome, of_error
 from pgrole_controller.core.plan import Deed
-from pgrole_controller.core.schedule import After, Result, Retry, Success
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.status import Outcome, of_error
+from pgrole_controller.core.workqueue import After, Result, Retry, Success
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.events import Recorder

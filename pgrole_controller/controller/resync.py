@@ -9,7 +9,7 @@ from collections.abc import Callable
 import anyio
 
 from pgrole_controller.controller.lane import Lane
-from pgrole_controller.core.hint import Rank, RequestReason
+from pgrole_controller.core.request import Rank, RequestReason
 
 #: Into how many rounds a period is divided, at most.
 ROUNDS = 360

@@ -9,7 +9,7 @@ from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.sources import NO_SERVER
-from pgrole_controller.core.detection import Mode
+from pgrole_controller.core.state import Mode
 from pgrole_controller.metrics import UNDECLARED, Scrape, ServerFigures
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.connection import Address
-from pgrole_controller.core.detection import Mode
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.state import Mode
 from pgrole_controller.postgres.connection import Endpoint
 
 #: The server that PGROLE_DSN stands for, unless a PgServer has this name.

@@ -13,9 +13,8 @@ from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.outcome import Ending, Outcome, of_error
-from pgrole_controller.core.report import build_conditions
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.status import Ending, Outcome, build_conditions, of_error
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.finalizers import apply_finalizer

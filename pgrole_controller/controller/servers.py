@@ -20,7 +20,7 @@ from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.resync import resync
 from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
 from pgrole_controller.core.errors import Transient, Waiting
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Change, Store, Stored
 from pgrole_controller.signals import Signal

@@ -8,7 +8,7 @@ from typing import Any
 
 from pgrole_controller.controller.objects import Objects, asked_of, role_of, server_of
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
+from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
 
 #: The lane of the objects whose server nobody declared.

@@ -7,9 +7,9 @@ import anyio
 from pgrole_controller import metrics
 from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.reconcile import Finding
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.outcome import Outcome
-from pgrole_controller.core.schedule import Visit
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.status import Outcome
+from pgrole_controller.core.workqueue import Visit
 
 
 class Tally:

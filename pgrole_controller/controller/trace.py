@@ -4,8 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.schedule import Visit
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.workqueue import Visit
 from pgrole_controller.logs import name_visit, new_visit, tracing
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pgrole_controller.core.credential import Record
+from pgrole_controller.core.password import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.credential import Errand, Record
 from pgrole_controller.core.diff import Rename
+from pgrole_controller.core.password import Errand, Record
 from pgrole_controller.core.plan import Deed, Plan
 
 #: So many repairs of one field within so many seconds; the next one is held back.

@@ -3,18 +3,38 @@
 `decide` is given what the object asks and what was seen of it in the database, and returns a plan or raises Refused
 or Waiting. It is called anew at every look and holds no memory; calling it again after its plan was carried out gives
 a plan without changes.
+
+A role whose object is refused: nothing is given, and what others gave is taken away. Without this, whoever gets a role
+more than it may have would only need its object refused for anything else. What the object declares stays as it is,
+allowed or not: a policy that is tightened takes nothing away from the roles there are.
+
+Taken away is what is not declared, as far as that is drift for certain (the spec is the one that was applied last) or
+beyond the policy; of a spec that was changed meanwhile nothing else is known, and nothing of it is half applied.
+
+While Kubernetes cannot be reached, what was applied before is kept, and nothing else. A database that enforces its
+roles does not depend on Kubernetes, but what is known here may be old by then. The claim says what was last acted on,
+so a drift is repaired only where that is exactly what this process knows. Nothing is created for the first time,
+adopted, dropped, handed over, released or generated, and no Secret is read.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.credential import Origin, Record
-from pgrole_controller.core.diff import Change, diff, field_names
-from pgrole_controller.core.ending import decide_end
-from pgrole_controller.core.enforcement import check_enforceable, generations_of, keep_applied
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.claim import Claim, Generations
+from pgrole_controller.core.deletion import decide_end
+from pgrole_controller.core.diff import (
+    Change,
+    RevokeMembership,
+    RevokeOption,
+    SetAttribute,
+    SetParameter,
+    diff,
+    field_names,
+)
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
+from pgrole_controller.core.password import Origin, Record
+from pgrole_controller.core.password_rules import Settlement, settle
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import (
     Policy,
@@ -24,12 +44,12 @@ from pgrole_controller.core.policy import (
     check_parameters,
     check_protected,
     check_wanted,
+    may_pass_on,
     restrain,
+    why_not_joined,
 )
-from pgrole_controller.core.restraint import find_held, restraints
-from pgrole_controller.core.role import Found, Role, digest
-from pgrole_controller.core.settlement import Settlement, settle
-from pgrole_controller.core.sight import Ask, Rival, Server, Sight
+from pgrole_controller.core.role import POWERS, Found, Role, digest
+from pgrole_controller.core.state import Ask, Rival, Server, Sight
 
 #: In a condition, which is read by people: of more, the rest is counted.
 _NAMED = 5
@@ -295,3 +315,72 @@ def _deed(
     if changes:
         return Deed.CHANGED if target else Deed.CREATED
     return Deed.NOTHING
+
+
+def find_held(claim: Claim | None, sight: Sight, server: Server) -> Found | None:
+    """The role that is the object's for certain, by a claim of this very role; None where there is none."""
+    if claim is None or sight.claim != claim or claim.released or claim.system_identifier != server.system_identifier:
+        return None
+    return next(
+        (one for one in (sight.named, sight.claimed) if one and one.oid == claim.role_oid and not one.held_by), None
+    )
+
+
+def restraints(policy: Policy, wanted: Role, there: Role, around: Surroundings, *, drifted: bool) -> tuple[Change, ...]:
+    """The changes that take away what `wanted` does not have. `drifted`: all of that is drift for certain."""
+    return tuple(
+        change
+        for change in diff(wanted, there)
+        if _is_beyond(policy, change, around) or (drifted and _takes_away(change))
+    )
+
+
+def _is_beyond(policy: Policy, change: Change, around: Surroundings) -> bool:
+    """Whether it takes away what no object could ask for."""
+    match change:
+        case SetAttribute(attribute=attribute, value=False):
+            return attribute in POWERS and attribute not in policy.attributes
+        case RevokeMembership(group=group):
+            return why_not_joined(policy, group, around) is not None
+        case RevokeOption(group=group, option="admin"):
+            return not may_pass_on(policy, group)
+    return False
+
+
+def _takes_away(change: Change) -> bool:
+    match change:
+        case SetAttribute(attribute=attribute, value=False):
+            return attribute in (*POWERS, "login")
+        case SetParameter(value=None) | RevokeMembership() | RevokeOption():
+            return True
+    return False
+
+
+def generations_of(ask: Ask, server: Server) -> Generations:
+    """What is declared, as far as this process knows."""
+    return Generations(ask.generation, server.uid, server.generation)
+
+
+def check_enforceable(ask: Ask, sight: Sight, server: Server) -> None:
+    """Raises Transient unless the claim is this object's, and says that what is known here was last acted on."""
+    claim = sight.claim
+    if ask.terminating or ask.suspended or ask.report_only:
+        raise _wait("the object is being deleted or is suspended, or its drift policy is Report")
+    if claim is None or claim.owner != ask.owner or claim.released:
+        raise _wait("the claim on the role does not belong to this object")
+    if claim.system_identifier != server.system_identifier:
+        raise _wait("the claim on the role was made on another server")
+    if claim.generations != generations_of(ask, server):
+        raise _wait("the PgRole or its PgServer has changed since it was last reconciled")
+
+
+def keep_applied(plan: Plan) -> Plan:
+    """The plan as far as it repairs a drift. Raises Transient when it would apply anything new."""
+    claim = plan.claim
+    if claim is None or plan.applied != claim.applied:
+        raise _wait("the spec differs from the state last applied")
+    return replace(plan, record=None, errand=None, disown=None, releases=(), forget=False, acted_on=None)
+
+
+def _wait(why: str) -> Transient:
+    return Transient(Reason.PROGRESSING, f"the controller cannot reach Kubernetes and leaves the role unchanged: {why}")

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters
-from pgrole_controller.core.role import FIELD_NAMES, Password, Role
+from pgrole_controller.core.role import FIELD_NAMES, Membership, Password, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
-from pgrole_controller.core.credential import Record
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.password import Record
 from pgrole_controller.core.policy import Policy, Surroundings, check_holds, why_not_joined
 from pgrole_controller.core.role import Found
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.state import Ask, Server, Sight
 
 #: The namespace uid of a claim that an administrator transferred: any namespace of that name, once. The object that
 #: takes the claim writes the uid of its own.

@@ -26,8 +26,8 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.core.hint import Key
 from pgrole_controller.core.lease import Record, Seen, Timing, give_up, miss, renew, see, take
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.events import micro_time

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import JSON, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
 from pgrole_controller.kube.resource import SECRETS

@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 
 from pgrole_controller import metrics
-from pgrole_controller.core.connection import HASH
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.connection_secret import HASH
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.errors import BadStream
 from pgrole_controller.logs import describe_error
 from pgrole_controller.signals import Signal

@@ -21,8 +21,8 @@ import anyio
 import anyio.lowlevel
 
 from pgrole_controller import resources
-from pgrole_controller.core.disown import Disown, Obstacle, blocked, check_new_owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.core.plan import Disown, Obstacle, blocked, check_new_owner
 from pgrole_controller.core.sqlstate import CHANGES_SUSPENDED, NOT_LEADING
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.answers import ask, number, octets, reading, show, understanding

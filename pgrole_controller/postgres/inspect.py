@@ -11,16 +11,15 @@ from itertools import groupby
 from operator import itemgetter
 
 from pgrole_controller.core.claim import Claim, Generations, Owner
-from pgrole_controller.core.credential import Record
-from pgrole_controller.core.disown import Heir
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.membership import Grant, Membership, membership_of
 from pgrole_controller.core.parameters import Parameters, read_settings
+from pgrole_controller.core.password import Record
+from pgrole_controller.core.plan import Heir
 from pgrole_controller.core.policy import Reached, Surroundings
-from pgrole_controller.core.role import UNSEEN, Found, Password, Role
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import UNSEEN, Found, Grant, Membership, Password, Role, membership_of
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
-from pgrole_controller.core.sight import Needs, Sight
+from pgrole_controller.core.state import Needs, Sight
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.batch import PutOff
 from pgrole_controller.postgres.connection import Connection

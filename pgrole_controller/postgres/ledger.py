@@ -9,10 +9,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.credential import Record
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.password import Record
 from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.request import Key
 
 
 class Ledger:

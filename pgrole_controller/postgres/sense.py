@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import anyio
 
-from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.state import Mode
 from pgrole_controller.postgres import inspect, watch
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import Identity

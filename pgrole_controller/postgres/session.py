@@ -17,14 +17,12 @@ from typing import NamedTuple, NoReturn, TypeAlias
 import anyio
 
 from pgrole_controller.core.contest import Culprit
-from pgrole_controller.core.detection import Detection, Mode
-from pgrole_controller.core.disown import Heir
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.plan import Heir, Plan
 from pgrole_controller.core.policy import Surroundings
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
-from pgrole_controller.core.sight import Needs, Sight
+from pgrole_controller.core.state import Detection, Mode, Needs, Sight
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change, read_access
 from pgrole_controller.postgres.batch import ask_each

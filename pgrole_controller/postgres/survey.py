@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from pgrole_controller.core.detection import Claims, Mode
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.state import Claims, Mode
 from pgrole_controller.postgres import inspect
 from pgrole_controller.postgres.access import Access, read_access
 from pgrole_controller.postgres.connection import Connection

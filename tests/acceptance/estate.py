@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pgrole_controller.core.desired import ROTATE
 from pgrole_controller.core.scram import verifies
-from pgrole_controller.core.wanted import ROTATE
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.servers import PgServers, pgservers

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pgrole_controller.core.connection import ROTATED_AT
+from pgrole_controller.core.connection_secret import ROTATED_AT
+from pgrole_controller.core.desired import ROTATE
 from pgrole_controller.core.scram import verifies
-from pgrole_controller.core.wanted import ROTATE
 from tests.acceptance.world import Database, Json, Kube
 
 

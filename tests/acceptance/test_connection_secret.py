@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgrole_controller.core.connection import Address, Connection, Stamp, render
+from pgrole_controller.core.connection_secret import Address, Connection, Stamp, render
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.local.apiserver import ApiError
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, condition, is_ready, running, says

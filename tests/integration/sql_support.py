@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.sight import Sight
+from pgrole_controller.core.state import Sight
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import install
 

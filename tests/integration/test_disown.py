@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.ddl import quote_identifier, quote_literal
-from pgrole_controller.core.disown import Disown, Obstacle, blocked
 from pgrole_controller.core.errors import Reason, Transient, Waiting
+from pgrole_controller.core.plan import Disown, Obstacle, blocked
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

@@ -14,16 +14,15 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.claim import Owner
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.ddl import quote_literal
 from pgrole_controller.core.decision import decide
-from pgrole_controller.core.detection import Mode
-from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.plan import Disown
 from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Role
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.state import Ask, Mode, Server, Sight
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.disown import disown

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.state import Mode
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from pgrole_controller.postgres import connection as connection_module
 from pgrole_controller.postgres.connection import Endpoint, connect

@@ -8,17 +8,15 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.claim import Owner
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
-from pgrole_controller.core.detection import Claims
 from pgrole_controller.core.diff import Drop, RevokeMembership, SetAttribute, SetComment, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Refused
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.role import Role
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import Membership, Role
+from pgrole_controller.core.state import Ask, Claims, Server, Sight
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import MEMBERSHIP_OPTIONS_VERSION, Mentioned, identify

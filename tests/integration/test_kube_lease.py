@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from pgrole_controller.core.hint import Key
 from pgrole_controller.core.lease import Timing
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import MERGE_PATCH, Client, Unreachable
 from pgrole_controller.kube.lease import Elector, Term
 from pgrole_controller.kube.resource import LEASES

@@ -11,7 +11,7 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import MERGE_PATCH, ApiError, Client, Unreachable
 from pgrole_controller.kube.reflector import Timing, reflect
 from pgrole_controller.kube.resource import SECRETS, Resource

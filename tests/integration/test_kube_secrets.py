@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import APPLY, MERGE_PATCH, PGROLES, ApiError, Client, Unreachable
 from pgrole_controller.kube.errors import BadStream
 from pgrole_controller.kube.resource import SECRETS

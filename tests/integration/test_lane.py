@@ -21,12 +21,12 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
-from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Hint, Key, RequestReason
+from pgrole_controller.core.policy import Allowance
 from pgrole_controller.core.reconnect import FIRST_DELAY, TROUBLED_SECONDS
-from pgrole_controller.core.schedule import Success
+from pgrole_controller.core.request import Hint, Key, RequestReason
+from pgrole_controller.core.workqueue import Success
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.local.postgres import PostgresServer

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import identify

@@ -21,9 +21,8 @@ from pgrole_controller.core.diff import (
     SetParameter,
 )
 from pgrole_controller.core.errors import PgRoleError, Reason
-from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.role import Role
+from pgrole_controller.core.role import Membership, Role
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import identify

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.errors import PgRoleError, Refused, Transient, Waiting
+from pgrole_controller.core.plan import Disown
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import pinning, queries

@@ -10,13 +10,13 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.credential import Record
-from pgrole_controller.core.detection import Mode
 from pgrole_controller.core.diff import Create, SetAttribute
 from pgrole_controller.core.errors import Reason, Refused, Transient
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.password import Record
 from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import UNSEEN, Role
+from pgrole_controller.core.state import Mode
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

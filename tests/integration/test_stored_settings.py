@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pgrole_controller.controller.reconcile import ROUNDS
 from pgrole_controller.core.ddl import NAME_BYTES, quote_identifier, statements
 from pgrole_controller.core.diff import SetParameter, diff
-from pgrole_controller.core.hint import Key
 from pgrole_controller.core.parameters import elements, read_settings
 from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Found
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

@@ -9,17 +9,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pgrole_controller.core.claim import Owner
-from pgrole_controller.core.connection import Address
-from pgrole_controller.core.credential import Credential, Origin, PasswordAsk, SecretsSeen, SecretVersion
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.ddl import quote_identifier, quote_literal, statements
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import diff
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.password import Credential, Origin, PasswordAsk, SecretsSeen, SecretVersion
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import POWERS, Role
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.state import Ask, Server, Sight
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

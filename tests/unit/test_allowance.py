@@ -2,8 +2,7 @@
 
 import pytest
 
-from pgrole_controller.core.allowance import Allowance, Requirement
-from pgrole_controller.core.policy import matches
+from pgrole_controller.core.policy import Allowance, Requirement, matches
 
 PROD = {"env": "prod", "team": "a"}
 

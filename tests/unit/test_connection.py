@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgrole_controller.core.connection import (
+from pgrole_controller.core.connection_secret import (
     HASH,
     PASSWORD_IN,
     ROTATE_HANDLED,

@@ -30,17 +30,15 @@ from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.verifiers import Verifiers
-from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.connection import Address
-from pgrole_controller.core.detection import Detection
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.desired import wanted_role
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
-from pgrole_controller.core.outcome import Ending
 from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Surroundings
-from pgrole_controller.core.schedule import Retry, Success
-from pgrole_controller.core.sight import Sight
-from pgrole_controller.core.wanted import wanted_role
+from pgrole_controller.core.policy import Allowance, Surroundings
+from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
+from pgrole_controller.core.state import Detection, Sight
+from pgrole_controller.core.status import Ending
+from pgrole_controller.core.workqueue import Retry, Success
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER

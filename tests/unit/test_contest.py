@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import (
     FIRST_DELAY,
     KEPT,
@@ -19,11 +19,11 @@ from pgrole_controller.core.contest import (
     Moment,
     leave_out,
 )
-from pgrole_controller.core.credential import Errand, PasswordAsk, Record, SecretsSeen
 from pgrole_controller.core.diff import Change, Create, Rename, SetAttribute, SetComment
-from pgrole_controller.core.outcome import RECONCILED, of_contest
+from pgrole_controller.core.password import Errand, PasswordAsk, Record, SecretsSeen
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.role import Password, Role
+from pgrole_controller.core.status import RECONCILED, of_contest
 
 SERVER = 7
 ME = Owner("cluster", "shop", "ns", "app", "uid")

@@ -17,7 +17,7 @@ from pgrole_controller.controller.lane import Lane
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.servers import Servers, ServerStores
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.store import Store, pack, pack_metadata

@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.deletion import LOGIN_TAKEN, decide_end, find_ending, name_way_out
 from pgrole_controller.core.diff import Drop, Rename, SetAttribute
-from pgrole_controller.core.disown import Disown, Emptied, Heir
-from pgrole_controller.core.ending import LOGIN_TAKEN, decide_end, find_ending, name_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.plan import Disown, Emptied, Heir, Plan
 from pgrole_controller.core.policy import Policy, Surroundings
 from pgrole_controller.core.role import Found, Role, digest
-from pgrole_controller.core.sight import Ask, Needs, Server, Sight
+from pgrole_controller.core.state import Ask, Needs, Server, Sight
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")

@@ -8,18 +8,17 @@ import pytest
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.reconcile import _decide
 from pgrole_controller.core.claim import Claim, Generations, Owner
-from pgrole_controller.core.connection import Address
-from pgrole_controller.core.credential import Origin, PasswordAsk, Record, SecretsSeen, SecretVersion
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import Create, SetAttribute, SetParameter, set_password
 from pgrole_controller.core.errors import PgRoleError, Transient
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.membership import Membership
+from pgrole_controller.core.password import Origin, PasswordAsk, Record, SecretsSeen, SecretVersion
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Policy, Surroundings
-from pgrole_controller.core.role import UNSEEN, Found, Password, Role, digest
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import UNSEEN, Found, Membership, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.state import Ask, Server, Sight
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 WANTED = Role("app", login=True)

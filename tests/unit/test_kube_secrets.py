@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
 from pgrole_controller.kube.secrets import write_secret

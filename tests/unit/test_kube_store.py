@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pgrole_controller import metrics
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.store import Change, Parsed, Store, Stored, is_older, pack, pack_metadata
 
 

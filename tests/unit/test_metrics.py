@@ -17,9 +17,9 @@ from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.tally import Tally
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Key, Rank, RequestReason
-from pgrole_controller.core.outcome import Ending, Outcome
-from pgrole_controller.core.schedule import Visit
+from pgrole_controller.core.request import Key, Rank, RequestReason
+from pgrole_controller.core.status import Ending, Outcome
+from pgrole_controller.core.workqueue import Visit
 from pgrole_controller.kube.errors import Unreachable
 from pgrole_controller.kube.latency import Latency, read_path
 from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS
@@ -132,7 +132,7 @@ def test_the_documented_sources_are_those_that_there_are() -> None:
 
 
 def test_every_reason_of_a_request_is_given_somewhere() -> None:
-    rooms = [*(ROOT / "pgrole_controller/controller").glob("*.py"), ROOT / "pgrole_controller/core/schedule.py"]
+    rooms = [*(ROOT / "pgrole_controller/controller").glob("*.py"), ROOT / "pgrole_controller/core/workqueue.py"]
     text = "\n".join(file.read_text(encoding="utf-8") for file in rooms)
     assert set(re.findall(r"RequestReason\.([A-Z_]+)", text)) == {reason.name for reason in RequestReason}
 

@@ -13,7 +13,7 @@ import pytest
 
 from pgrole_controller.controller import namespaces as module
 from pgrole_controller.controller.namespaces import REFRESH_SECONDS, Namespaces, NamespaceUnknown
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.contact import Contact
 from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable

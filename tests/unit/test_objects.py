@@ -6,10 +6,10 @@ import pytest
 
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import RIVALS, Objects, Target, index_by_owner, index_pgrole
-from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.credential import Credential
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.sight import Ask
+from pgrole_controller.core.password import Credential
+from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.state import Ask
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
 

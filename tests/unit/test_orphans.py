@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pgrole_controller.controller.orphans import CHUNK, Orphans
 from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.core.hint import Key
+from pgrole_controller.core.request import Key
 
 FAILURE = Transient(Reason.DATABASE_ERROR, "no")
 

@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.errors import PgRoleError, Reason
-from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.ownership import ANY_NAMESPACE
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Policy, Surroundings
-from pgrole_controller.core.role import Found, Role, digest
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.role import Found, Membership, Role, digest
+from pgrole_controller.core.state import Ask, Server, Sight
 
 ME = Owner("new", "shop", "new-ns-uid", "orders-app", "new-uid")
 BEFORE = Owner("old", "shop", "old-ns-uid", "orders-app", "old-uid")

@@ -5,14 +5,14 @@ from dataclasses import asdict, replace
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.diff import Create, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import Found, Role, digest
-from pgrole_controller.core.sight import Ask, Needs, Rival, Server, Sight
+from pgrole_controller.core.state import Ask, Needs, Rival, Server, Sight
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")

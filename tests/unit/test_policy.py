@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import RevokeMembership, RevokeOption, SetAttribute, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.membership import Grant, Membership, membership_of
-from pgrole_controller.core.outcome import of_read_back
 from pgrole_controller.core.plan import Deed, Plan
 from pgrole_controller.core.policy import Policy, Reached, Surroundings, matches, names_itself
-from pgrole_controller.core.role import POWERS, Found, Role, digest
-from pgrole_controller.core.sight import Ask, Rival, Server, Sight
+from pgrole_controller.core.role import POWERS, Found, Grant, Membership, Role, digest, membership_of
+from pgrole_controller.core.state import Ask, Rival, Server, Sight
+from pgrole_controller.core.status import of_read_back
 
 ME = Owner("cluster", "team-a", "ns-uid", "app", "uid-1")
 SERVER = Server(7, frozenset({"keeper"}), "cluster", Address("db", 5432, "app", "require"))

@@ -5,8 +5,8 @@ import anyio.lowlevel
 import pytest
 
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
-from pgrole_controller.core.schedule import After, Retry, Success, Visit
+from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
+from pgrole_controller.core.workqueue import After, Retry, Success, Visit
 from tests.timelapse import in_timelapse
 
 A, B = Key("shop", "a"), Key("shop", "b")

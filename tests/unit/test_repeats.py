@@ -15,17 +15,16 @@ from pgrole_controller.controller.reconcile import Finding, reconcile
 from pgrole_controller.controller.repeats import KEPT_SECONDS, LAST_SECONDS, Repeats
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.verifiers import Verifiers
-from pgrole_controller.core.allowance import Allowance
 from pgrole_controller.core.claim import Claim, Generations
-from pgrole_controller.core.connection import Address
-from pgrole_controller.core.credential import Credential
-from pgrole_controller.core.detection import Detection
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Key
-from pgrole_controller.core.outcome import RECONCILED
+from pgrole_controller.core.password import Credential
 from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Found, Role
-from pgrole_controller.core.sight import Sight
+from pgrole_controller.core.state import Detection, Sight
+from pgrole_controller.core.status import RECONCILED
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, pack
 from pgrole_controller.postgres.session import Session

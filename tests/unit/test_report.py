@@ -8,9 +8,17 @@ import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.outcome import PROGRESSING, RECONCILED, Ending, Outcome, of_error, of_read_back
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.report import Standing, build_status
+from pgrole_controller.core.status import (
+    PROGRESSING,
+    RECONCILED,
+    Ending,
+    Outcome,
+    Standing,
+    build_status,
+    of_error,
+    of_read_back,
+)
 
 NOW = datetime(2026, 5, 6, 7, 8, 9, 999_999, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

@@ -17,12 +17,12 @@ from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.statuses import Said, Statuses
-from pgrole_controller.core.connection import Address
-from pgrole_controller.core.credential import Credential, Errand, PasswordAsk, Record, SecretsSeen
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.hint import Hint, Key, RequestReason
-from pgrole_controller.core.outcome import RECONCILED, Ending, Outcome
-from pgrole_controller.core.schedule import After
+from pgrole_controller.core.password import Credential, Errand, PasswordAsk, Record, SecretsSeen
+from pgrole_controller.core.request import Hint, Key, RequestReason
+from pgrole_controller.core.status import RECONCILED, Ending, Outcome
+from pgrole_controller.core.workqueue import After
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER

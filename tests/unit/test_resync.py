@@ -13,10 +13,10 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.resync import resync
 from pgrole_controller.controller.server import DeclaredServer
-from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.connection import Address
-from pgrole_controller.core.hint import Key, RequestReason
-from pgrole_controller.core.schedule import Success
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.request import Key, RequestReason
+from pgrole_controller.core.workqueue import Success
 from pgrole_controller.kube.store import Store
 
 

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
-from pgrole_controller.core.schedule import (
+from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
+from pgrole_controller.core.workqueue import (
     FIRST_BACKOFF,
     LONGEST_BACKOFF,
     PATIENCE,

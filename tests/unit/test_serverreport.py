@@ -19,10 +19,10 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.serverreport import FINALIZER, ServerReporter
-from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.connection import Address
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason, Waiting
-from pgrole_controller.core.report import build_conditions
+from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.status import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import Store, Stored, pack

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.connection import Address, Connection, inputs_digest
-from pgrole_controller.core.credential import (
+from pgrole_controller.core.connection_secret import Address, Connection, inputs_digest
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.password import (
     Credential,
     Errand,
     Origin,
@@ -19,12 +20,11 @@ from pgrole_controller.core.credential import (
     next_rotation,
     request_of,
 )
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.password_rules import LEFT, NO_PASSWORD, Settlement, settle
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import UNSEEN, Found, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
-from pgrole_controller.core.settlement import LEFT, NO_PASSWORD, Settlement, settle
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.state import Ask, Server, Sight
 
 ME = Owner("cluster-a", "shop", "ns-uid", "app", "uid-1")
 ROLE = Role("app", login=True)

@@ -9,9 +9,9 @@ from pgrole_controller.controller.namespaces import UNSAID_SECONDS, Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.sources import NamespaceSource, PgRoleSource, SecretSource
-from pgrole_controller.core.allowance import Allowance
-from pgrole_controller.core.hint import Key, Rank, RequestReason
-from pgrole_controller.core.schedule import Success
+from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.request import Key, Rank, RequestReason
+from pgrole_controller.core.workqueue import Success
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata

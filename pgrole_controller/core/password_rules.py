@@ -7,8 +7,9 @@ was set. Else an errand fetches what is missing, and the next look settles it wi
 from dataclasses import dataclass, replace
 
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.connection import inputs_digest
-from pgrole_controller.core.credential import (
+from pgrole_controller.core.connection_secret import inputs_digest
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.password import (
     Credential,
     Errand,
     Origin,
@@ -18,10 +19,9 @@ from pgrole_controller.core.credential import (
     is_due,
     within_bounds,
 )
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import UNSEEN, Found, Password
-from pgrole_controller.core.sight import Ask, Server, Sight
+from pgrole_controller.core.state import Ask, Server, Sight
 
 #: Sources that are no Secret.
 NO_PASSWORD = "none"  # noqa: S105 -- a word

@@ -5,16 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.validation import read_duration
 from pgrole_controller.core.claim import Owner, Proof
-from pgrole_controller.core.connection import Connection
-from pgrole_controller.core.credential import Credential, Origin, PasswordAsk, SecretsSeen, request_of
+from pgrole_controller.core.connection_secret import Connection
 from pgrole_controller.core.ddl import NAME_BYTES
-from pgrole_controller.core.disown import Emptied
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.membership import Membership
 from pgrole_controller.core.parameters import Parameters, canonical
+from pgrole_controller.core.password import Credential, Origin, PasswordAsk, SecretsSeen, request_of
+from pgrole_controller.core.plan import Emptied
 from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.role import FIELD_NAMES, Role, to_microseconds
-from pgrole_controller.core.sight import Ask, Rival
+from pgrole_controller.core.role import FIELD_NAMES, Membership, Role, to_microseconds
+from pgrole_controller.core.state import Ask, Rival
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
     from pgrole_controller.api.pgrole import PgRole

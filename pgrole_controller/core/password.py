@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 
-from pgrole_controller.core.connection import Address, Connection
+from pgrole_controller.core.connection_secret import Address, Connection
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.scram import LEAST_ITERATIONS, MOST_ITERATIONS, Verifier
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.hint import Hint, Key, Rank, RequestReason
+from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
 
 #: Back-off after failures of one key, in seconds: doubled from the first to the longest.
 FIRST_BACKOFF = 2.0

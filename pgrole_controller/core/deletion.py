@@ -2,13 +2,12 @@
 
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
-from pgrole_controller.core.disown import Disown
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
-from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.plan import Deed, Disown, Plan
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, protection, reaches_beyond
 from pgrole_controller.core.role import Found
-from pgrole_controller.core.sight import Ask, Needs, Server, Sight
+from pgrole_controller.core.state import Ask, Needs, Server, Sight
 
 _WAY_OUT = "To keep the role and delete only the object, set spec.deletionPolicy: Retain"
 

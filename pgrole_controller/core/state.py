@@ -1,16 +1,39 @@
-"""What one object asks for, and what was seen of it in the database: all that a decision is made from."""
+"""The desired and the observed state of one object, and of its server: all that a decision is made from."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Literal
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
-from pgrole_controller.core.connection import Address, Connection
-from pgrole_controller.core.credential import Credential, PasswordAsk, SecretsSeen
-from pgrole_controller.core.detection import Claims
-from pgrole_controller.core.disown import Emptied, Heir
+from pgrole_controller.core.connection_secret import Address, Connection
+from pgrole_controller.core.password import Credential, PasswordAsk, SecretsSeen
+from pgrole_controller.core.plan import Emptied, Heir
 from pgrole_controller.core.policy import Policy, Surroundings
 from pgrole_controller.core.role import Found, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
+
+#: Where claims live: in schema pgrole of the home database, or, where there is none, in the status of the objects.
+Claims = Literal["Database", "Status"]
+
+
+class Mode(StrEnum):
+    """What is asked for, or (but for AUTO) what is done."""
+
+    AUTO = "Auto"  # the best that the server lets us
+    WATCH = "Watch"  # schema pgrole tells of every change
+    POLL = "Poll"  # digests of all roles are read every interval
+    RESYNC = "Resync"  # nothing but the look at every object once in a while
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What one session has. `mode` is never AUTO; `passwords`: whether one that was changed is noticed."""
+
+    mode: Mode = Mode.WATCH
+    passwords: bool = False
+    claims: Claims = "Database"
+
 
 _BEFORE = datetime.min.replace(tzinfo=UTC)
 
@@ -63,7 +86,7 @@ class Server:
 
     `address` is where applications find it, `claims` where it is written whose a role is. `uid` and `generation` are
     those of its PgServer; `notes_generations`: claims there say what was last acted on. `away`: Kubernetes cannot be
-    reached, and what was applied before is all that is kept (core/enforcement.py).
+    reached, and what was applied before is all that is kept (core/decision.py).
     """
 
     system_identifier: int
