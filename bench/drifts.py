@@ -1,4 +1,4 @@
-"""Drifts of many kinds, spread over roles and fields, so that none of them looks like a fight.
+"""Drifts of many kinds, spread over roles and fields, so that none of them looks like a contest.
 
 What is set back again and again is repaired more and more slowly, on purpose: that is not what is measured here.
 """

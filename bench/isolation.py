@@ -218,7 +218,7 @@ async def _hand(server: PostgresServer) -> AsyncIterator[Hand]:
 
 
 async def _drift(hands: Sequence[Hand], drifts: int, display: Display) -> list[float]:
-    """Each role in turn: one that drifts again and again is a fight, which is answered more slowly."""
+    """Each role in turn: one that drifts again and again is a contest, which is answered more slowly."""
     roles = [(hand, _role(number)) for hand in hands for number in range(ROLES)]
     random.shuffle(roles)
     took = []

@@ -8,7 +8,7 @@ from bench.repair import Repairs, measure_repairs
 from bench.stand import NAMESPACE, Stand
 from pgrole_controller.core.scram import Verifier, verifies
 
-#: So many roles have a password, beside all the others; so many drifts each are no fight.
+#: So many roles have a password, beside all the others; so many drifts each are no contest.
 ROLES = 20
 MOST_DRIFTS = 80
 

@@ -25,8 +25,8 @@ with sparing():
         Setting,
         Settings,
         WrongSetting,
-        allowance_of,
         read_settings,
+        server_policy_of,
     )
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _plan(settings: Settings) -> "Plan":
         server = DeclaredServer(
             DEFAULT_SERVER,
             Endpoint(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods),
-            allowance_of(settings),
+            server_policy_of(settings),
             address_of(dsn),
             may_install=settings.install,
             mode=settings.detection,

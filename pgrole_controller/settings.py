@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_duration
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.core.state import Mode
 from pgrole_controller.dsn import LAST_PORT, read_dsn
@@ -299,9 +299,9 @@ def _read(setting: Setting, place: str, text: str) -> Any:  # noqa: ANN401 - eac
         raise WrongSetting(f"{place}{shown}: {error}") from error
 
 
-def allowance_of(settings: Settings) -> Allowance:
+def server_policy_of(settings: Settings) -> ServerPolicy:
     """What the server of PGROLE_DSN allows: all namespaces, names and memberships; to adopt and to drop."""
-    return Allowance(
+    return ServerPolicy(
         namespaces=("*",),
         role_names=("*",),
         member_of=("*",),

@@ -71,9 +71,9 @@ T = TypeVar("T", ListArguments, ReleaseArguments, TransferArguments)
 def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command, with its own three, to those of the program."""
     claims = commands.add_parser("claims", help="list, release and transfer claims on roles", epilog=_DATABASE)
-    deeds = claims.add_subparsers(required=True, metavar="ACTION")
+    actions = claims.add_subparsers(required=True, metavar="ACTION")
 
-    listing = deeds.add_parser("list", help="list claims: which object owns which role", epilog=_DATABASE)
+    listing = actions.add_parser("list", help="list claims: which object owns which role", epilog=_DATABASE)
     for name, metavar in (("cluster", "ID"), ("namespace", "NS"), ("role", "NAME")):
         listing.add_argument(f"--{name}", type=_text, metavar=metavar, help=f"only claims of this {name}")
     listing.add_argument("--released", action="store_true", help="only released claims")
@@ -82,7 +82,7 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     listing.set_defaults(command=_run, arguments=ListArguments)
 
-    release = deeds.add_parser("release", help="release claims", description=_RELEASE, epilog=_DATABASE)
+    release = actions.add_parser("release", help="release claims", description=_RELEASE, epilog=_DATABASE)
     which = release.add_mutually_exclusive_group(required=True)
     which.add_argument("--role", type=_text, metavar="NAME", help="the claim of this role")
     which.add_argument("--cluster", type=_text, metavar="ID", help="all claims of this cluster")
@@ -92,7 +92,7 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _add_yes(release)
     release.set_defaults(command=_run, arguments=ReleaseArguments)
 
-    transfer = deeds.add_parser(
+    transfer = actions.add_parser(
         "transfer", help="transfer claims to another cluster", description=_TRANSFER, epilog=_DATABASE
     )
     transfer.add_argument(

@@ -186,7 +186,7 @@ class _Controller:
         errands = Errands(client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret))
         self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
         self._identities = Identities()
-        self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._hint_server)
+        self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._enqueue_server)
         self._relisted = Signal()
         self._was_synced = False
         lead.synced = self._is_synced
@@ -281,8 +281,8 @@ class _Controller:
     def _make_lane(self, declared: DeclaredServer) -> Lane:
         return Lane(declared, self._objects, self._queue, self._reporter, self._identities, self._lead)
 
-    def _hint_server(self, name: str) -> None:
-        self._source.hint_server(name)
+    def _enqueue_server(self, name: str) -> None:
+        self._source.enqueue_server(name)
 
     def _start_sources(self, tasks: TaskGroup) -> None:
         tasks.start_soon(self._follow_pgroles)

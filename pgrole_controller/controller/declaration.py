@@ -11,7 +11,7 @@ from pgrole_controller.api.validation import read_duration
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.policy import Allowance, Requirement
+from pgrole_controller.core.policy import Requirement, ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Mode
 from pgrole_controller.kube.client import CONFIGMAPS, Client
@@ -73,7 +73,7 @@ def unusable(stored: Stored, problem: PgRoleError) -> DeclaredServer:
     return DeclaredServer(
         stored.key.name,
         None,
-        Allowance(),
+        ServerPolicy(),
         Address("", 5432, "", ""),
         age=_age(stored),
         generation=_generation(stored),
@@ -95,7 +95,7 @@ def _declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, 
     return DeclaredServer(
         name=stored.key.name,
         endpoint=None,
-        allowance=Allowance(
+        server_policy=ServerPolicy(
             namespaces=tuple(allow.namespaces.match_names),
             labels=_requirements(allow.namespaces),
             role_names=tuple(allow.role_names),

@@ -1,6 +1,6 @@
 """What a look leaves to be done elsewhere: Secrets are read and written, passwords generated and hashed.
 
-An errand is run beside the lane, between two visits to its key, and brings a Credential for the second one. A clear
+An errand is run beside the lane, between two visits to its key, and brings a PasswordResult for the second one. A clear
 text is held for no longer than that takes.
 
 Guarantees: a Secret that is not the object's own is not touched; the Secret is written before the database is; what was
@@ -18,9 +18,9 @@ import anyio.to_thread
 
 from pgrole_controller.controller.containment import contain
 from pgrole_controller.core.connection_secret import (
-    Connection,
-    Content,
-    Stamp,
+    DesiredSecret,
+    RotationStamp,
+    SecretContent,
     check_connection,
     inputs_digest,
     is_current,
@@ -30,7 +30,14 @@ from pgrole_controller.core.connection_secret import (
     render,
 )
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.password import Credential, Errand, Origin, SecretVersion, is_due, request_of
+from pgrole_controller.core.password import (
+    PasswordOrigin,
+    PasswordResult,
+    PasswordTask,
+    SecretVersion,
+    is_due,
+    request_of,
+)
 from pgrole_controller.core.password_rules import name_delivery, name_source
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
@@ -56,8 +63,8 @@ class _Delivery:
     """The connection Secret as it shall be: `content` None where it is so already, or is left as it is (`spoiled`)."""
 
     clear: str | None = field(repr=False)
-    stamp: Stamp
-    content: Content | None = None
+    stamp: RotationStamp
+    content: SecretContent | None = None
     rotated: bool = False
     spoiled: bool = False
 
@@ -75,20 +82,20 @@ class Errands:
         self._recorder = recorder
         self._hashers = anyio.CapacityLimiter(HASHERS)
 
-    async def run(self, errand: Errand, owner: Stored) -> Credential:
+    async def run(self, errand: PasswordTask, owner: Stored) -> PasswordResult:
         """Raises KubeError for what may pass; what is wrong with the Secrets, or unexpected, is in the result."""
         try:
             return await self._run(errand, owner)
         except KubeError:
             raise
         except Exception as error:  # noqa: BLE001 -- one object's error
-            return Credential(errand=errand, problem=contain(error, owner.key))
+            return PasswordResult(errand=errand, problem=contain(error, owner.key))
 
-    async def _run(self, errand: Errand, owner: Stored) -> Credential:
-        found = Credential(errand=errand)
+    async def _run(self, errand: PasswordTask, owner: Stored) -> PasswordResult:
+        found = PasswordResult(errand=errand)
         password: str | Verifier | None = None
         try:
-            if errand.password.origin is Origin.SECRET and not (errand.left and errand.connection is None):
+            if errand.password.origin is PasswordOrigin.SECRET and not (errand.left and errand.connection is None):
                 source, password = await self._fetch(errand)
                 found = replace(found, source=source)
             if errand.connection is not None:
@@ -100,7 +107,7 @@ class Errands:
             return found
         return await anyio.to_thread.run_sync(_hash, found, errand, password, limiter=self._hashers)
 
-    async def _fetch(self, errand: Errand) -> tuple[str, str | Verifier]:
+    async def _fetch(self, errand: PasswordTask) -> tuple[str, str | Verifier]:
         """The password out of the Secret that the object names, and what it was made from."""
         asked = errand.password
         which = f'spec.password.secretRef: key "{asked.key}" of Secret "{asked.secret}"'
@@ -117,23 +124,23 @@ class Errands:
         return name_source(_version(secret), asked.key), password
 
     async def _deliver(
-        self, errand: Errand, owner: Stored, found: Credential, password: str | Verifier | None
-    ) -> tuple[Credential, str | Verifier | None]:
+        self, errand: PasswordTask, owner: Stored, found: PasswordResult, password: str | Verifier | None
+    ) -> tuple[PasswordResult, str | Verifier | None]:
         """Makes the connection Secret as it should be. Raises PgRoleError; then nothing was written."""
-        wanted = _connection(errand)
-        generated = errand.password.origin is Origin.GENERATED
+        desired = _connection(errand)
+        generated = errand.password.origin is PasswordOrigin.GENERATED
         clear = password if isinstance(password, str) else None
         known = generated or clear is not None
-        self._check_reserved("spec.connectionSecret", Key(errand.namespace, wanted.name))
-        check_connection(wanted, password_known=known, generated=generated, forbidden=errand.forbidden)
-        secret = await self._read(errand.namespace, wanted.name)
-        _check_owner(wanted, secret, owner)
+        self._check_reserved("spec.connectionSecret", Key(errand.namespace, desired.name))
+        check_connection(desired, password_known=known, generated=generated, forbidden=errand.forbidden)
+        secret = await self._read(errand.namespace, desired.name)
+        _check_owner(desired, secret, owner)
         former = await self._read_former(errand) if generated and secret is None else None
         delivery = await anyio.to_thread.run_sync(_prepare, errand, secret, former, clear, limiter=self._hashers)
         if delivery.content is not None:
             secret = await self._write(errand, owner, delivery.content, secret)
             if errand.delivered and not delivery.rotated:
-                self._recorder.record(owner, "SecretRestored", _RESTORED.format(name=wanted.name), action="Restore")
+                self._recorder.record(owner, "SecretRestored", _RESTORED.format(name=desired.name), action="Restore")
         found = replace(found, spoiled=delivery.spoiled)
         if secret is None or delivery.spoiled:
             return found, None if generated else password
@@ -144,8 +151,8 @@ class Errands:
             rotate = errand.password.rotate or request_of(stamp.rotate)
             found = replace(found, source=source, rotated_at=stamp.rotated_at, rotate=rotate)
             password = delivery.clear
-        inputs = inputs_digest(wanted, errand.role_name, errand.address)
-        copied = found.source if errand.password.origin is Origin.SECRET else ""
+        inputs = inputs_digest(desired, errand.role_name, errand.address)
+        copied = found.source if errand.password.origin is PasswordOrigin.SECRET else ""
         return replace(found, connection=name_delivery(_version(secret), inputs, copied)), password
 
     def _check_reserved(self, field: str, key: Key) -> None:
@@ -166,7 +173,7 @@ class Errands:
             )
         return secret
 
-    async def _read_former(self, errand: Errand) -> Secret | None:
+    async def _read_former(self, errand: PasswordTask) -> Secret | None:
         """The Secret as it was delivered under another name: renaming it makes no other password."""
         for name in errand.secrets.stale:
             secret = await self._read(errand.namespace, name)
@@ -174,7 +181,7 @@ class Errands:
                 return secret
         return None
 
-    async def _write(self, errand: Errand, owner: Stored, content: Content, seen: Secret | None) -> Secret:
+    async def _write(self, errand: PasswordTask, owner: Stored, content: SecretContent, seen: Secret | None) -> Secret:
         key = Key(errand.namespace, _connection(errand).name)
         try:
             written = await write_secret(
@@ -188,7 +195,7 @@ class Errands:
         log.info("connection Secret written", extra={"object": str(owner.key), "secret": key.name})
         return written
 
-    async def _delete_stale(self, errand: Errand, owner: Stored) -> None:
+    async def _delete_stale(self, errand: PasswordTask, owner: Stored) -> None:
         """Connection Secrets under names that the object does not name any more."""
         for name in errand.secrets.stale:
             stored = self._store.get(Key(errand.namespace, name))
@@ -212,7 +219,7 @@ _LEFT = (
 _RESTORED = 'Secret "{name}" was deleted or changed; the controller restored it'
 
 
-def _connection(errand: Errand) -> Connection:
+def _connection(errand: PasswordTask) -> DesiredSecret:
     if errand.connection is None:
         raise AssertionError("an errand without a connection Secret delivers none")
     return errand.connection
@@ -222,7 +229,7 @@ def _version(secret: Secret) -> SecretVersion:
     return SecretVersion(secret.uid, secret.version)
 
 
-def _check_owner(wanted: Connection, secret: Secret | None, owner: Stored) -> None:
+def _check_owner(desired: DesiredSecret, secret: Secret | None, owner: Stored) -> None:
     """Raises Refused for a Secret that is not this object's; one of an earlier object of its name may be taken over."""
     if secret is None:
         return
@@ -237,7 +244,7 @@ def _check_owner(wanted: Connection, secret: Secret | None, owner: Stored) -> No
         return
     raise Refused(
         Reason.CONFLICT,
-        f'spec.connectionSecret: Secret "{wanted.name}" exists and does not belong to this object: '
+        f'spec.connectionSecret: Secret "{desired.name}" exists and does not belong to this object: '
         f"choose another name, or delete the Secret",
     )
 
@@ -252,26 +259,26 @@ def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
     return Refused(Reason.NOT_ALLOWED, f"{what}: {error}")
 
 
-def _prepare(errand: Errand, secret: Secret | None, former: Secret | None, clear: str | None) -> _Delivery:
+def _prepare(errand: PasswordTask, secret: Secret | None, former: Secret | None, clear: str | None) -> _Delivery:
     """What the Secret shall hold. Hashes: for a thread. Raises Refused for what a template cannot hold."""
-    wanted = _connection(errand)
-    stamp, rotated = Stamp(), False
-    if errand.password.origin is Origin.GENERATED:
+    desired = _connection(errand)
+    stamp, rotated = RotationStamp(), False
+    if errand.password.origin is PasswordOrigin.GENERATED:
         clear, stamp = _recover(errand, secret or former)
-        rotated = clear is None and stamp != Stamp()
+        rotated = clear is None and stamp != RotationStamp()
         if clear is None:
             if errand.left:
-                raise Refused(Reason.INVALID_SPEC, _LEFT.format(name=wanted.name))
+                raise Refused(Reason.INVALID_SPEC, _LEFT.format(name=desired.name))
             if not errand.restore and not rotated:
                 return _Delivery(None, stamp, spoiled=True)
-            clear, stamp = _generate(errand.password.length), Stamp(errand.at, errand.password.rotate)
+            clear, stamp = _generate(errand.password.length), RotationStamp(errand.at, errand.password.rotate)
     username, address = errand.role_name, errand.address
     # What an older template asked for can only be told from what others added by writing it anew.
     if (
         errand.rendered
         and secret is not None
         and is_current(
-            wanted,
+            desired,
             secret.labels,
             secret.annotations,
             secret.data,
@@ -285,15 +292,15 @@ def _prepare(errand: Errand, secret: Secret | None, former: Secret | None, clear
     if not errand.restore and not rotated:
         return _Delivery(clear, stamp, spoiled=True)
     salt = secrets.token_bytes(SALT_BYTES)
-    content = render(wanted, username=username, password=clear, address=address, stamp=stamp, salt=salt)
+    content = render(desired, username=username, password=clear, address=address, stamp=stamp, salt=salt)
     return _Delivery(clear, stamp, content, rotated)
 
 
-def _recover(errand: Errand, secret: Secret | None) -> tuple[str | None, Stamp]:
+def _recover(errand: PasswordTask, secret: Secret | None) -> tuple[str | None, RotationStamp]:
     """The generated password that the Secret holds, unless there is none or another one is due."""
     clear = None if secret is None else recover_password(secret.data, secret.annotations)
     if secret is None or clear is None:
-        return None, Stamp()
+        return None, RotationStamp()
     stamp = read_stamp(secret.annotations)
     if not errand.left and is_due(errand.password, stamp.rotated_at, {stamp.rotate, errand.record.rotate}, errand.at):
         return None, stamp
@@ -304,7 +311,7 @@ def _generate(length: int) -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(length))
 
 
-def _hash(found: Credential, errand: Errand, password: str | Verifier) -> Credential:
+def _hash(found: PasswordResult, errand: PasswordTask, password: str | Verifier) -> PasswordResult:
     """Whether the role logs in with it already, and if not, with what it shall. For a thread."""
     stored = errand.stored
     if isinstance(password, Verifier):

@@ -1,4 +1,4 @@
-"""Which live server each lane is connected to: two PgServers that name one would fight over its roles. And how many are
+"""Which live server each lane is connected to: two PgServers that name one would contest its roles. And how many are
 connected to none.
 """
 

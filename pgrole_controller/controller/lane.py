@@ -33,13 +33,13 @@ from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.tally import Tally, count_ending, hear
 from pgrole_controller.controller.trace import begin_visits
 from pgrole_controller.controller.verifiers import Verifiers
-from pgrole_controller.core.deletion import name_way_out
+from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.plan import Disown, Emptied, Plan
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.plan import Plan, ReassignOwned, ReassignResult
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, next_attempt
-from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
-from pgrole_controller.core.workqueue import After, Retry, Visit
+from pgrole_controller.core.request import Key, Rank, Request, RequestReason
+from pgrole_controller.core.workqueue import Retry, RetryAfter, WorkItem
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.causes import cause_of
 from pgrole_controller.postgres.connection import Endpoint, Unexpected
@@ -64,7 +64,7 @@ SAID_SECONDS = 5.0
 #: statuses have to be written again.
 SAYING_SECONDS = 0.01
 
-#: Between two hints for everything because many were announced, in seconds.
+#: Between two requests for everything because many were announced, in seconds.
 MANY_SECONDS = 1.0
 
 #: How often it is looked at whether Kubernetes went away before visits began, in seconds.
@@ -154,8 +154,8 @@ class Lane:
             self.retimed.pulse()
         if before.access != server.access:
             self.reconnect("server changed")
-        elif (before.allowance, before.address) != (server.allowance, server.address):
-            self.hint_all(RequestReason.POLICY, Rank.CHANGE)
+        elif (before.server_policy, before.address) != (server.server_policy, server.address):
+            self.enqueue_all(RequestReason.POLICY, Rank.CHANGE)
 
     def reconnect(self, why: str) -> None:
         """Ends the session, or the wait for the next one, and begins another at once."""
@@ -174,8 +174,8 @@ class Lane:
     def keys(self) -> set[Key]:
         return self._objects.of_server(self.server.name)
 
-    def hint(self, key: Key, reason: RequestReason, rank: Rank) -> None:
-        self._queue.put(self.server.name, Hint(key, reason, rank))
+    def enqueue(self, key: Key, reason: RequestReason, rank: Rank) -> None:
+        self._queue.put(self.server.name, Request(key, reason, rank))
 
     async def _take_turn(self) -> None:
         """One session, or the attempt at one and the wait for the next. Nothing that goes wrong in it leaves it."""
@@ -221,11 +221,11 @@ class Lane:
         if suspended != self.suspended:
             self.suspended = suspended
             log.warning("pgrole.suspend changed", extra={"server": self.server.name, "suspended": suspended})
-            self.hint_all(RequestReason.SUSPENSION, Rank.RESYNC)
+            self.enqueue_all(RequestReason.SUSPENSION, Rank.RESYNC)
 
-    def hint_all(self, reason: RequestReason, rank: Rank) -> None:
+    def enqueue_all(self, reason: RequestReason, rank: Rank) -> None:
         for key in self._objects.of_server(self.server.name):
-            self._queue.put(self.server.name, Hint(key, reason, rank))
+            self._queue.put(self.server.name, Request(key, reason, rank))
 
     def _fail(self, error: PgRoleError) -> None:
         now = anyio.current_time()
@@ -246,7 +246,7 @@ class Lane:
             self.trouble, self._said = error, False
         if not self._said and now - outage.since >= SAID_SECONDS:
             self._said = True
-            self.hint_all(RequestReason.SERVER_NOT_READY, Rank.DEPENDENCY)
+            self.enqueue_all(RequestReason.SERVER_NOT_READY, Rank.DEPENDENCY)
 
     async def _pause(self) -> None:
         """Waits for the next attempt, and meanwhile says on the objects that there is no server."""
@@ -268,20 +268,20 @@ class Lane:
         for name in names:
             for key in self._objects.sharing(self.server.name, name):
                 self._queue.put(
-                    self.server.name, Hint(key, RequestReason.NOTIFY, Rank.CHANGE if name in own else Rank.DRIFT)
+                    self.server.name, Request(key, RequestReason.NOTIFY, Rank.CHANGE if name in own else Rank.DRIFT)
                 )
             for key in self._objects.joining(self.server.name, name):
-                self._queue.put(self.server.name, Hint(key, RequestReason.NOTIFY_OF_GROUP, Rank.DEPENDENCY))
+                self._queue.put(self.server.name, Request(key, RequestReason.NOTIFY_OF_GROUP, Rank.DEPENDENCY))
 
     async def _answer_many(self) -> None:
-        """Hints every object when many are announced.
+        """Enqueues every object when many are announced.
 
         Anybody can announce that as often as they like: what was announced by name goes first.
         """
         while True:
             await self._everything.wait()
             self._everything.clear()
-            self.hint_all(RequestReason.NOTIFY, Rank.DEPENDENCY)
+            self.enqueue_all(RequestReason.NOTIFY, Rank.DEPENDENCY)
             await anyio.sleep(MANY_SECONDS)
 
     async def _await_release(self, session: Session) -> None:
@@ -297,7 +297,7 @@ class Lane:
         while True:
             await self._lead.refreshed()
             self._orphans, self._orphans_due = Orphans(), anyio.current_time()
-            self.hint_all(RequestReason.KUBERNETES_BACK, Rank.DEPENDENCY)
+            self.enqueue_all(RequestReason.KUBERNETES_BACK, Rank.DEPENDENCY)
 
     async def _work(self, session: Session) -> None:
         self._identities.hold(self, session.identity)
@@ -328,9 +328,9 @@ class Lane:
         self._reporter.withdraw(keys, Reason.SERVER_NOT_READY)
         self._queue.forgive(self.server.name)
         for key in self._changed & keys:
-            self.hint(key, RequestReason.CONNECTED, Rank.CHANGE)
+            self.enqueue(key, RequestReason.CONNECTED, Rank.CHANGE)
         self._changed.clear()
-        self.hint_all(RequestReason.CONNECTED, Rank.DEPENDENCY)
+        self.enqueue_all(RequestReason.CONNECTED, Rank.DEPENDENCY)
         await self._await_release(session)
         self._note_suspended(await session.is_suspended())
         self._orphans, self._orphans_due = Orphans(), anyio.current_time() + FIRST_ORPHANS_SECONDS
@@ -338,7 +338,7 @@ class Lane:
             tasks.start_soon(self._answer_many)
             tasks.start_soon(self._catch_up)
             while not self._queue.closed:
-                visits: tuple[Visit, ...] = ()
+                visits: tuple[WorkItem, ...] = ()
                 with anyio.CancelScope(deadline=self._orphans_due):
                     visits = await self._queue.take(self.server.name, self._pace.limit, self._calm_until())
                 if visits:
@@ -379,7 +379,7 @@ class Lane:
             log.info("released claims of deleted objects", extra=extra)
             for name, _ in chunk:
                 self._verifiers.forget(name)
-                self._hint_sharing(name)
+                self._enqueue_sharing(name)
         if self._orphans.done:
             self._orphans = Orphans()
             self._orphans_due = anyio.current_time() + self.server.resync_seconds
@@ -387,7 +387,7 @@ class Lane:
     def _is_orphan(self, key: Key) -> bool:
         return self._objects.covers(key) and self._objects.server_name(key) != self.server.name
 
-    async def _visit(self, session: Session, visits: Sequence[Visit], beside: TaskGroup) -> None:
+    async def _visit(self, session: Session, visits: Sequence[WorkItem], beside: TaskGroup) -> None:
         trace = begin_visits(self.server.name, visits)
         tally = Tally(self.server.name, visits)
         under_way = {visit.key for visit in visits}
@@ -416,7 +416,7 @@ class Lane:
         finally:
             # Also when it is cancelled: a visit that never ends would be the last one to its key.
             for key in under_way:
-                self._queue.done(key, After(0.0))
+                self._queue.done(key, RetryAfter(0.0))
 
     def _hand_on(self, finding: Finding, tally: Tally, session: Session, beside: TaskGroup) -> None:
         """To the reporter, which ends the visit, or to what empties the role."""
@@ -425,15 +425,15 @@ class Lane:
             if _is_suspended_there(finding):
                 self._note_suspended(True)
             for name in finding.released:
-                self._hint_sharing(name, finding.key)
+                self._enqueue_sharing(name, finding.key)
         except Exception as error:  # noqa: BLE001 -- this object's error
             contain(error, finding.key)
-        if finding.disown is not None:
-            beside.start_soon(self._empty, finding, finding.disown, session.fence)
+        if finding.reassign is not None:
+            beside.start_soon(self._empty, finding, finding.reassign, session.fence)
             return
         self._reporter.report(finding)
 
-    async def _empty(self, finding: Finding, task: Disown, fence: Fence | None) -> None:
+    async def _empty(self, finding: Finding, task: ReassignOwned, fence: Fence | None) -> None:
         """Empties a role that shall be dropped; its key is visited again when that is done or the object changes."""
         stored, endpoint = finding.request.stored, self.server.endpoint
         try:
@@ -445,27 +445,27 @@ class Lane:
                 async with turn, self._emptying:
                     self._objects.hand_over(stored, await self._disown(finding.key, endpoint, task, fence))
         finally:
-            self._queue.done(finding.key, After(0.0))
+            self._queue.done(finding.key, RetryAfter(0.0))
 
-    async def _disown(self, key: Key, endpoint: Endpoint, task: Disown, fence: Fence | None) -> Emptied:
+    async def _disown(self, key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fence | None) -> ReassignResult:
         try:
             await disown(endpoint, task, fence=fence)
         except PgRoleError as error:
-            return Emptied(error)
+            return ReassignResult(error)
         except Exception as error:  # noqa: BLE001 -- this object's error
-            return Emptied(contain(error, key))
-        return Emptied()
+            return ReassignResult(contain(error, key))
+        return ReassignResult()
 
-    def _hint_sharing(self, role_name: str, but: Key | None = None) -> None:
+    def _enqueue_sharing(self, role_name: str, but: Key | None = None) -> None:
         """What nobody claims any more is of interest to the others that name it."""
         for key in self._objects.sharing(self.server.name, role_name) - {but}:
-            self._queue.put(self.server.name, Hint(key, RequestReason.CLAIM_RELEASED, Rank.DEPENDENCY))
+            self._queue.put(self.server.name, Request(key, RequestReason.CLAIM_RELEASED, Rank.DEPENDENCY))
 
 
 def _is_suspended_there(finding: Finding) -> bool:
     """Whether the database says so, and not the object."""
-    ask, outcome = finding.request.ask, finding.outcome
-    return outcome is not None and outcome.reason is Reason.SUSPENDED and not (ask and ask.suspended)
+    desired, outcome = finding.request.desired, finding.outcome
+    return outcome is not None and outcome.reason is Reason.SUSPENDED and not (desired and desired.suspended)
 
 
 async def decline(
@@ -483,7 +483,7 @@ async def decline(
             changed.add(visit.key)
         try:
             with logs.tracing(begin_visits(lane, visits).batch):
-                finding = _declined(objects.read(visit.key, None, Allowance()), error)
+                finding = _declined(objects.read(visit.key, None, ServerPolicy()), error)
                 count_ending(lane, finding)
                 reporter.report(finding)
             found = True
@@ -493,16 +493,16 @@ async def decline(
             found = True
         finally:
             if not found:
-                queue.done(visit.key, After(0.0))
+                queue.done(visit.key, RetryAfter(0.0))
         if changed is not None and visit.rank > Rank.CHANGE and not visit.failures:
             await anyio.sleep(SAYING_SECONDS)
 
 
 def _declined(request: Target, error: PgRoleError) -> Finding:
-    ask = request.ask
-    if request.finalizer is False or (ask and ask.terminating and not ask.drop):
+    desired = request.desired
+    if request.finalizer is False or (desired and desired.terminating and not desired.drop):
         return Finding(request, done_with=True)  # its way out does not need the server
     if request.stored is None or request.unsaid:
         return Finding(request)
     said = request.error or error
-    return refuse(request, name_way_out(said) if ask and ask.terminating else said)
+    return refuse(request, add_way_out(said) if desired and desired.terminating else said)

@@ -15,14 +15,14 @@ from pgrole_controller.controller.server import DEFAULT_SERVER
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import HASH
 from pgrole_controller.core.contest import Contests
-from pgrole_controller.core.deletion import name_way_out
-from pgrole_controller.core.desired import ask_of, proof_of, wanted_role
+from pgrole_controller.core.deletion import add_way_out
+from pgrole_controller.core.desired import desired_of, desired_role_of, proof_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.password import Credential, SecretsSeen, SecretVersion
-from pgrole_controller.core.plan import Emptied
-from pgrole_controller.core.policy import Allowance, Policy
+from pgrole_controller.core.password import ObservedSecrets, PasswordResult, SecretVersion
+from pgrole_controller.core.plan import ReassignResult
+from pgrole_controller.core.policy import Policy, ServerPolicy
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.state import Ask
+from pgrole_controller.core.state import Desired
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, mapping, sequence
 
@@ -137,7 +137,7 @@ class Target:
 
     key: Key
     stored: Stored | None
-    ask: Ask | None = None
+    desired: Desired | None = None
     policy: Policy = NOTHING_ALLOWED
     finalizer: bool | None = None
     error: PgRoleError | None = None
@@ -145,7 +145,7 @@ class Target:
 
     @property
     def role_name(self) -> str:
-        return self.ask.wanted.name if self.ask else ""
+        return self.desired.role.name if self.desired else ""
 
 
 class Objects:
@@ -155,14 +155,14 @@ class Objects:
         """`store` is indexed by `index_pgrole`; `secrets`, of metadata alone, by `index_by_owner`."""
         self.store = store
         self._secrets = secrets
-        self._brought: dict[str, Credential | Emptied] = {}  # by uid of the object, for its next visit
+        self._brought: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next visit
         self._interruptible: dict[Key, anyio.CancelScope] = {}
         self.contests = Contests()  # outlives sessions and lanes, which come and go
         self.cluster = cluster
         self.namespaces = namespaces
         self._namespace = namespace
 
-    def read(self, key: Key, server_name: str | None, allowance: Allowance) -> Target:
+    def read(self, key: Key, server_name: str | None, server_policy: ServerPolicy) -> Target:
         """What the object asks of this server (None: whichever it names) now; one that names another is not there.
 
         Never raises: what is wrong with it is in the request.
@@ -175,44 +175,49 @@ class Objects:
         if server_name not in (None, server_of(obj)):
             return Target(key, None)
         try:
-            return self._read(key, stored, obj, allowance, brought)
+            return self._read(key, stored, obj, server_policy, brought)
         except PgRoleError as error:
             unsaid = isinstance(error, NamespaceUnknown) and error.unsaid
             return _unread(key, stored, obj, error, unsaid=unsaid)
         except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
             return _unread(key, stored, obj, contain(error, key))
 
-    def find_unchanged(self, request: Target, asked: tuple[Any, ...], allowance: Allowance) -> Stored | None:
+    def find_unchanged(self, request: Target, asked: tuple[Any, ...], server_policy: ServerPolicy) -> Stored | None:
         """The object of a request as it is stored now, where all that the request was read from is the same, except
         its status. `asked` is what `asked_of` gave then. None as well for one that others share a role with, or with
         Secrets.
         """
-        ask, stored = request.ask, self.store.get(request.key)
-        if ask is None or stored is None or stored.uid in self._brought or asked_of(stored) != asked:
+        desired, stored = request.desired, self.store.get(request.key)
+        if desired is None or stored is None or stored.uid in self._brought or asked_of(stored) != asked:
             return None
         try:
             namespace = self.namespaces.get(stored.key, stored.uid)
         except NamespaceUnknown:
             return None
-        same = namespace.uid == ask.owner.namespace_uid
-        if not same or allowance.policy(namespace.name, namespace.labels) != request.policy:
+        same = namespace.uid == desired.owner.namespace_uid
+        if not same or server_policy.policy(namespace.name, namespace.labels) != request.policy:
             return None
-        others = self.sharing(server_of(stored.object()), ask.wanted.name) - {stored.key}
+        others = self.sharing(server_of(stored.object()), desired.role.name) - {stored.key}
         return None if others or self._secrets.by_index(stored.uid) else stored
 
     def _read(
-        self, key: Key, stored: Stored, obj: dict[str, Any], allowance: Allowance, brought: Credential | Emptied | None
+        self,
+        key: Key,
+        stored: Stored,
+        obj: dict[str, Any],
+        server_policy: ServerPolicy,
+        brought: PasswordResult | ReassignResult | None,
     ) -> Target:
         """Raises PgRoleError."""
         pgrole = _parse(obj)
         namespace = self.namespaces.get(key, stored.uid)
-        policy = allowance.policy(namespace.name, namespace.labels)
+        policy = server_policy.policy(namespace.name, namespace.labels)
         owner = Owner(self.cluster, key.namespace, namespace.uid, key.name, stored.uid)
         proof = proof_of(obj.get("status") or {}, server_of(obj))
-        rivals = list(self._rivals(stored, obj, allowance))
-        ask = ask_of(pgrole, owner, rivals, proof, secrets=self._see_secrets(stored, obj), brought=brought)
+        rivals = list(self._rivals(stored, obj, server_policy))
+        desired = desired_of(pgrole, owner, rivals, proof, secrets=self._see_secrets(stored, obj), brought=brought)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
-        return Target(key, stored, ask, policy, _finalizer(ask, held))
+        return Target(key, stored, desired, policy, _finalizer(desired, held))
 
     @property
     def secrets_answered(self) -> anyio.Event:
@@ -224,7 +229,7 @@ class Objects:
         current = self.store.get(stored.key)
         return current is not None and asked_of(current) == asked_of(stored)
 
-    def hand_over(self, stored: Stored, brought: Credential | Emptied) -> None:
+    def hand_over(self, stored: Stored, brought: PasswordResult | ReassignResult) -> None:
         """What was fetched or done for the next visit to this object, if it is still there."""
         current = self.store.get(stored.key)
         if current is not None and current.uid == stored.uid:
@@ -291,7 +296,7 @@ class Objects:
         stored = self.store.get(key)
         return None if stored is None else server_of(stored.object())
 
-    def _see_secrets(self, stored: Stored, obj: dict[str, Any]) -> SecretsSeen:
+    def _see_secrets(self, stored: Stored, obj: dict[str, Any]) -> ObservedSecrets:
         source, connection = _secrets_of(obj)
         namespace = stored.key.namespace
         stale = {one.name for one in self._secrets.by_index(stored.uid) if one.namespace == namespace}
@@ -299,7 +304,7 @@ class Objects:
         unknown = self._secrets.refused
         if unknown is None and not self._secrets.synced.is_set():
             unknown = "they are not listed yet"
-        return SecretsSeen(
+        return ObservedSecrets(
             password=self._see_secret(namespace, source),
             connection=self._see_secret(namespace, connection),
             stale=tuple(sorted(stale)),
@@ -310,12 +315,14 @@ class Objects:
         stored = None if name is None else self._secrets.get(Key(namespace, name))
         return None if stored is None else SecretVersion(stored.uid, stored.resource_version)
 
-    def _rivals(self, stored: Stored, obj: dict[str, Any], allowance: Allowance) -> Iterator[tuple["PgRole", Policy]]:
+    def _rivals(
+        self, stored: Stored, obj: dict[str, Any], server_policy: ServerPolicy
+    ) -> Iterator[tuple["PgRole", Policy]]:
         for other in self._find_rivals(stored, server_of(obj), role_of(obj)):
             rival = _parse_rival(other)
             namespace = self.namespaces.of_rival(other.key, stored.key) if rival else None
             if rival and namespace:
-                yield rival, allowance.policy(namespace.name, namespace.labels)
+                yield rival, server_policy.policy(namespace.name, namespace.labels)
 
     def _find_rivals(self, stored: Stored, server: str, role_name: str) -> list[Stored]:
         """Of the objects that name the same role the oldest that are older, and those that had it."""
@@ -336,7 +343,7 @@ def _unread(key: Key, stored: Stored, obj: dict[str, Any], error: PgRoleError, *
         return Target(key, stored, error=error, unsaid=unsaid)
     if _spec_of(obj).get("deletionPolicy") != "Drop" and not unsaid:
         return Target(key, stored, finalizer=False, error=error)  # the way out was taken
-    return Target(key, stored, error=name_way_out(error), unsaid=unsaid)
+    return Target(key, stored, error=add_way_out(error), unsaid=unsaid)
 
 
 def _is_held(obj: dict[str, Any]) -> bool:
@@ -345,10 +352,10 @@ def _is_held(obj: dict[str, Any]) -> bool:
     return metadata.get("deletionTimestamp") is not None and FINALIZER in sequence(metadata.get("finalizers"))
 
 
-def _finalizer(ask: Ask, held: bool) -> bool | None:
-    if ask.drop and not held and not ask.terminating:
+def _finalizer(desired: Desired, held: bool) -> bool | None:
+    if desired.drop and not held and not desired.terminating:
         return True
-    if held and not ask.drop and not ask.terminating:
+    if held and not desired.drop and not desired.terminating:
         return False
     return None
 
@@ -358,7 +365,7 @@ def _parse_rival(stored: Stored) -> "PgRole | None":
     try:
         rival = _parse(stored.object())
         with suppress(PgRoleError):
-            wanted_role(rival)
+            desired_role_of(rival)
     except Exception:  # noqa: BLE001 -- contained where that object is read
         return None
     return rival

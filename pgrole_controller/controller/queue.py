@@ -10,8 +10,8 @@ from collections.abc import Callable
 import anyio
 import anyio.lowlevel
 
-from pgrole_controller.core.request import Hint, Key, Rank
-from pgrole_controller.core.workqueue import Figures, Result, Schedule, Visit
+from pgrole_controller.core.request import Key, Rank, Request
+from pgrole_controller.core.workqueue import Backlog, NextAttempt, Schedule, WorkItem
 
 
 class Queue:
@@ -30,13 +30,13 @@ class Queue:
     def closed(self) -> bool:
         return self._closed
 
-    def put(self, lane: str, hint: Hint) -> None:
+    def put(self, lane: str, request: Request) -> None:
         """Asks for a visit; may be called in a callback of the event loop."""
-        self._schedule.add(lane, hint, anyio.current_time())
-        if lane not in self._calm or hint.rank is Rank.DRIFT:
+        self._schedule.add(lane, request, anyio.current_time())
+        if lane not in self._calm or request.rank is Rank.DRIFT:
             self._wake(lane)
 
-    async def take(self, lane: str, limit: int, calm_until: float = -math.inf) -> tuple[Visit, ...]:
+    async def take(self, lane: str, limit: int, calm_until: float = -math.inf) -> tuple[WorkItem, ...]:
         """Waits until a key of the lane is due, and begins the visits to those that are, at most `limit`.
 
         Before `calm_until`, on the loop's clock, nothing begins unless a drift is due.
@@ -57,7 +57,7 @@ class Queue:
             await self._wait(lane, calm_until)
         return ()
 
-    def done(self, key: Key, result: Result) -> None:
+    def done(self, key: Key, result: NextAttempt) -> None:
         """Ends a visit. Raises LookupError when none to the key is under way."""
         lane = self._schedule.done(key, anyio.current_time(), result)
         if lane is not None and lane not in self._calm:
@@ -71,11 +71,11 @@ class Queue:
         """Forgets the lane and what waits in it: its server is not declared any more."""
         self._schedule.remove_lane(lane)
 
-    def figures(self, lane: str) -> Figures:
+    def figures(self, lane: str) -> Backlog:
         return self._schedule.figures(lane, anyio.current_time())
 
     def release(self) -> None:
-        """Visits begin. What was hinted while they were held waits since now."""
+        """Visits begin. What was enqueued while they were held waits since now."""
         self._released.set()
         self._schedule.restart(anyio.current_time())
         for lane in self._waiting:

@@ -1,7 +1,7 @@
-"""One visit to a batch of keys of one lane: read what is wanted, look at what is there, bring in the difference.
+"""One visit to a batch of keys of one lane: read what is desired, look at what is there, bring in the difference.
 
-Whatever the hint said, everything is read anew. After a write it is looked at once more: Ready is only said of what was
-read back from the database.
+Whatever the request said, everything is read anew. After a write it is looked at once more: Ready is only said of what
+was read back from the database.
 """
 
 import logging
@@ -18,18 +18,18 @@ from pgrole_controller.controller.repeats import Repeats, Settled
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.contest import Contests, Culprit, Moment
+from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.decision import decide, decide_absent
-from pgrole_controller.core.deletion import find_ending, name_way_out
+from pgrole_controller.core.deletion import add_way_out, find_role_to_drop
 from pgrole_controller.core.diff import field_names, set_password
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.password import Errand, next_rotation
-from pgrole_controller.core.plan import Deed, Disown, Plan
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.password import PasswordTask, next_rotation
+from pgrole_controller.core.plan import Action, Plan, ReassignOwned
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.role import Found
+from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.scram import Verifier
-from pgrole_controller.core.state import Server, Sight
+from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.core.status import Outcome, of_contest, of_error, of_read_back
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.inspect import Mentioned
@@ -48,11 +48,11 @@ class Finding:
     request: Target
     outcome: Outcome | None = None
     claim: Claim | None = None
-    deed: Deed = Deed.NOTHING
+    action: Action = Action.NOTHING
     fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
     released: tuple[str, ...] = ()  # role names that nobody claims any more
-    errand: Errand | None = None  # to be run before the next visit, which follows at once
-    disown: Disown | None = None  # to be done before the next visit, which follows at once
+    errand: PasswordTask | None = None  # to be run before the next visit, which follows at once
+    reassign: ReassignOwned | None = None  # to be done before the next visit, which follows at once
     next_rotation: datetime | None = None
     again_in: float = 0.0  # seconds until the next rotation, or until what is contested is due, if sooner; 0.0: neither
     done_with: bool = False  # the object may go: its finalizer is removed
@@ -82,7 +82,7 @@ async def reconcile(
     settled = [
         known
         for key in keys
-        if key not in drifted and (known := _find(key, repeats, server, objects, declared.allowance))
+        if key not in drifted and (known := _find(key, repeats, server, objects, declared.server_policy))
     ]
     settled_keys = {one.request.key for one in settled}
     findings = await _reconcile(
@@ -97,9 +97,9 @@ async def reconcile(
     return findings
 
 
-def _find(key: Key, repeats: Repeats, server: Server, objects: Objects, allowance: Allowance) -> Settled | None:
+def _find(key: Key, repeats: Repeats, server: Server, objects: Objects, server_policy: ServerPolicy) -> Settled | None:
     try:
-        return repeats.find(key, server, objects, allowance, anyio.current_time())
+        return repeats.find(key, server, objects, server_policy, anyio.current_time())
     except Exception as error:  # noqa: BLE001 -- this object's error
         contain(error, key)
         repeats.forget(key)
@@ -111,14 +111,14 @@ async def _look_again(
 ) -> tuple[list[Finding], list[Key]]:
     """The findings for those of which nothing differs, and the keys of the others."""
     same = await session.look_again(
-        [(one.request.key, one.request.role_name) for one in settled], [one.sight.row for one in settled]
+        [(one.request.key, one.request.role_name) for one in settled], [one.observed.row for one in settled]
     )
     findings: list[Finding] = []
     others: list[Key] = []
     for one, is_same in zip(settled, same, strict=True):
         stored = one.request.stored
         if is_same and not session.enforcing and stored is not None and not contests.knows(stored.uid):
-            findings.append(Finding(one.request, of_read_back(one.decision), one.sight.claim))
+            findings.append(Finding(one.request, of_read_back(one.decision), one.observed.claim))
         else:
             others.append(one.request.key)
     return findings, others
@@ -133,7 +133,7 @@ async def _reconcile(
     verifiers: Verifiers,
     repeats: Repeats,
 ) -> list[Finding]:
-    requests = [objects.read(key, declared.name, declared.allowance) for key in keys]
+    requests = [objects.read(key, declared.name, declared.server_policy) for key in keys]
     findings = [Finding(request) for request in requests if request.finalizer is not None]
     findings += [unread(request) for request in requests if request.error and request.finalizer is None]
     asked = [_remind(request, verifiers) for request in requests if request.error is None and request.finalizer is None]
@@ -155,9 +155,9 @@ def refuse(request: Target, error: PgRoleError) -> Finding:
 
 def _remind(request: Target, verifiers: Verifiers) -> Target:
     remembered = verifiers.get(request.role_name)
-    if request.ask is None or remembered is None:
+    if request.desired is None or remembered is None:
         return request
-    return replace(request, ask=replace(request.ask, remembered=remembered))
+    return replace(request, desired=replace(request.desired, remembered=remembered))
 
 
 def _server(session: Session, declared: DeclaredServer) -> Server:
@@ -217,8 +217,8 @@ async def _bring_in(
     open_ = visited
     for _ in range(ROUNDS):
         server = replace(server, away=session.enforcing)
-        for one, sight in zip(open_, await _look([one.request for one in open_], session, server), strict=True):
-            one.see(sight, _decide(one.request, sight, server), server)
+        for one, observed in zip(open_, await _look([one.request for one in open_], session, server), strict=True):
+            one.see(observed, _decide(one.request, observed, server), server)
         open_ = [one for one in open_ if isinstance(one.decision, Plan) and one.decision.writes]
         if not open_:
             break
@@ -235,7 +235,7 @@ async def _bring_in(
     if not server.away:
         await _release(visited, session)
     await _learn(visited, session, verifiers)
-    await _ask_who(visited, session)
+    await _find_suspects(visited, session)
     return await _add_verifiers([one.conclude() for one in visited], session)
 
 
@@ -293,14 +293,14 @@ def _with_verifier(finding: Finding, stored: Mapping[int, Verifier | PgRoleError
     return replace(finding, errand=replace(finding.errand, stored=verifier))
 
 
-async def _ask_who(visited: Sequence["_Visited"], session: Session) -> None:
+async def _find_suspects(visited: Sequence["_Visited"], session: Session) -> None:
     """Who sets contested roles back, as far as the server tells: asked only while there are any."""
     now = _now()
-    contested = [one for one in visited if one.asks_who(now)]
+    contested = [one for one in visited if one.needs_suspects(now)]
     if contested:
-        culprits = await session.look_for_culprits([one.request.role_name for one in contested])
+        suspects = await session.look_for_culprits([one.request.role_name for one in contested])
         for one in contested:
-            one.blame(culprits.get(one.request.role_name, ()), now)
+            one.name_suspects(suspects.get(one.request.role_name, ()), now)
 
 
 def _is_conflict(error: PgRoleError) -> bool:
@@ -323,24 +323,24 @@ class _Visited:
         self.request = request
         self._contests = contests
         self.decision: Plan | PgRoleError = Plan(role_name="")
-        self._sight = Sight()
+        self._observed = Observed()
         self.looked = False  # what is there could be read
         self._done: list[Plan] = []
         self._changed_at: float | None = None
 
-    def see(self, sight: Sight | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
+    def see(self, observed: Observed | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
         try:
-            self._see(sight, decision, server)
+            self._see(observed, decision, server)
         except Exception as error:  # noqa: BLE001 -- this object's error
             self.decision = contain(error, self.request.key)
 
-    def _see(self, sight: Sight | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
-        self.looked = isinstance(sight, Sight)
-        if isinstance(sight, Sight):
-            self._sight = sight
-        ask = self.request.ask
-        if isinstance(decision, Plan) and ask and not ask.terminating and self._contests.knows(self._uid):
-            sent = ask.credential.errand if ask.credential else None
+    def _see(self, observed: Observed | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
+        self.looked = isinstance(observed, Observed)
+        if isinstance(observed, Observed):
+            self._observed = observed
+        desired = self.request.desired
+        if isinstance(decision, Plan) and desired and not desired.terminating and self._contests.knows(self._uid):
+            sent = desired.password_result.errand if desired.password_result else None
             decision = self._contests.hold(
                 self._uid, self._generation, decision, sent, server.system_identifier, _now()
             )
@@ -355,28 +355,28 @@ class _Visited:
             self.decision = contain(error, self.request.key)
 
     def _end(self, plan: Plan, failure: PgRoleError | None) -> None:
-        ask = self.request.ask
+        desired = self.request.desired
         if failure is None:
             self._done.append(plan)
             if plan.changes and self._changed_at is None:
                 self._changed_at = anyio.current_time()
             if plan.drift and plan.changes:
                 self._contests.repaired(self._uid, self._generation, plan.drift, _now())
-        elif ask and ask.terminating and ask.drop:
-            self.decision = name_way_out(failure)
+        elif desired and desired.terminating and desired.drop:
+            self.decision = add_way_out(failure)
         else:
             self.decision = failure
 
     def settle(self, repeats: Repeats, server: Server) -> None:
         """A role that was changed here is about to be looked at again."""
         if self._done and self.looked and isinstance(self.decision, Plan) and not self._contests.knows(self._uid):
-            repeats.note(self.request, server, self._sight, self.decision, anyio.current_time())
+            repeats.note(self.request, server, self._observed, self.decision, anyio.current_time())
 
-    def asks_who(self, now: Moment) -> bool:
-        return isinstance(self.decision, Plan) and self._contests.asks_who(self._uid, now)
+    def needs_suspects(self, now: Moment) -> bool:
+        return isinstance(self.decision, Plan) and self._contests.needs_suspects(self._uid, now)
 
-    def blame(self, culprits: Iterable[Culprit], now: Moment) -> None:
-        self._contests.blame(self._uid, culprits, now)
+    def name_suspects(self, suspects: Iterable[Suspect], now: Moment) -> None:
+        self._contests.name_suspects(self._uid, suspects, now)
 
     @property
     def role_name(self) -> str:
@@ -384,11 +384,11 @@ class _Visited:
 
     @property
     def claim(self) -> Claim | None:
-        return self._sight.claim
+        return self._observed.claim
 
     @property
-    def named(self) -> Found | None:
-        return self._sight.named
+    def named(self) -> ObservedRole | None:
+        return self._observed.named
 
     @property
     def _uid(self) -> str:
@@ -401,8 +401,8 @@ class _Visited:
     @property
     def left_behind(self) -> Plan:
         """The release of what earlier objects of this key had claimed under other names."""
-        uid = self.request.ask.owner.object_uid if self.request.ask else ""
-        return Plan(role_name="", releases=tuple(former for former in self._sight.former if former[1] != uid))
+        uid = self.request.desired.owner.object_uid if self.request.desired else ""
+        return Plan(role_name="", releases=tuple(former for former in self._observed.former if former[1] != uid))
 
     def conclude(self) -> Finding:
         try:
@@ -415,26 +415,26 @@ class _Visited:
         if isinstance(self.decision, PgRoleError):
             refused = replace(refuse(self.request, self.decision), released=released)
             return replace(refused, changed_at=self._changed_at, corrected=self._corrected)
-        ending = self.request.ask is None or self.request.ask.terminating
+        ending = self.request.desired is None or self.request.desired.terminating
         first = self._done[0] if self._done else self.decision
-        ask, claim = self.request.ask, self._sight.claim
-        due = next_rotation(ask.password, claim.record.rotated_at) if ask and claim else None
+        desired, claim = self.request.desired, self._observed.claim
+        due = next_rotation(desired.password, claim.record.rotated_at) if desired and claim else None
         return Finding(
             self.request,
             outcome=None if ending else self._outcome(first, self.decision),
-            claim=self._sight.claim,
-            deed=first.deed,
+            claim=self._observed.claim,
+            action=first.action,
             fields=self.decision.reported or first.drift or field_names(first.changes),
             released=released,
-            done_with=ending and not self.decision.writes and self.decision.disown is None,
+            done_with=ending and not self.decision.writes and self.decision.reassign is None,
             errand=self.decision.errand,
-            disown=self.decision.disown,
+            reassign=self.decision.reassign,
             next_rotation=due,
             changed_at=self._changed_at,
             corrected=self._corrected,
             again_in=_soonest(
-                (due - self._sight.at).total_seconds() if due else 0.0,
-                0.0 if ending else self._contests.next_look(self._uid, _now()),
+                (due - self._observed.at).total_seconds() if due else 0.0,
+                0.0 if ending else self._contests.next_check(self._uid, _now()),
             ),
         )
 
@@ -447,7 +447,7 @@ class _Visited:
         told = self._contests.describe(self._uid)
         if told and not (last.writes or last.reported):
             return of_contest(told, outcome)
-        if first.deed is Deed.RECLAIMED and outcome.ready:
+        if first.action is Action.RECLAIMED and outcome.ready:
             message = (
                 "the role matches the spec; its claim was missing from the database, and the controller wrote it again"
             )
@@ -460,7 +460,7 @@ def _describe(decision: Plan | PgRoleError) -> dict[str, str]:
     if isinstance(decision, PgRoleError):
         return {"decided": "refused", "reason": decision.reason.value}
     fields = {"differs": field_names(decision.changes), "drift": decision.drift, "reported": decision.reported}
-    decided = decision.deed.value if decision.writes else "errand" if decision.errand else "nothing"
+    decided = decision.action.value if decision.writes else "errand" if decision.errand else "nothing"
     return {"decided": decided, **{name: ", ".join(some) for name, some in fields.items() if some}}
 
 
@@ -469,50 +469,54 @@ def _soonest(*seconds: float) -> float:
     return min((some for some in seconds if some > 0.0), default=0.0)
 
 
-async def _look(requests: Sequence[Target], session: Session, server: Server) -> list[Sight | PgRoleError]:
+async def _look(requests: Sequence[Target], session: Session, server: Server) -> list[Observed | PgRoleError]:
     """One for each request; what cannot be read of one is the error of that one."""
     if not requests:
         return []
-    sights = await session.look([(request.key, request.role_name) for request in requests])
-    await _add_surroundings(requests, sights, session)
+    observations = await session.look([(request.key, request.role_name) for request in requests])
+    await _add_references(requests, observations, session)
     ends = {
-        place: (oid, request.ask.heir)
-        for place, (request, sight) in enumerate(zip(requests, sights, strict=True))
-        if request.ask
-        and isinstance(sight, Sight)
-        and (oid := find_ending(request.ask, sight, server, request.policy)) is not None
+        place: (oid, request.desired.new_owner)
+        for place, (request, observed) in enumerate(zip(requests, observations, strict=True))
+        if request.desired
+        and isinstance(observed, Observed)
+        and (oid := find_role_to_drop(request.desired, observed, server, request.policy)) is not None
     }
     if ends:
-        await _add_endings(ends, sights, session)
-    return sights
+        await _add_endings(ends, observations, session)
+    return observations
 
 
-async def _add_surroundings(requests: Sequence[Target], sights: list[Sight | PgRoleError], session: Session) -> None:
+async def _add_references(
+    requests: Sequence[Target], observations: list[Observed | PgRoleError], session: Session
+) -> None:
     """What the roles refer to, or hold: asked for all of them at once, and only where there is anything."""
     mentioned = {
         place: some
-        for place, (request, sight) in enumerate(zip(requests, sights, strict=True))
-        if isinstance(sight, Sight) and (some := _mentioned(request, sight))
+        for place, (request, observed) in enumerate(zip(requests, observations, strict=True))
+        if isinstance(observed, Observed) and (some := _mentioned(request, observed))
     }
-    around = await session.look_around(list(mentioned.values()))
-    for place, one in zip(mentioned, around, strict=True):
-        sight = sights[place]
-        if isinstance(sight, Sight):
-            sights[place] = one if isinstance(one, PgRoleError) else replace(sight, around=one)
+    references = await session.read_references(list(mentioned.values()))
+    for place, one in zip(mentioned, references, strict=True):
+        observed = observations[place]
+        if isinstance(observed, Observed):
+            observations[place] = one if isinstance(one, PgRoleError) else replace(observed, references=one)
 
 
-def _mentioned(request: Target, sight: Sight) -> Mentioned | None:
+def _mentioned(request: Target, observed: Observed) -> Mentioned | None:
     """None: there is nothing to ask for."""
-    asks = [request.ask] if request.ask else []
-    wanted = [ask.wanted for ask in asks] + [rival.wanted for ask in asks for rival in ask.older_rivals]
-    there = [one.role for one in (sight.named, sight.claimed) if one]
-    groups = {held.role for role in (*wanted, *there) for held in role.member_of}
-    groups |= {ask.heir for ask in asks if ask.terminating} - {""}
-    policies = [request.policy, *(rival.policy for ask in asks for rival in ask.older_rivals)]
+    every = [request.desired] if request.desired else []
+    desired_role = [desired.role for desired in every] + [
+        rival.role for desired in every for rival in desired.older_rivals
+    ]
+    there = [one.role for one in (observed.named, observed.claimed) if one]
+    groups = {held.role for role in (*desired_role, *there) for held in role.member_of}
+    groups |= {desired.new_owner for desired in every if desired.terminating} - {""}
+    policies = [request.policy, *(rival.policy for desired in every for rival in desired.older_rivals)]
     mentioned = Mentioned(
         groups=frozenset(name for name in groups if not _is_illegible(name)),
-        parameters=frozenset(name for role in wanted for name in role.parameter_names),
-        databases=frozenset(database for role in wanted for database, _ in role.database_parameters),
+        parameters=frozenset(name for role in desired_role for name in role.parameter_names),
+        databases=frozenset(database for role in desired_role for database, _ in role.database_parameters),
         protected=frozenset(pattern for policy in policies for pattern in policy.protected),
     )
     return mentioned if mentioned.groups or mentioned.parameters or mentioned.databases else None
@@ -524,34 +528,40 @@ def _is_illegible(name: str) -> bool:
 
 
 async def _add_endings(
-    ends: Mapping[int, tuple[int, str]], sights: list[Sight | PgRoleError], session: Session
+    ends: Mapping[int, tuple[int, str]], observations: list[Observed | PgRoleError], session: Session
 ) -> None:
     """What still needs the roles that shall be dropped, who uses them, and who is to get what they own.
 
     `ends` are their oids and the names of those, by place.
     """
     for place, ending in zip(ends, await session.look_for_ends(list(ends.values())), strict=True):
-        sight = sights[place]
+        observed = observations[place]
         if isinstance(ending, PgRoleError):
-            sights[place] = ending
-        elif isinstance(sight, Sight):
-            sights[place] = replace(sight, needs=ending.needs, sessions=ending.sessions, heir=ending.heir)
+            observations[place] = ending
+        elif isinstance(observed, Observed):
+            observations[place] = replace(
+                observed, dependents=ending.dependents, sessions=ending.sessions, new_owner=ending.new_owner
+            )
 
 
-def _decide(request: Target, sight: Sight | PgRoleError, server: Server) -> Plan | PgRoleError:
-    if isinstance(sight, PgRoleError):
-        drops = request.ask is not None and request.ask.terminating and request.ask.drop
-        return name_way_out(sight) if drops else sight
+def _decide(request: Target, observed: Observed | PgRoleError, server: Server) -> Plan | PgRoleError:
+    if isinstance(observed, PgRoleError):
+        drops = request.desired is not None and request.desired.terminating and request.desired.drop
+        return add_way_out(observed) if drops else observed
     try:
-        if request.ask is None and server.away:
+        if request.desired is None and server.away:
             return Transient(
                 Reason.PROGRESSING, "the controller cannot reach Kubernetes, and releases no claims until it can"
             )
-        if request.ask is None:
-            return decide_absent(sight)
-        return decide(request.ask, sight, server, request.policy)
+        if request.desired is None:
+            return decide_absent(observed)
+        return decide(request.desired, observed, server, request.policy)
     except PgRoleError as error:
         return error
     except Exception as error:  # noqa: BLE001 -- this object's error
         problem = contain(error, request.key)
-        return name_way_out(problem) if request.ask and request.ask.terminating and request.ask.drop else problem
+        return (
+            add_way_out(problem)
+            if request.desired and request.desired.terminating and request.desired.drop
+            else problem
+        )

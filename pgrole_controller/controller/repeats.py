@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pgrole_controller.controller.objects import Objects, Target, asked_of
-from pgrole_controller.core.password import Origin
+from pgrole_controller.core.password import PasswordOrigin
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.state import Server, Sight
+from pgrole_controller.core.state import Observed, Server
 
 #: How many are kept, and for how many seconds: until they were looked at twice.
 MOST = 512
@@ -26,7 +26,7 @@ KEPT_SECONDS = 4.0
 #: A reconcile that comes so many seconds after the change confirms it: no other is expected.
 LAST_SECONDS = 1.5
 
-_NO_PASSWORD = (Origin.ELSEWHERE, Origin.NOWHERE)
+_NO_PASSWORD = (PasswordOrigin.ELSEWHERE, PasswordOrigin.NOWHERE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Settled:
     request: Target
     asked: tuple[Any, ...]
     server: Server
-    sight: Sight
+    observed: Observed
     decision: Plan
 
 
@@ -46,15 +46,17 @@ class Repeats:
     def __init__(self) -> None:
         self._kept: OrderedDict[Key, tuple[Settled, float]] = OrderedDict()  # the oldest first
 
-    def note(self, request: Target, server: Server, sight: Sight, decision: Plan, now: float) -> None:
+    def note(self, request: Target, server: Server, observed: Observed, decision: Plan, now: float) -> None:
         """A role was changed and read back."""
-        if request.stored is None or not _depends_on_row_alone(request, server, sight, decision):
+        if request.stored is None or not _depends_on_row_alone(request, server, observed, decision):
             return
         self._kept.pop(request.key, None)
-        self._kept[request.key] = Settled(request, asked_of(request.stored), server, sight, decision), now
+        self._kept[request.key] = Settled(request, asked_of(request.stored), server, observed, decision), now
         self._drop_old(now)
 
-    def find(self, key: Key, server: Server, objects: Objects, allowance: Allowance, now: float) -> Settled | None:
+    def find(
+        self, key: Key, server: Server, objects: Objects, server_policy: ServerPolicy, now: float
+    ) -> Settled | None:
         """What was noted of an object, with the object as it is now; None where the object has to be read again."""
         self._drop_old(now)
         settled, since = self._kept.get(key, (None, 0.0))
@@ -62,7 +64,7 @@ class Repeats:
             return None
         if now - since >= LAST_SECONDS:
             del self._kept[key]
-        stored = objects.find_unchanged(settled.request, settled.asked, allowance)
+        stored = objects.find_unchanged(settled.request, settled.asked, server_policy)
         if stored is None or settled.server != server:
             self.forget(key)
             return None
@@ -80,20 +82,37 @@ class Repeats:
             del self._kept[key]
 
 
-def _depends_on_row_alone(request: Target, server: Server, sight: Sight, decision: Plan) -> bool:
+def _depends_on_row_alone(request: Target, server: Server, observed: Observed, decision: Plan) -> bool:
     """Whether nothing but the object, its policy and the row of its role was needed for this decision, and nothing is
     left to do.
     """
-    ask = request.ask
-    if ask is None or server.away or server.claims != "Database" or not sight.row or sight.claim is None:
+    desired = request.desired
+    if desired is None or server.away or server.claims != "Database" or not observed.row or observed.claim is None:
         return False
-    if ask.terminating or ask.suspended or ask.older_rivals or ask.proven_rivals or request.finalizer is not None:
+    if (
+        desired.terminating
+        or desired.suspended
+        or desired.older_rivals
+        or desired.proven_rivals
+        or request.finalizer is not None
+    ):
         return False
-    if ask.password.origin not in _NO_PASSWORD or ask.connection or ask.credential or ask.secrets.stale:
+    if (
+        desired.password.origin not in _NO_PASSWORD
+        or desired.connection
+        or desired.password_result
+        or desired.secrets.stale
+    ):
         return False
-    if ask.remembered or sight.claim.record.digest or sight.former or ask.wanted.member_of or ask.wanted.parameters:
+    if (
+        desired.remembered
+        or observed.claim.record.digest
+        or observed.former
+        or desired.role.member_of
+        or desired.role.parameters
+    ):
         return False
-    if ask.wanted.database_parameters or any(one.role.member_of for one in (sight.named, sight.claimed) if one):
+    if desired.role.database_parameters or any(one.role.member_of for one in (observed.named, observed.claimed) if one):
         return False
-    undone = decision.writes or decision.pending or decision.errand or decision.disown or decision.reported
+    undone = decision.writes or decision.pending or decision.errand or decision.reassign or decision.reported
     return not (undone or decision.drift)

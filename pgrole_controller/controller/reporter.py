@@ -18,10 +18,10 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.statuses import Said, Statuses, standing_fields
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.plan import Deed
+from pgrole_controller.core.plan import Action
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, of_error
-from pgrole_controller.core.workqueue import After, Result, Retry, Success
+from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.events import Recorder
@@ -45,16 +45,16 @@ CONFLICT_AGAIN = 0.5
 CONFIRM_AGAIN = 2.0
 
 _EVENTS = {
-    Deed.CREATED: ("RoleCreated", "Create", "created the role"),
-    Deed.ADOPTED: ("RoleAdopted", "Adopt", "adopted the existing role"),
-    Deed.CHANGED: ("RoleChanged", "Alter", "altered the role"),
-    Deed.CORRECTED: ("DriftCorrected", "Correct", "corrected drift"),
-    Deed.ROTATED: ("PasswordRotated", "Rotate", "generated and set a new password"),
-    Deed.DROPPED: ("RoleDropped", "Drop", "dropped the role"),
-    Deed.RECLAIMED: ("ClaimRestored", "Claim", "restored the claim on the role, which was missing from the database"),
+    Action.CREATED: ("RoleCreated", "Create", "created the role"),
+    Action.ADOPTED: ("RoleAdopted", "Adopt", "adopted the existing role"),
+    Action.CHANGED: ("RoleChanged", "Alter", "altered the role"),
+    Action.CORRECTED: ("DriftCorrected", "Correct", "corrected drift"),
+    Action.ROTATED: ("PasswordRotated", "Rotate", "generated and set a new password"),
+    Action.DROPPED: ("RoleDropped", "Drop", "dropped the role"),
+    Action.RECLAIMED: ("ClaimRestored", "Claim", "restored the claim on the role, which was missing from the database"),
 }
 
-_WITHOUT_FIELDS = (Deed.CREATED, Deed.DROPPED, Deed.ROTATED)
+_WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED)
 
 
 class Reporter:
@@ -81,7 +81,7 @@ class Reporter:
         self._doubt(finding)
         stored, outcome = finding.request.stored, finding.outcome
         if stored is not None:
-            self._record_deed(finding, stored)
+            self._record_action(finding, stored)
         if stored is None or outcome is None or _is_first(finding):
             self._send.send_nowait((logs.current_visit(), finding))
             return
@@ -104,7 +104,7 @@ class Reporter:
             for _ in range(WRITERS):
                 tasks.start_soon(self._write_each)
 
-    def _end(self, finding: Finding, result: Result) -> None:
+    def _end(self, finding: Finding, result: NextAttempt) -> None:
         result = self._confirm(finding.key, result)
         log.debug("reconcile ends", extra={"object": str(finding.key), **_describe(result)})
         self._queue.done(finding.key, result)
@@ -116,7 +116,9 @@ class Reporter:
                     self._end(finding, await self._write(finding))
 
     def _doubt(self, finding: Finding) -> None:
-        """After a look: whether there is one to come. A hint that is answered before that does not take its place."""
+        """After a look: whether there is one to come. A request that is answered before that does not take its
+        place.
+        """
         now = anyio.current_time()
         if finding.request.stored is None or finding.done_with:
             self._unconfirmed.pop(finding.key, None)
@@ -125,34 +127,34 @@ class Reporter:
         elif self._unconfirmed.get(finding.key, now) <= now:
             self._unconfirmed.pop(finding.key, None)
 
-    def _confirm(self, key: Key, result: Result) -> Result:
+    def _confirm(self, key: Key, result: NextAttempt) -> NextAttempt:
         if key not in self._unconfirmed or isinstance(result, Retry):
             return result
         seconds = max(self._unconfirmed[key] - anyio.current_time(), 0.0)
-        return After(min(result.seconds, seconds) if isinstance(result, After) else seconds)
+        return RetryAfter(min(result.seconds, seconds) if isinstance(result, RetryAfter) else seconds)
 
-    async def _write(self, finding: Finding) -> Result:
+    async def _write(self, finding: Finding) -> NextAttempt:
         """Writes it, and says when the key is to be looked at again."""
         stored = finding.request.stored
         if stored is None:
             # What the object left behind is to be released, however often that fails.
-            return Retry() if finding.outcome and finding.outcome.retried else Success()
+            return Retry() if finding.outcome and finding.outcome.retried else Done()
         try:
             with anyio.fail_after(WRITE_SECONDS):
                 return await self._write_object(finding, stored)
         except TimeoutError:
             log.warning("write not answered by the API server", extra={"object": str(finding.key)})
-            return After(UNREACHABLE_AGAIN)
+            return RetryAfter(UNREACHABLE_AGAIN)
         except ApiError as error:
             if error.status == 404:
-                return Success()  # gone: the watch says so too
+                return Done()  # gone: the watch says so too
             if error.status == 409:
-                return After(CONFLICT_AGAIN)
+                return RetryAfter(CONFLICT_AGAIN)
             log.warning("write refused by the API server", extra={"object": str(finding.key), "error": str(error)})
-            return After(error.retry_after) if error.retry_after else Retry()
+            return RetryAfter(error.retry_after) if error.retry_after else Retry()
         except (Unreachable, BadStream) as error:
             log.warning("write did not reach the API server", extra={"object": str(finding.key), "error": str(error)})
-            return After(UNREACHABLE_AGAIN)
+            return RetryAfter(UNREACHABLE_AGAIN)
         except Exception as error:  # noqa: BLE001 -- one object's error
             self._say_unexpected(error, finding)
             return Retry()
@@ -162,17 +164,17 @@ class Reporter:
         if finding.request.stored is not None:
             self._statuses.put(Said(finding.request.stored, outcome, None, None, (), logs.current_visit()))
 
-    async def _write_object(self, finding: Finding, stored: Stored) -> Result:
+    async def _write_object(self, finding: Finding, stored: Stored) -> NextAttempt:
         if not self._client.may_write:  # an errand that hangs would keep its key from being visited
-            return After(UNREACHABLE_AGAIN)
+            return RetryAfter(UNREACHABLE_AGAIN)
         if finding.request.finalizer is not None:
             await self._set_finalizer(stored, present=finding.request.finalizer)
-            return After(0.0)
+            return RetryAfter(0.0)
         if finding.done_with:
             self._statuses.forget(stored.key)
             if FINALIZER in (stored.object()["metadata"].get("finalizers") or ()):
                 await self._set_finalizer(stored, present=False)
-            return Success()
+            return Done()
         if finding.errand is not None:
             # It may have waited: nothing is written for what is being deleted, or asks for something else by now.
             if self._objects.asks_still(stored):
@@ -180,7 +182,7 @@ class Reporter:
                 problem = brought.problem.reason.value if brought.problem else ""
                 log.debug("errand run", extra={"object": str(finding.key), "problem": problem})
                 self._objects.hand_over(stored, brought)
-            return After(0.0)
+            return RetryAfter(0.0)
         return Retry()
 
     async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
@@ -188,13 +190,13 @@ class Reporter:
         if written is not None:
             self._store.put(written, by=stored.key)
 
-    def _record_deed(self, finding: Finding, stored: Stored) -> None:
-        if finding.deed not in _EVENTS:
+    def _record_action(self, finding: Finding, stored: Stored) -> None:
+        if finding.action not in _EVENTS:
             return
-        reason, action, note = _EVENTS[finding.deed]
+        reason, action, note = _EVENTS[finding.action]
         fields = ", ".join(finding.fields)
-        told = f"{note}: {fields}" if fields and finding.deed not in _WITHOUT_FIELDS else note
-        log.info("role reconciled", extra={"object": str(finding.key), "deed": finding.deed.value, "fields": fields})
+        told = f"{note}: {fields}" if fields and finding.action not in _WITHOUT_FIELDS else note
+        log.info("role reconciled", extra={"object": str(finding.key), "deed": finding.action.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=told, action=action)
 
     def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:
@@ -216,20 +218,20 @@ def _is_first(finding: Finding) -> bool:
     return finding.request.finalizer is not None or finding.done_with or finding.errand is not None
 
 
-def _next_visit(finding: Finding, outcome: Outcome) -> Result:
-    """When the key is looked at again without a hint."""
+def _next_visit(finding: Finding, outcome: Outcome) -> NextAttempt:
+    """When the key is looked at again without a request."""
     if _is_unconfirmed(finding):
-        return After(CONFIRM_AGAIN)
+        return RetryAfter(CONFIRM_AGAIN)
     if outcome.retried:
         return Retry()
     # What is due and was not done now waits for something else.
-    return After(finding.again_in) if finding.again_in > 0 else Success()
+    return RetryAfter(finding.again_in) if finding.again_in > 0 else Done()
 
 
-def _describe(result: Result) -> dict[str, str | float]:
-    """When the object is looked at again without a hint."""
+def _describe(result: NextAttempt) -> dict[str, str | float]:
+    """When the object is looked at again without a request."""
     match result:
-        case After(seconds):
+        case RetryAfter(seconds):
             return {"result": "again", "in_seconds": round(seconds, 3)}
         case Retry():
             return {"result": "back-off"}
@@ -239,5 +241,7 @@ def _describe(result: Result) -> dict[str, str | float]:
 
 def _is_unconfirmed(finding: Finding) -> bool:
     """Whether something was changed, or compared with what was there a while ago."""
-    ask, outcome = finding.request.ask, finding.outcome
-    return finding.deed is not Deed.NOTHING or bool(ask and ask.credential and outcome and outcome.ready)
+    desired, outcome = finding.request.desired, finding.outcome
+    return finding.action is not Action.NOTHING or bool(
+        desired and desired.password_result and outcome and outcome.ready
+    )

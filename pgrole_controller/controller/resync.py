@@ -1,4 +1,4 @@
-"""A look at every object of a lane once in a while, spread evenly, so that no lost hint lasts.
+"""A look at every object of a lane once in a while, spread evenly, so that no lost request lasts.
 
 One timer for all of them: what it takes does not come in bursts, and a period has as many rounds whatever their number.
 """
@@ -16,7 +16,9 @@ ROUNDS = 360
 
 
 async def resync(lane: Lane, draw: Callable[[], float]) -> None:
-    """Hints every object within the period of its server, for ever. `draw` gives numbers in [0, 1): when it begins."""
+    """Enqueues every object within the period of its server, for ever. `draw` gives numbers in [0, 1): when it
+    begins.
+    """
     await lane.synced()
     await _wait(lane, draw() * lane.server.resync_seconds / ROUNDS)
     while True:
@@ -25,7 +27,7 @@ async def resync(lane: Lane, draw: Callable[[], float]) -> None:
         size = math.ceil(len(keys) / rounds)
         for start in range(rounds):
             for key in keys[start * size : (start + 1) * size]:
-                lane.hint(key, RequestReason.RESYNC, Rank.RESYNC)
+                lane.enqueue(key, RequestReason.RESYNC, Rank.RESYNC)
             if await _wait(lane, period / rounds):
                 break
 

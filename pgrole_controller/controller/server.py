@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.state import Mode
 from pgrole_controller.postgres.connection import Endpoint
 
@@ -23,7 +23,7 @@ class DeclaredServer:
 
     name: str
     endpoint: Endpoint | None
-    allowance: Allowance
+    server_policy: ServerPolicy
     address: Address
     may_install: bool = True
     mode: Mode = Mode.AUTO

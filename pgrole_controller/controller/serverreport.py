@@ -14,7 +14,7 @@ from pgrole_controller.controller.lead import Lead
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import Ending, Outcome, build_conditions, of_error
+from pgrole_controller.core.status import Outcome, Phase, build_conditions, of_error
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.finalizers import apply_finalizer
@@ -138,13 +138,13 @@ def _outcome(lane: Lane, metadata: Mapping[str, Any]) -> Outcome:
 def _state(lane: Lane) -> Outcome:
     if lane.connected and lane.suspended:
         text = "connected, but all changes are suspended: pgrole.suspend is on for the home database"
-        return Outcome(Ending.PAUSED, Reason.SUSPENDED, text)
+        return Outcome(Phase.PAUSED, Reason.SUSPENDED, text)
     if lane.connected:
         message = "connected, and detecting changes of its roles"
         if lane.server.lapsed and lane.server.problem is not None:
             missing = lane.server.problem.message
             message = f"{message}; {missing}: the current session continues, but a new one cannot start"
-        return Outcome(Ending.DONE, Reason.RECONCILED, message)
+        return Outcome(Phase.DONE, Reason.RECONCILED, message)
     if lane.trouble is not None:
         return of_error(lane.trouble)
-    return Outcome(Ending.WORKING, Reason.PROGRESSING, "connecting to the server")
+    return Outcome(Phase.WORKING, Reason.PROGRESSING, "connecting to the server")

@@ -58,7 +58,7 @@ class Servers:
         moved: Callable[[str], None],
     ) -> None:
         """`implied` is the server of PGROLE_DSN. `moved` is called with the name of a server that got or lost its lane:
-        its objects are to be hinted anew.
+        its objects are to be enqueued anew.
         """
         self._client = client
         self._observed = observed
@@ -222,7 +222,7 @@ class Servers:
                 del self._ending[name]
                 if name not in self._running:
                     metrics.forget_server(name)
-                    self._moved(name)  # what the lane was hinted in its last moments
+                    self._moved(name)  # what the lane was enqueued in its last moments
                     running.lane.remove()
 
 

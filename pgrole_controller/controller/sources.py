@@ -1,4 +1,4 @@
-"""What stores say, turned into hints: what the API server said, and what this process wrote there.
+"""What stores say, turned into requests: what the API server said, and what this process wrote there.
 
 A write is of no interest to the object that it was made for, whose reconcile is under way, but to all others.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 from pgrole_controller.controller.objects import Objects, asked_of, role_of, server_of
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
+from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
 
 #: The lane of the objects whose server nobody declared.
@@ -16,7 +16,9 @@ NO_SERVER = ""
 
 
 class PgRoleSource:
-    """Hints the object that changed, and those that share a role with it. `servers` are the names that have a lane."""
+    """Enqueues the object that changed, and those that share a role with it. `servers` are the names that have a
+    lane.
+    """
 
     def __init__(self, objects: Objects, queue: Queue, servers: Container[object]) -> None:
         self.objects = objects
@@ -30,31 +32,31 @@ class PgRoleSource:
         if seen is not None:
             # What only status shows is mostly our own write; somebody else's is looked at too, but in no hurry.
             rank = Rank.RESYNC if _is_status_only(change) else Rank.CHANGE
-            self.hint(server_of(seen.object()), Hint(change.key, RequestReason.OBJECT, rank))
+            self.enqueue(server_of(seen.object()), Request(change.key, RequestReason.OBJECT, rank))
         if change.old is None or _is_status_only(change):
             return
         self.objects.interrupt(change.key)
         # Whether another may have the role can depend on this one: suspended, refused, gone.
-        self._hint_sharing(change.key, change.old.object())
+        self._enqueue_sharing(change.key, change.old.object())
         if change.new is None or change.new.uid != change.old.uid:
             self.objects.forget(change.old)
 
-    def hint_server(self, server: str) -> None:
+    def enqueue_server(self, server: str) -> None:
         """Every object of a server that got or lost its lane."""
         for key in self.objects.of_server(server):
-            self.hint(server, Hint(key, RequestReason.SERVER, Rank.DEPENDENCY))
+            self.enqueue(server, Request(key, RequestReason.SERVER, Rank.DEPENDENCY))
 
-    def hint(self, server: str, hint: Hint) -> None:
-        self._queue.put(server if server in self._servers else NO_SERVER, hint)
+    def enqueue(self, server: str, request: Request) -> None:
+        self._queue.put(server if server in self._servers else NO_SERVER, request)
 
-    def _hint_sharing(self, gone: Key, old: dict[str, Any]) -> None:
+    def _enqueue_sharing(self, gone: Key, old: dict[str, Any]) -> None:
         server = server_of(old)
         for key in self.objects.sharing(server, role_of(old)) - {gone}:
-            self.hint(server, Hint(key, RequestReason.OTHER_OBJECT, Rank.DEPENDENCY))
+            self.enqueue(server, Request(key, RequestReason.OTHER_OBJECT, Rank.DEPENDENCY))
 
 
 class SecretSource:
-    """Hints the objects that name a Secret which changed; all that name any, when Secrets are seen (again)."""
+    """Enqueues the objects that name a Secret which changed; all that name any, when Secrets are seen (again)."""
 
     def __init__(self, pgroles: PgRoleSource, secrets: Store) -> None:
         self._pgroles = pgroles
@@ -65,25 +67,25 @@ class SecretSource:
             return  # the first list: all at once when it is complete
         for key in self._pgroles.objects.naming(change.key):
             if key != change.by:
-                self._hint(key)
+                self._enqueue(key)
 
     async def announce_all(self) -> None:
         """Once they are listed, and each time that they may be seen again."""
         await self._secrets.synced.wait()
         while True:
             for key in self._pgroles.objects.naming_secrets():
-                self._hint(key)
+                self._enqueue(key)
             await self._secrets.allowed.wait()
             self._secrets.allowed.clear()
 
-    def _hint(self, key: Key) -> None:
+    def _enqueue(self, key: Key) -> None:
         server = self._pgroles.objects.server_name(key)
         if server is not None:
-            self._pgroles.hint(server, Hint(key, RequestReason.SECRET, Rank.CHANGE))
+            self._pgroles.enqueue(server, Request(key, RequestReason.SECRET, Rank.CHANGE))
 
 
 class NamespaceSource:
-    """Hints the objects that waited for their namespace to be known, and all of one whose labels changed: a server's
+    """Enqueues the objects that waited for their namespace to be known, and all of one whose labels changed: a server's
     policy may choose by them.
     """
 
@@ -103,7 +105,7 @@ class NamespaceSource:
         for key in waited:
             server = self._objects.server_name(key)
             if server is not None:
-                self._pgroles.hint(server, Hint(key, RequestReason.NAMESPACE, Rank.DEPENDENCY))
+                self._pgroles.enqueue(server, Request(key, RequestReason.NAMESPACE, Rank.DEPENDENCY))
 
     def relabelled(self, namespace: str) -> None:
         self.known(self._objects.in_namespace(namespace))

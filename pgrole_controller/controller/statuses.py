@@ -25,7 +25,7 @@ from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import Outcome, Standing, build_status, of_error
+from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.status import apply_status, unchanged
@@ -216,7 +216,7 @@ class Statuses:
         previous = mapping(obj.get("status"))
         if said.outcome.reason is Reason.INTERNAL_ERROR:  # what the status holds may be the very reason
             previous = {name: previous[name] for name in _PROOF if isinstance(previous.get(name), dict)}
-        standing = Standing(server_of(obj), said.claim, said.reported, said.next_rotation)
+        standing = StatusDetails(server_of(obj), said.claim, said.reported, said.next_rotation)
         status = build_status(previous, said.outcome, standing, generation, datetime.now(UTC))
         if unchanged(previous, status):
             log.debug("status unchanged", extra={"object": str(said.key), "reason": said.outcome.reason.value})

@@ -9,15 +9,15 @@ from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome
-from pgrole_controller.core.workqueue import Visit
+from pgrole_controller.core.workqueue import WorkItem
 
 
 class Tally:
     """Of one batch of visits, from its beginning on."""
 
-    def __init__(self, server: str, visits: Sequence[Visit]) -> None:
+    def __init__(self, server: str, visits: Sequence[WorkItem]) -> None:
         self._server = server
-        self._visits: dict[Key, Visit] = {visit.key: visit for visit in visits}
+        self._visits: dict[Key, WorkItem] = {visit.key: visit for visit in visits}
         self._began = anyio.current_time()
 
     def count(self, finding: Finding) -> None:
@@ -38,19 +38,19 @@ class Tally:
 
 
 def count_ending(server: str, finding: Finding) -> None:
-    """By the ending of the outcome, or what the visit leads to where nothing is said on the object yet."""
+    """By the phase of the outcome, or what the visit leads to where nothing is said on the object yet."""
     outcome: Outcome | None = finding.outcome
     if finding.errand is not None:
         ending = "errand"
-    elif finding.disown is not None:
+    elif finding.reassign is not None:
         ending = "emptying"
     elif finding.request.finalizer is not None:
         ending = "finalizer"
     elif finding.done_with or finding.request.stored is None:
         ending = "gone"
     else:
-        ending = outcome.ending.value if outcome else "again"
-    said = outcome is not None and ending == outcome.ending.value
+        ending = outcome.phase.value if outcome else "again"
+    said = outcome is not None and ending == outcome.phase.value
     reason = outcome.reason.value if outcome and said else ""
     metrics.RECONCILES.labels(server or metrics.UNDECLARED, ending, reason).inc()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.role import Found, Password
+from pgrole_controller.core.role import ObservedRole, Password
 from pgrole_controller.core.scram import Verifier
 
 
@@ -20,7 +20,7 @@ class Seen(Protocol):
     @property
     def claim(self) -> Claim | None: ...
     @property
-    def named(self) -> Found | None: ...
+    def named(self) -> ObservedRole | None: ...
 
 
 class Verifiers:

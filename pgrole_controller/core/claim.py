@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pgrole_controller.core.password import Record
+from pgrole_controller.core.password import PasswordRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Claim:
     role_oid: int
     system_identifier: int
     owner: Owner
-    applied: str  # digest of the wanted role that was last brought into the database
+    applied: str  # digest of the desired role that was last brought into the database
     drift_count: int = 0
     last_drift_at: datetime | None = None
     last_drift_fields: tuple[str, ...] = ()
     released: bool = False
-    record: Record = field(default_factory=Record)
+    record: PasswordRecord = field(default_factory=PasswordRecord)
     generations: Generations = field(default_factory=Generations)
 
 

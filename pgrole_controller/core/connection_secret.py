@@ -98,7 +98,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class DesiredSecret:
     """What an object asks for. `data` is key → template; empty: the conventional keys."""
 
     name: str
@@ -108,14 +108,14 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class SecretContent:
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     data: Mapping[str, bytes] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class RotationStamp:
     """What the Secret itself remembers of a generated password; only where one is generated.
 
     `rotate` is the last value of the annotation pgrole.dev/rotate that was handled.
@@ -125,22 +125,24 @@ class Stamp:
     rotate: str = ""
 
 
-def check_connection(wanted: Connection, *, password_known: bool, generated: bool, forbidden: Sequence[str]) -> None:
+def check_connection(
+    desired: DesiredSecret, *, password_known: bool, generated: bool, forbidden: Sequence[str]
+) -> None:
     """Raises Refused for what cannot be rendered, or must not be written onto a Secret.
 
     `password_known`: there is a password and its clear text can be had, as always where it is `generated`. `forbidden`
     are prefixes of labels and annotations, with or without a slash; what is under a subdomain is forbidden with them.
     """
-    _check_metadata("labels", wanted.labels, forbidden)
-    _check_metadata("annotations", wanted.annotations, forbidden)
-    for key, value in wanted.labels:
+    _check_metadata("labels", desired.labels, forbidden)
+    _check_metadata("annotations", desired.annotations, forbidden)
+    for key, value in desired.labels:
         if not is_label_value(value):
             raise Refused(
                 Reason.INVALID_SPEC,
                 f'spec.connectionSecret.template.metadata.labels: the value of "{key}" is not a valid label value: '
                 f"use at most 63 letters, digits, -, _ and ., beginning and ending with a letter or digit",
             )
-    templates = _parse(wanted.data)
+    templates = _parse(desired.data)
     if not (password_known or generated):
         _check_no_password(templates)
     if generated and templates and not any(one.fields & PASSWORD_FIELDS for one in templates.values()):
@@ -152,8 +154,8 @@ def check_connection(wanted: Connection, *, password_known: bool, generated: boo
 
 
 def render(
-    wanted: Connection, *, username: str, password: str | None, address: Address, stamp: Stamp, salt: bytes
-) -> Content:
+    desired: DesiredSecret, *, username: str, password: str | None, address: Address, stamp: RotationStamp, salt: bytes
+) -> SecretContent:
     """The content of the Secret, the same for the same arguments.
 
     `password` is None where it is not known in clear text; with a stamp it was generated, of A–Z, a–z and 0–9 alone.
@@ -162,9 +164,9 @@ def render(
     """
     if not SALT_BYTES <= len(salt) <= _LONGEST_SALT:
         raise ValueError(f"a salt must have {SALT_BYTES} to {_LONGEST_SALT} bytes, not {len(salt)}")
-    data, annotations = _compose(wanted, username, password, address, stamp)
+    data, annotations = _compose(desired, username, password, address, stamp)
     annotations[HASH] = _seal(data, annotations, salt)
-    return Content(dict(wanted.labels), annotations, data)
+    return SecretContent(dict(desired.labels), annotations, data)
 
 
 def is_ours(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> bool:
@@ -190,29 +192,29 @@ def recover_password(data: Mapping[str, bytes], annotations: Mapping[str, str]) 
     return found if len(found) == length and _GENERATED.fullmatch(found) else None
 
 
-def read_stamp(annotations: Mapping[str, str]) -> Stamp:
+def read_stamp(annotations: Mapping[str, str]) -> RotationStamp:
     """What `render` wrote of the stamp. Nonsense is an empty one."""
     text, rotate = annotations.get(ROTATED_AT), annotations.get(ROTATE_HANDLED, "")
     if text is None:
-        return Stamp(None, rotate)
+        return RotationStamp(None, rotate)
     if not _MOMENT.fullmatch(text):
-        return Stamp()
+        return RotationStamp()
     try:
-        return Stamp(datetime.fromisoformat(text), rotate)
+        return RotationStamp(datetime.fromisoformat(text), rotate)
     except ValueError:
-        return Stamp()
+        return RotationStamp()
 
 
-def inputs_digest(wanted: Connection, username: str, address: Address) -> str:
+def inputs_digest(desired: DesiredSecret, username: str, address: Address) -> str:
     """Equal for equal Secrets, but for password, stamp and salt: it can be kept where anybody may read it."""
-    templates = sorted(wanted.data or _WITH_PASSWORD)
+    templates = sorted(desired.data or _WITH_PASSWORD)
     where = (address.host, address.port, address.database, address.sslmode)
-    inputs = (wanted.name, sorted(wanted.labels), sorted(wanted.annotations), templates, username, where)
+    inputs = (desired.name, sorted(desired.labels), sorted(desired.annotations), templates, username, where)
     return "sha256:" + hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def is_current(
-    wanted: Connection,
+    desired: DesiredSecret,
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
     data: Mapping[str, bytes],
@@ -220,15 +222,15 @@ def is_current(
     username: str,
     password: str | None,
     address: Address,
-    stamp: Stamp,
+    stamp: RotationStamp,
 ) -> bool:
     """Whether the Secret with these labels, annotations and data is as it would be rendered.
 
     What others added to labels and annotations does not count; neither can it be told from what an older template
     asked for: `inputs_digest` tells that. Raises Refused as `render` does.
     """
-    composed, ours = _compose(wanted, username, password, address, stamp)
-    if composed != data or any(labels.get(key) != value for key, value in wanted.labels):
+    composed, ours = _compose(desired, username, password, address, stamp)
+    if composed != data or any(labels.get(key) != value for key, value in desired.labels):
         return False
     if any(annotations.get(key) != ours.get(key) for key in (*ours, *_HASHED)):
         return False
@@ -236,7 +238,7 @@ def is_current(
 
 
 def _compose(
-    wanted: Connection, username: str, password: str | None, address: Address, stamp: Stamp
+    desired: DesiredSecret, username: str, password: str | None, address: Address, stamp: RotationStamp
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Data, and annotations without the hash."""
     values = {
@@ -248,10 +250,10 @@ def _compose(
     }
     if password is not None:
         values[PASSWORD] = password
-    templates = _templates(wanted, values)
+    templates = _templates(desired, values)
     values = vary(values)
     sizes = {name: len(value.encode()) for name, value in values.items()}
-    if stamp == Stamp():
+    if stamp == RotationStamp():
         # Whoever may read no Secret must not measure the password in it by how much of it fits.
         sizes |= _LONGEST_PASSWORD
     if sum(measure(template, sizes) for template in templates.values()) > MAX_BYTES:
@@ -261,21 +263,21 @@ def _compose(
             "shorten its template",
         )
     data = {key: fill(template, values).encode() for key, template in templates.items()}
-    annotations = dict(wanted.annotations)
-    if stamp != Stamp():
+    annotations = dict(desired.annotations)
+    if stamp != RotationStamp():
         annotations.update(_write_stamp(stamp))
         annotations.update(_write_place(templates, values))
     return data, annotations
 
 
-def _templates(wanted: Connection, values: Mapping[str, str]) -> dict[str, Template]:
+def _templates(desired: DesiredSecret, values: Mapping[str, str]) -> dict[str, Template]:
     """Key → template. Raises Refused for one that cannot be filled with these values."""
     # libpq reads the file line by line, and knows no escape for the end of one.
     broken = {f"{name}_pgpass" for name, value in values.items() if "\n" in value or "\r" in value} & PGPASS_FIELDS
-    if not wanted.data:
+    if not desired.data:
         templates = _parse(_WITH_PASSWORD if PASSWORD in values else _WITHOUT_PASSWORD)
         return {key: template for key, template in templates.items() if not template.fields & broken}
-    templates = _parse(wanted.data)
+    templates = _parse(desired.data)
     if PASSWORD not in values:
         _check_no_password(templates)
     for key, template in templates.items():
@@ -341,7 +343,7 @@ def _is_under(key: str, prefix: str) -> bool:
     return bool(slash and domain) and (own == domain or own.endswith(f".{domain}"))
 
 
-def _write_stamp(stamp: Stamp) -> Iterator[tuple[str, str]]:
+def _write_stamp(stamp: RotationStamp) -> Iterator[tuple[str, str]]:
     if stamp.rotated_at is not None:
         moment = to_moment(to_microseconds(stamp.rotated_at))
         yield ROTATED_AT, moment.isoformat().replace("+00:00", "Z")

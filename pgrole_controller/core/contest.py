@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.diff import Rename
-from pgrole_controller.core.password import Errand, Record
-from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.password import PasswordRecord, PasswordTask
+from pgrole_controller.core.plan import Action, Plan
 
 #: So many repairs of one field within so many seconds; the next one is held back.
 LIMIT = 5
@@ -32,9 +32,9 @@ _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 KEPT = LONGEST_DELAY + 2 * WINDOW
 
 #: How many of those who may be behind it are named.
-MOST_CULPRITS = 3
+MOST_SUSPECTS = 3
 
-_ASKED_AGAIN = 1.0
+_SEARCH_AGAIN = 1.0
 _SHOWN = 48
 _ANY_TIME = datetime.min.replace(tzinfo=UTC)
 
@@ -50,7 +50,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class Suspect:
     """A session whose last statement looks like one about the role. Whoever connects writes all of this."""
 
     user: str
@@ -68,7 +68,7 @@ def _quote(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Fight:
+class FieldContest:
     """What is known of one field.
 
     `repairs`: the last ones, at most `LIMIT`, the oldest first. `count` of them were made since `began`. `seen`: when
@@ -93,33 +93,35 @@ class Fight:
         return self.until is not None and now.seconds < self.until.seconds
 
     @property
-    def next_look(self) -> Moment:
+    def next_check(self) -> Moment:
         """When something is due: the next repair, or the end."""
         return self.until if self.drifts and self.until else self.seen.after(WINDOW)
 
 
-def repair(fight: Fight | None, now: Moment) -> Fight:
+def repair(field_contest: FieldContest | None, now: Moment) -> FieldContest:
     """After a repair."""
-    repairs = (*(fight.repairs if fight else ()), now)[-LIMIT:]
-    if fight and fight.contested:
-        return replace(fight, repairs=repairs, count=fight.count + 1, seen=now, drifts=False, until=None)
+    repairs = (*(field_contest.repairs if field_contest else ()), now)[-LIMIT:]
+    if field_contest and field_contest.contested:
+        return replace(
+            field_contest, repairs=repairs, count=field_contest.count + 1, seen=now, drifts=False, until=None
+        )
     recent = tuple(moment for moment in repairs if now.seconds - moment.seconds < WINDOW)
-    return Fight(recent, len(recent), recent[0], now)
+    return FieldContest(recent, len(recent), recent[0], now)
 
 
-def notice(fight: Fight, now: Moment, *, drifts: bool) -> Fight | None:
+def notice(field_contest: FieldContest, now: Moment, *, drifts: bool) -> FieldContest | None:
     """After a look, before any repair. None when it is over."""
-    if not fight.contested:
-        recent = sum(now.seconds - moment.seconds < WINDOW for moment in fight.repairs)
+    if not field_contest.contested:
+        recent = sum(now.seconds - moment.seconds < WINDOW for moment in field_contest.repairs)
         if drifts and recent >= LIMIT:
-            return replace(fight, seen=now, drifts=True, delay=FIRST_DELAY, until=now.after(FIRST_DELAY))
-        return fight if recent else None
+            return replace(field_contest, seen=now, drifts=True, delay=FIRST_DELAY, until=now.after(FIRST_DELAY))
+        return field_contest if recent else None
     if not drifts:
-        return replace(fight, drifts=False) if now.seconds - fight.seen.seconds < WINDOW else None
-    if fight.until is not None:
-        return replace(fight, seen=now, drifts=True)
-    delay = _BACKOFF.longer(fight.delay)
-    return replace(fight, seen=now, drifts=True, delay=delay, until=now.after(delay))
+        return replace(field_contest, drifts=False) if now.seconds - field_contest.seen.seconds < WINDOW else None
+    if field_contest.until is not None:
+        return replace(field_contest, seen=now, drifts=True)
+    delay = _BACKOFF.longer(field_contest.delay)
+    return replace(field_contest, seen=now, drifts=True, delay=delay, until=now.after(delay))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +133,14 @@ class Contest:
 
     generation: int
     touched: float
-    fights: Mapping[str, Fight] = field(default_factory=dict)
-    culprits: tuple[Culprit, ...] = ()
-    asked: float | None = None  # when it was last asked who does it
-    errand: Errand | None = None
+    field_contests: Mapping[str, FieldContest] = field(default_factory=dict)
+    suspects: tuple[Suspect, ...] = ()
+    searched_at: float | None = None  # when it was last asked who does it
+    errand: PasswordTask | None = None
 
     @property
-    def contested(self) -> dict[str, Fight]:
-        return {name: fight for name, fight in self.fights.items() if fight.contested}
+    def contested(self) -> dict[str, FieldContest]:
+        return {name: field_contest for name, field_contest in self.field_contests.items() if field_contest.contested}
 
 
 class Contests:
@@ -161,17 +163,20 @@ class Contests:
         """Somebody else's change of these fields was set back."""
         self._forget_old(now)
         contest = self._find(uid, generation, now)
-        fights = {**contest.fights, **{name: repair(contest.fights.get(name), now) for name in fields}}
-        self._put(uid, replace(contest, fights=fights))
+        field_contests = {
+            **contest.field_contests,
+            **{name: repair(contest.field_contests.get(name), now) for name in fields},
+        }
+        self._put(uid, replace(contest, field_contests=field_contests))
 
     def hold(
-        self, uid: str, generation: int, plan: Plan, sent: Errand | None, system_identifier: int, now: Moment
+        self, uid: str, generation: int, plan: Plan, sent: PasswordTask | None, system_identifier: int, now: Moment
     ) -> Plan:
         """The plan of one look without what is held back. `sent` is the errand that was run for this look."""
         if uid not in self._contests:
             return plan
         contest = self._find(uid, generation, now)
-        password = contest.fights.get("password")
+        password = contest.field_contests.get("password")
         if plan.errand and password and password.holds(now) and _without_time(plan.errand) == contest.errand:
             plan = replace(plan, errand=None)
             drift = {*plan.drift, "password"}
@@ -180,52 +185,56 @@ class Contests:
         # While an errand is due it is not known whether the password is drift.
         unknown = {"password"} if plan.errand else set()
         seen = {
-            name: fight if name in unknown else notice(fight, now, drifts=name in drift)
-            for name, fight in contest.fights.items()
+            name: field_contest if name in unknown else notice(field_contest, now, drifts=name in drift)
+            for name, field_contest in contest.field_contests.items()
         }
-        fights = {name: fight for name, fight in seen.items() if fight}
-        held = frozenset(name for name, fight in fights.items() if name in drift and fight.holds(now))
+        field_contests = {name: field_contest for name, field_contest in seen.items() if field_contest}
+        held = frozenset(
+            name for name, field_contest in field_contests.items() if name in drift and field_contest.holds(now)
+        )
         errand = _without_time(sent) if sent and "password" in held else contest.errand if held else None
-        contest = replace(contest, fights=fights, errand=errand)
+        contest = replace(contest, field_contests=field_contests, errand=errand)
         if contest.contested:
             self._put(uid, contest)
         else:
-            self._put(uid, replace(contest, culprits=(), asked=None))
-        return leave_out(plan, held, system_identifier) if held else plan
+            self._put(uid, replace(contest, suspects=(), searched_at=None))
+        return without_held(plan, held, system_identifier) if held else plan
 
-    def asks_who(self, uid: str, now: Moment) -> bool:
-        """Whether it is to be asked who does it; to be answered by `blame`."""
+    def needs_suspects(self, uid: str, now: Moment) -> bool:
+        """Whether it is to be asked who does it; to be answered by `name_suspects`."""
         contest = self._contests.get(uid)
-        if contest is None or len(contest.culprits) >= MOST_CULPRITS:
+        if contest is None or len(contest.suspects) >= MOST_SUSPECTS:
             return False
-        if not any(fight.holds(now) and fight.drifts for fight in contest.fights.values()):
+        if not any(
+            field_contest.holds(now) and field_contest.drifts for field_contest in contest.field_contests.values()
+        ):
             return False
-        return contest.asked is None or now.seconds - contest.asked >= _ASKED_AGAIN
+        return contest.searched_at is None or now.seconds - contest.searched_at >= _SEARCH_AGAIN
 
-    def blame(self, uid: str, culprits: Iterable[Culprit], now: Moment) -> None:
+    def name_suspects(self, uid: str, suspects: Iterable[Suspect], now: Moment) -> None:
         """These were seen at it. Who was named stays so, so that what is said does not change with every look."""
         contest = self._contests.get(uid)
         if contest is not None:
-            named = tuple(dict.fromkeys((*contest.culprits, *culprits)))[:MOST_CULPRITS]
-            self._put(uid, replace(contest, culprits=named, asked=now.seconds))
+            named = tuple(dict.fromkeys((*contest.suspects, *suspects)))[:MOST_SUSPECTS]
+            self._put(uid, replace(contest, suspects=named, searched_at=now.seconds))
 
     def describe(self, uid: str) -> str | None:
         """What is said on the object; None when nothing of it is contested. The same as long as nothing happens."""
         contest = self._contests.get(uid)
         if contest is None or not contest.contested:
             return None
-        told = "; ".join(_describe(name, fight) for name, fight in contest.contested.items())
-        if not contest.culprits:
+        told = "; ".join(_describe(name, field_contest) for name, field_contest in contest.contested.items())
+        if not contest.suspects:
             return told
-        who = " and ".join(str(culprit) for culprit in contest.culprits)
+        who = " and ".join(str(suspect) for suspect in contest.suspects)
         return f"{told}. Last seen running a statement about this role: {who}"
 
-    def next_look(self, uid: str, now: Moment) -> float:
+    def next_check(self, uid: str, now: Moment) -> float:
         """In how many seconds it has to be looked at again; 0.0 when nothing of it is contested."""
         contest = self._contests.get(uid)
         if contest is None or not contest.contested:
             return 0.0
-        due = min(fight.next_look.seconds for fight in contest.contested.values())
+        due = min(field_contest.next_check.seconds for field_contest in contest.contested.values())
         return max(due - now.seconds, 0.0) + 0.01
 
     def _find(self, uid: str, generation: int, now: Moment) -> Contest:
@@ -235,7 +244,7 @@ class Contests:
         return replace(contest, touched=now.seconds)
 
     def _put(self, uid: str, contest: Contest) -> None:
-        if contest.fights:
+        if contest.field_contests:
             self._contests[uid] = contest
             self._contests.move_to_end(uid)
         else:
@@ -249,7 +258,7 @@ class Contests:
             del self._contests[uid]
 
 
-def leave_out(plan: Plan, held: frozenset[str], system_identifier: int) -> Plan:
+def without_held(plan: Plan, held: frozenset[str], system_identifier: int) -> Plan:
     """The plan of a drift without the changes of these fields.
 
     A role that is gone, or has another name, cannot be changed before that is repaired: the first holds back all of it,
@@ -262,7 +271,7 @@ def leave_out(plan: Plan, held: frozenset[str], system_identifier: int) -> Plan:
     drift = tuple(name for name in plan.drift if name not in held or name in along) if changes else ()
     claim = plan.claim
     ours = claim is not None and claim.owner == plan.owner and claim.system_identifier == system_identifier
-    record: Record | None = plan.record
+    record: PasswordRecord | None = plan.record
     if record and "password" in held:
         # What is remembered of a password is true only once it is set; the connection Secret was written.
         kept = replace(claim.record, connection=record.connection) if claim else None
@@ -273,28 +282,26 @@ def leave_out(plan: Plan, held: frozenset[str], system_identifier: int) -> Plan:
         drift=drift,
         owner=plan.owner if changes or not ours else None,
         record=record,
-        deed=_deed(plan, claimless=claim is None, changes=bool(changes), drift=bool(drift)),
+        action=_action(plan, claimless=claim is None, changes=bool(changes), drift=bool(drift)),
     )
 
 
-def _deed(plan: Plan, *, claimless: bool, changes: bool, drift: bool) -> Deed:
+def _action(plan: Plan, *, claimless: bool, changes: bool, drift: bool) -> Action:
     if claimless or drift:
-        return plan.deed
-    return Deed.CHANGED if changes else Deed.NOTHING
+        return plan.action
+    return Action.CHANGED if changes else Action.NOTHING
 
 
-def _without_time(errand: Errand) -> Errand:
+def _without_time(errand: PasswordTask) -> PasswordTask:
     return replace(errand, at=_ANY_TIME, stored=None)
 
 
-def _describe(name: str, fight: Fight) -> str:
-    within = max(round(fight.repairs[-1].seconds - fight.began.seconds), 1)
-    told = f"{name}: corrected {fight.count} times within {within} s, but something else keeps changing it"
-    if fight.drifts and fight.until:
-        return f"{told}; the controller corrects it again at {_clock(fight.until)}"
-    return (
-        f"{told}; it now matches the spec, and the contest ends if it still does at {_clock(fight.seen.after(WINDOW))}"
-    )
+def _describe(name: str, field_contest: FieldContest) -> str:
+    within = max(round(field_contest.repairs[-1].seconds - field_contest.began.seconds), 1)
+    told = f"{name}: corrected {field_contest.count} times within {within} s, but something else keeps changing it"
+    if field_contest.drifts and field_contest.until:
+        return f"{told}; the controller corrects it again at {_clock(field_contest.until)}"
+    return f"{told}; it now matches the spec, and the contest ends if it still does at {_clock(field_contest.seen.after(WINDOW))}"
 
 
 def _clock(moment: Moment) -> str:

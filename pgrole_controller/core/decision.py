@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgrole_controller.core.claim import Claim, Generations
-from pgrole_controller.core.deletion import decide_end
+from pgrole_controller.core.deletion import decide_deletion
 from pgrole_controller.core.diff import (
     Change,
     RevokeMembership,
@@ -33,116 +33,120 @@ from pgrole_controller.core.diff import (
 )
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
-from pgrole_controller.core.password import Origin, Record
-from pgrole_controller.core.password_rules import Settlement, settle
-from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.password import PasswordOrigin, PasswordRecord
+from pgrole_controller.core.password_rules import PasswordDecision, decide_password
+from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import (
     Policy,
-    Surroundings,
+    References,
+    check_desired,
     check_holds,
     check_memberships,
     check_parameters,
     check_protected,
-    check_wanted,
+    limit_to_policy,
     may_pass_on,
-    restrain,
     why_not_joined,
 )
-from pgrole_controller.core.role import POWERS, Found, Role, digest
-from pgrole_controller.core.state import Ask, Rival, Server, Sight
+from pgrole_controller.core.role import POWERS, ObservedRole, Role, digest
+from pgrole_controller.core.state import Desired, Observed, Rival, Server
 
 #: In a condition, which is read by people: of more, the rest is counted.
 _NAMED = 5
 
 
-def decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
+def decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:
     """The plan for one look. Raises Refused or Waiting when nothing may be done."""
     if server.away:
-        check_enforceable(ask, sight, server)
-        return keep_applied(_decide(ask, sight, server, policy))
-    return _note_generations(_decide(ask, sight, server, policy), ask, sight, server)
+        check_enforceable(desired, observed, server)
+        return keep_applied(_decide(desired, observed, server, policy))
+    return _note_generations(_decide(desired, observed, server, policy), desired, observed, server)
 
 
-def _decide(ask: Ask, sight: Sight, server: Server, policy: Policy) -> Plan:
-    if ask.terminating:
-        return decide_end(ask, sight, server, policy)
-    if ask.suspended:
+def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:
+    if desired.terminating:
+        return decide_deletion(desired, observed, server, policy)
+    if desired.suspended:
         raise Refused(Reason.SUSPENDED, "spec.suspend is true: the controller neither reads nor changes the role")
-    _check_name(ask, sight, server, policy)
-    check_held(sight)
+    _check_name(desired, observed, server, policy)
+    check_held(observed)
     try:
-        _check_policy(policy, ask.wanted, sight.around)
+        _check_policy(policy, desired.role, observed.references)
     except Refused as refusal:
-        return _restrain(ask, sight, server, policy, refusal)
-    wanted, pending = _within_reach(ask.wanted, sight.around)
-    asked = ask if wanted is ask.wanted else replace(ask, wanted=wanted)
-    claim = find_own_claim(asked, sight, server)
-    target = find_target(claim, sight, server, policy) if claim else sight.named
-    settled = settle(asked, claim, target, sight, server, policy)
-    if settled.left:
-        asked = replace(asked, ignore=asked.ignore | {"password"})
-    elif settled.password is not wanted.password or "password" in asked.ignore:
-        asked = replace(asked, wanted=replace(wanted, password=settled.password), ignore=asked.ignore - {"password"})
-    releases = tuple(former for former in sight.former if former[1] != ask.owner.object_uid)
+        return _revoke_excess(desired, observed, server, policy, refusal)
+    desired_role, pending = _within_reach(desired.role, observed.references)
+    adjusted = desired if desired_role is desired.role else replace(desired, role=desired_role)
+    claim = find_own_claim(adjusted, observed, server)
+    target = find_target(claim, observed, server, policy) if claim else observed.named
+    decided = decide_password(adjusted, claim, target, observed, server, policy)
+    if decided.left:
+        adjusted = replace(adjusted, ignore=adjusted.ignore | {"password"})
+    elif decided.password is not desired_role.password or "password" in adjusted.ignore:
+        adjusted = replace(
+            adjusted, role=replace(desired_role, password=decided.password), ignore=adjusted.ignore - {"password"}
+        )
+    releases = tuple(former for former in observed.former if former[1] != desired.owner.object_uid)
     if claim is None:
-        plan = _take_first(asked, sight, server, policy, settled)
+        plan = _take_first(adjusted, observed, server, policy, decided)
     else:
-        plan = _keep(asked, claim, target, sight, server, policy, settled)
-    waiting = (*pending, settled.pending) if settled.pending else pending
-    if not (waiting or settled.errand or releases):
+        plan = _keep(adjusted, claim, target, observed, server, policy, decided)
+    waiting = (*pending, decided.pending) if decided.pending else pending
+    if not (waiting or decided.errand or releases):
         return plan
-    return replace(plan, pending=waiting, errand=settled.errand, releases=releases)
+    return replace(plan, pending=waiting, errand=decided.errand, releases=releases)
 
 
-def _note_generations(plan: Plan, ask: Ask, sight: Sight, server: Server) -> Plan:
+def _note_generations(plan: Plan, desired: Desired, observed: Observed, server: Server) -> Plan:
     """What a claim of this object says of what was acted on is brought up to date with the rest."""
-    if ask.terminating or not server.notes_generations or any(isinstance(one, Refused) for one in plan.pending):
+    if desired.terminating or not server.notes_generations or any(isinstance(one, Refused) for one in plan.pending):
         return plan
-    claim, known = sight.claim, generations_of(ask, server)
-    held = plan.owner is not None or (claim is not None and claim.owner == ask.owner and not claim.released)
-    if not held or (claim is not None and claim.owner == ask.owner and claim.generations == known):
+    claim, known = observed.claim, generations_of(desired, server)
+    held = plan.owner is not None or (claim is not None and claim.owner == desired.owner and not claim.released)
+    if not held or (claim is not None and claim.owner == desired.owner and claim.generations == known):
         return plan
     return replace(plan, acted_on=known)
 
 
-def _check_policy(policy: Policy, wanted: Role, around: Surroundings) -> None:
-    check_wanted(policy, wanted)
-    check_memberships(policy, wanted, around)
-    check_parameters(policy, wanted, around)
+def _check_policy(policy: Policy, desired_role: Role, references: References) -> None:
+    check_desired(policy, desired_role)
+    check_memberships(policy, desired_role, references)
+    check_parameters(policy, desired_role, references)
 
 
-def _restrain(ask: Ask, sight: Sight, server: Server, policy: Policy, refusal: Refused) -> Plan:
+def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: Refused) -> Plan:
     """The plan for an object that is refused: takes away from its role what others gave it. Raises the refusal."""
     try:
-        claim = find_own_claim(ask, sight, server)
+        claim = find_own_claim(desired, observed, server)
     except Refused:
         claim = None  # another's: nothing of it is touched
-    target = find_held(claim, sight, server)
-    if claim is None or target is None or ask.report_only:
+    target = find_held(claim, observed, server)
+    if claim is None or target is None or desired.report_only:
         raise refusal
-    wanted, _ = _within_reach(ask.wanted, sight.around)
-    drifted = claim.applied == _digest(replace(ask, wanted=wanted))
-    left = _leave(ask.ignore, wanted, restrain(policy, target.role, sight.around))
-    changes = restraints(policy, replace(left, name=target.role.name), target.role, sight.around, drifted=drifted)
+    desired_role, _ = _within_reach(desired.role, observed.references)
+    drifted = claim.applied == _digest(replace(desired, role=desired_role))
+    left = _leave(desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references))
+    changes = excess_changes(
+        policy, replace(left, name=target.role.name), target.role, observed.references, drifted=drifted
+    )
     return Plan(
-        role_name=ask.wanted.name,
+        role_name=desired.role.name,
         changes=changes,
         oid=target.oid,
         seen_as=target.role.name,
         claim=claim,
-        owner=ask.owner if changes and target.role.name == ask.wanted.name else None,
+        owner=desired.owner if changes and target.role.name == desired.role.name else None,
         applied=claim.applied,
         drift=field_names(changes),
         pending=(refusal,),
-        releases=tuple(former for former in sight.former if former[1] != ask.owner.object_uid),
-        deed=Deed.CORRECTED if changes else Deed.NOTHING,
+        releases=tuple(former for former in observed.former if former[1] != desired.owner.object_uid),
+        action=Action.CORRECTED if changes else Action.NOTHING,
     )
 
 
-def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[PgRoleError, ...]]:
+def _within_reach(desired_role: Role, references: References) -> tuple[Role, tuple[PgRoleError, ...]]:
     """What can be brought in now, and what waits: it is not part of what is `applied`, so that it is no drift."""
-    missing = [held.role for held in wanted.member_of if held.role not in around.groups]
-    nowhere = [database for database, _ in wanted.database_parameters if database not in around.databases]
+    missing = [held.role for held in desired_role.member_of if held.role not in references.groups]
+    nowhere = [database for database, _ in desired_role.database_parameters if database not in references.databases]
     pending: list[PgRoleError] = []
     if missing:
         names = _name_some(missing)
@@ -153,11 +157,11 @@ def _within_reach(wanted: Role, around: Surroundings) -> tuple[Role, tuple[PgRol
         text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else matches the spec"
         pending.append(Waiting(Reason.DATABASE_ERROR, text))
     if not pending:
-        return wanted, ()
+        return desired_role, ()
     return replace(
-        wanted,
-        member_of=tuple(held for held in wanted.member_of if held.role not in missing),
-        database_parameters=tuple(item for item in wanted.database_parameters if item[0] not in nowhere),
+        desired_role,
+        member_of=tuple(held for held in desired_role.member_of if held.role not in missing),
+        database_parameters=tuple(item for item in desired_role.database_parameters if item[0] not in nowhere),
     ), tuple(pending)
 
 
@@ -166,80 +170,90 @@ def _name_some(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _leave(ignore: frozenset[str], wanted: Role, there: Role) -> Role:
+def _leave(ignore: frozenset[str], desired_role: Role, existing: Role) -> Role:
     """What is wanted, but for the fields that are left to others."""
     if not ignore:
-        return wanted
-    left = {name: getattr(there, name) for name in ignore}
-    return wanted if all(getattr(wanted, name) == value for name, value in left.items()) else replace(wanted, **left)
-
-
-def decide_absent(sight: Sight) -> Plan:
-    """The plan for a key whose object is gone: what it claimed is released, and stays as it is."""
-    return Plan(role_name="", releases=sight.former)
-
-
-def _check_name(ask: Ask, sight: Sight, server: Server, policy: Policy) -> None:
-    found = [one for one in (sight.named, sight.claimed) if one]
-    check_protected(policy, ask.wanted.name, found, server.own_roles)
-
-
-def _take_first(ask: Ask, sight: Sight, server: Server, policy: Policy, settled: Settlement) -> Plan:
-    """No claim of this object yet: create the role, or adopt it."""
-    older = next((rival for rival in ask.older_rivals if _could_have(rival, sight)), None)
-    if older is not None and sight.claim is None:
-        raise Refused(
-            Reason.CONFLICT,
-            f'PgRole {older.name} also declares role "{ask.wanted.name}" and is older: delete one of them',
-        )
-    named = sight.named
-    for rival, proof in ask.proven_rivals:
-        if sight.claim is None and named and proves(proof, named, server):
-            raise Refused(
-                Reason.CONFLICT,
-                f'role "{ask.wanted.name}" belongs to PgRole {rival}: use another spec.name, or delete one',
-            )
-    wanted = _leave(ask.ignore, ask.wanted, named.role) if named else ask.wanted
-    changes = diff(wanted, named.role if named else None)
-    if named:
-        _check_adoption(ask, named, changes, settled, policy, sight.around)
-    return Plan(
-        role_name=ask.wanted.name,
-        changes=changes,
-        oid=named.oid if named else None,
-        seen_as=ask.wanted.name,
-        claim=sight.claim,
-        owner=ask.owner,
-        applied=_digest(ask),
-        record=settled.record if settled.record != Record() else None,
-        deed=Deed.ADOPTED if named else Deed.CREATED,
+        return desired_role
+    left = {name: getattr(existing, name) for name in ignore}
+    return (
+        desired_role
+        if all(getattr(desired_role, name) == value for name, value in left.items())
+        else replace(desired_role, **left)
     )
 
 
-def _could_have(rival: Rival, sight: Sight) -> bool:
+def decide_absent(observed: Observed) -> Plan:
+    """The plan for a key whose object is gone: what it claimed is released, and stays as it is."""
+    return Plan(role_name="", releases=observed.former)
+
+
+def _check_name(desired: Desired, observed: Observed, server: Server, policy: Policy) -> None:
+    found = [one for one in (observed.named, observed.claimed) if one]
+    check_protected(policy, desired.role.name, found, server.own_roles)
+
+
+def _take_first(
+    desired: Desired, observed: Observed, server: Server, policy: Policy, decided: PasswordDecision
+) -> Plan:
+    """No claim of this object yet: create the role, or adopt it."""
+    older = next((rival for rival in desired.older_rivals if _could_have(rival, observed)), None)
+    if older is not None and observed.claim is None:
+        raise Refused(
+            Reason.CONFLICT,
+            f'PgRole {older.name} also declares role "{desired.role.name}" and is older: delete one of them',
+        )
+    named = observed.named
+    for rival, proof in desired.proven_rivals:
+        if observed.claim is None and named and proves(proof, named, server):
+            raise Refused(
+                Reason.CONFLICT,
+                f'role "{desired.role.name}" belongs to PgRole {rival}: use another spec.name, or delete one',
+            )
+    desired_role = _leave(desired.ignore, desired.role, named.role) if named else desired.role
+    changes = diff(desired_role, named.role if named else None)
+    if named:
+        _check_adoption(desired, named, changes, decided, policy, observed.references)
+    return Plan(
+        role_name=desired.role.name,
+        changes=changes,
+        oid=named.oid if named else None,
+        seen_as=desired.role.name,
+        claim=observed.claim,
+        owner=desired.owner,
+        applied=_digest(desired),
+        record=decided.record if decided.record != PasswordRecord() else None,
+        action=Action.ADOPTED if named else Action.CREATED,
+    )
+
+
+def _could_have(rival: Rival, observed: Observed) -> bool:
     """Whether it stands in the way of a younger one: what is refused to it, it holds for nobody."""
     try:
-        _check_policy(rival.policy, rival.wanted, sight.around)
-        if sight.named:
-            check_holds(rival.policy, sight.named, deed="adoption", around=sight.around)
+        _check_policy(rival.policy, rival.role, observed.references)
+        if observed.named:
+            check_holds(rival.policy, observed.named, action="adoption", references=observed.references)
     except PgRoleError:
         return False
-    return sight.named is None or (rival.adopt and rival.policy.adopt)
+    return observed.named is None or (rival.adopt and rival.policy.adopt)
 
 
 def _check_adoption(
-    ask: Ask,
-    named: Found,
+    desired: Desired,
+    named: ObservedRole,
     changes: tuple[Change, ...],
-    settled: Settlement,
+    decided: PasswordDecision,
     policy: Policy,
-    around: Surroundings,
+    references: References,
 ) -> None:
     names = field_names(changes)
-    if settled.errand and ask.password.origin in (Origin.SECRET, Origin.GENERATED) and not settled.record.source:
+    if (
+        decided.errand
+        and desired.password.origin in (PasswordOrigin.SECRET, PasswordOrigin.GENERATED)
+        and not decided.record.source
+    ):
         names = (*names, "password")
     what = f"would change {', '.join(names)}" if names else "would change nothing"
-    if not ask.adopt:
+    if not desired.adopt:
         raise Refused(
             Reason.ROLE_EXISTS,
             f'role "{named.role.name}" already exists and this object has no claim to it; adoption {what}. '
@@ -250,98 +264,115 @@ def _check_adoption(
             Reason.NOT_ALLOWED,
             "the server's policy does not allow adoption: ask the server's administrator for allow.adopt",
         )
-    check_holds(policy, named, deed="adoption", around=around)
+    check_holds(policy, named, action="adoption", references=references)
 
 
 def _keep(
-    ask: Ask,
+    desired: Desired,
     claim: Claim,
-    target: Found | None,
-    sight: Sight,
+    target: ObservedRole | None,
+    observed: Observed,
     server: Server,
     policy: Policy,
-    settled: Settlement,
+    decided: PasswordDecision,
 ) -> Plan:
     """The role is this object's: bring in what differs, and say whether somebody else had changed it."""
-    applied = _digest(ask)
+    applied = _digest(desired)
     # What is left to others is so only as far as the object could have asked for it itself.
-    wanted = ask.wanted
-    if ask.ignore and target:
-        wanted = _leave(ask.ignore, wanted, restrain(policy, target.role, sight.around))
-    changes = diff(wanted, target.role if target else None)
+    desired_role = desired.role
+    if desired.ignore and target:
+        desired_role = _leave(desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references))
+    changes = diff(desired_role, target.role if target else None)
     same_server = claim.system_identifier == server.system_identifier
     replaced = same_server and target is not None and target.oid != claim.role_oid
     fields = ("role", *field_names(changes)) if replaced else field_names(changes)
-    drift = tuple(name for name in fields if name != "password" or settled.known)
+    drift = tuple(name for name in fields if name != "password" or decided.known)
     if claim.applied != applied or claim.released:
         drift = ()
-    reported = drift if ask.report_only else ()
+    reported = drift if desired.report_only else ()
     if reported:
         changes = tuple(change for change in changes if change.field not in reported)
         drift = ()
-    kept = sight.claim.record if sight.claim else Record()
-    record = settled.record if settled.record != kept and "password" not in reported else None
-    current = sight.claim == claim and claim.owner == ask.owner and not claim.released and same_server and not replaced
+    kept = observed.claim.record if observed.claim else PasswordRecord()
+    record = decided.record if decided.record != kept and "password" not in reported else None
+    current = (
+        observed.claim == claim and claim.owner == desired.owner and not claim.released and same_server and not replaced
+    )
     keeps = (current and claim.applied == applied) or bool(reported)
     return Plan(
-        role_name=ask.wanted.name,
+        role_name=desired.role.name,
         changes=changes,
         oid=target.oid if target else None,
-        seen_as=target.role.name if target else ask.wanted.name,
-        claim=claim if server.claims == "Status" else sight.claim,
-        owner=None if keeps and not changes else ask.owner,
+        seen_as=target.role.name if target else desired.role.name,
+        claim=claim if server.claims == "Status" else observed.claim,
+        owner=None if keeps and not changes else desired.owner,
         applied=applied,
         record=record,
         drift=drift,
-        reported=(*reported, "connectionSecret") if settled.spoiled else reported,
-        deed=_deed(changes, drift, target, settled, claimless=sight.claim is None and server.claims == "Database"),
+        reported=(*reported, "connectionSecret") if decided.spoiled else reported,
+        action=_action(
+            changes, drift, target, decided, claimless=observed.claim is None and server.claims == "Database"
+        ),
     )
 
 
-def _digest(ask: Ask) -> str:
+def _digest(desired: Desired) -> str:
     """The digest of what is kept: what is left to others is not part of it."""
-    return digest(_leave(ask.ignore, ask.wanted, Role(ask.wanted.name)))
+    return digest(_leave(desired.ignore, desired.role, Role(desired.role.name)))
 
 
-def _deed(
-    changes: tuple[Change, ...], drift: tuple[str, ...], target: Found | None, settled: Settlement, *, claimless: bool
-) -> Deed:
+def _action(
+    changes: tuple[Change, ...],
+    drift: tuple[str, ...],
+    target: ObservedRole | None,
+    decided: PasswordDecision,
+    *,
+    claimless: bool,
+) -> Action:
     if claimless:
-        return Deed.RECLAIMED
+        return Action.RECLAIMED
     if drift:
-        return Deed.CORRECTED
-    if settled.rotated and field_names(changes) == ("password",):
-        return Deed.ROTATED
+        return Action.CORRECTED
+    if decided.rotated and field_names(changes) == ("password",):
+        return Action.ROTATED
     if changes:
-        return Deed.CHANGED if target else Deed.CREATED
-    return Deed.NOTHING
+        return Action.CHANGED if target else Action.CREATED
+    return Action.NOTHING
 
 
-def find_held(claim: Claim | None, sight: Sight, server: Server) -> Found | None:
+def find_held(claim: Claim | None, observed: Observed, server: Server) -> ObservedRole | None:
     """The role that is the object's for certain, by a claim of this very role; None where there is none."""
-    if claim is None or sight.claim != claim or claim.released or claim.system_identifier != server.system_identifier:
+    if (
+        claim is None
+        or observed.claim != claim
+        or claim.released
+        or claim.system_identifier != server.system_identifier
+    ):
         return None
     return next(
-        (one for one in (sight.named, sight.claimed) if one and one.oid == claim.role_oid and not one.held_by), None
+        (one for one in (observed.named, observed.claimed) if one and one.oid == claim.role_oid and not one.held_by),
+        None,
     )
 
 
-def restraints(policy: Policy, wanted: Role, there: Role, around: Surroundings, *, drifted: bool) -> tuple[Change, ...]:
-    """The changes that take away what `wanted` does not have. `drifted`: all of that is drift for certain."""
+def excess_changes(
+    policy: Policy, desired_role: Role, existing: Role, references: References, *, drifted: bool
+) -> tuple[Change, ...]:
+    """The changes that take away what `desired_role` does not have. `drifted`: all of that is drift for certain."""
     return tuple(
         change
-        for change in diff(wanted, there)
-        if _is_beyond(policy, change, around) or (drifted and _takes_away(change))
+        for change in diff(desired_role, existing)
+        if _is_beyond(policy, change, references) or (drifted and _takes_away(change))
     )
 
 
-def _is_beyond(policy: Policy, change: Change, around: Surroundings) -> bool:
+def _is_beyond(policy: Policy, change: Change, references: References) -> bool:
     """Whether it takes away what no object could ask for."""
     match change:
         case SetAttribute(attribute=attribute, value=False):
             return attribute in POWERS and attribute not in policy.attributes
         case RevokeMembership(group=group):
-            return why_not_joined(policy, group, around) is not None
+            return why_not_joined(policy, group, references) is not None
         case RevokeOption(group=group, option="admin"):
             return not may_pass_on(policy, group)
     return False
@@ -356,21 +387,21 @@ def _takes_away(change: Change) -> bool:
     return False
 
 
-def generations_of(ask: Ask, server: Server) -> Generations:
+def generations_of(desired: Desired, server: Server) -> Generations:
     """What is declared, as far as this process knows."""
-    return Generations(ask.generation, server.uid, server.generation)
+    return Generations(desired.generation, server.uid, server.generation)
 
 
-def check_enforceable(ask: Ask, sight: Sight, server: Server) -> None:
+def check_enforceable(desired: Desired, observed: Observed, server: Server) -> None:
     """Raises Transient unless the claim is this object's, and says that what is known here was last acted on."""
-    claim = sight.claim
-    if ask.terminating or ask.suspended or ask.report_only:
+    claim = observed.claim
+    if desired.terminating or desired.suspended or desired.report_only:
         raise _wait("the object is being deleted or is suspended, or its drift policy is Report")
-    if claim is None or claim.owner != ask.owner or claim.released:
+    if claim is None or claim.owner != desired.owner or claim.released:
         raise _wait("the claim on the role does not belong to this object")
     if claim.system_identifier != server.system_identifier:
         raise _wait("the claim on the role was made on another server")
-    if claim.generations != generations_of(ask, server):
+    if claim.generations != generations_of(desired, server):
         raise _wait("the PgRole or its PgServer has changed since it was last reconciled")
 
 
@@ -379,7 +410,7 @@ def keep_applied(plan: Plan) -> Plan:
     claim = plan.claim
     if claim is None or plan.applied != claim.applied:
         raise _wait("the spec differs from the state last applied")
-    return replace(plan, record=None, errand=None, disown=None, releases=(), forget=False, acted_on=None)
+    return replace(plan, record=None, errand=None, reassign=None, releases=(), forget=False, acted_on=None)
 
 
 def _wait(why: str) -> Transient:

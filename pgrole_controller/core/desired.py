@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.validation import read_duration
 from pgrole_controller.core.claim import Owner, Proof
-from pgrole_controller.core.connection_secret import Connection
+from pgrole_controller.core.connection_secret import DesiredSecret
 from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.parameters import Parameters, canonical
-from pgrole_controller.core.password import Credential, Origin, PasswordAsk, SecretsSeen, request_of
-from pgrole_controller.core.plan import Emptied
+from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordOrigin, PasswordResult, request_of
+from pgrole_controller.core.plan import ReassignResult
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import FIELD_NAMES, Membership, Role, to_microseconds
-from pgrole_controller.core.state import Ask, Rival
+from pgrole_controller.core.state import Desired, Rival
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
     from pgrole_controller.api.pgrole import PgRole
@@ -29,7 +29,7 @@ RESERVED_NAMES = frozenset({"public", "none"})
 _FIELDS = {name: field for field, name in FIELD_NAMES.items()}
 
 
-def wanted_role(pgrole: "PgRole") -> Role:
+def desired_role_of(pgrole: "PgRole") -> Role:
     """The role that the object declares. Raises Refused for what the schema let through and PostgreSQL cannot hold."""
     spec = pgrole.spec
     name = pgrole.role_name
@@ -64,15 +64,15 @@ def _database_parameters(pgrole: "PgRole") -> tuple[tuple[str, Parameters], ...]
     return tuple(sorted((database, parameters) for database, parameters in declared if parameters))
 
 
-def ask_of(
+def desired_of(
     pgrole: "PgRole",
     owner: Owner,
     rivals: Iterable[tuple["PgRole", Policy]],
     proof: Proof | None,
     *,
-    secrets: SecretsSeen | None = None,
-    brought: Credential | Emptied | None = None,
-) -> Ask:
+    secrets: ObservedSecrets | None = None,
+    brought: PasswordResult | ReassignResult | None = None,
+) -> Desired:
     """What the object asks. `rivals` are the other objects that name the same role on the same server, each
     with what its namespace is allowed.
 
@@ -81,9 +81,9 @@ def ask_of(
     """
     spec = pgrole.spec
     some = list(rivals)
-    return Ask(
+    return Desired(
         owner=owner,
-        wanted=wanted_role(pgrole),
+        role=desired_role_of(pgrole),
         generation=pgrole.metadata.generation or 0,
         adopt=spec.adopt,
         report_only=spec.drift.policy == "Report",
@@ -96,37 +96,37 @@ def ask_of(
         proven_rivals=tuple(_proofs(rival for rival, _ in some)),
         password=_password(pgrole),
         connection=_connection(pgrole),
-        secrets=secrets or SecretsSeen(),
-        credential=brought if isinstance(brought, Credential) else None,
-        heir=spec.reassign_owned_to,
+        secrets=secrets or ObservedSecrets(),
+        password_result=brought if isinstance(brought, PasswordResult) else None,
+        new_owner=spec.reassign_owned_to,
         terminate_sessions=spec.terminate_sessions,
-        emptied=brought if isinstance(brought, Emptied) else None,
+        reassign_result=brought if isinstance(brought, ReassignResult) else None,
     )
 
 
-def _password(pgrole: "PgRole") -> PasswordAsk:
+def _password(pgrole: "PgRole") -> DesiredPassword:
     password = pgrole.spec.password
     if password is None:
-        return PasswordAsk()
+        return DesiredPassword()
     if password.secret_ref is not None:
-        return PasswordAsk(Origin.SECRET, secret=password.secret_ref.name, key=password.secret_ref.key)
+        return DesiredPassword(PasswordOrigin.SECRET, secret=password.secret_ref.name, key=password.secret_ref.key)
     if password.generate is None:
-        return PasswordAsk(Origin.NOWHERE)
+        return DesiredPassword(PasswordOrigin.NOWHERE)
     every = password.generate.rotate_every
-    return PasswordAsk(
-        Origin.GENERATED,
+    return DesiredPassword(
+        PasswordOrigin.GENERATED,
         length=password.generate.length,
         rotate_every=read_duration(every) if every else None,
         rotate=request_of((pgrole.metadata.annotations or {}).get(ROTATE)),
     )
 
 
-def _connection(pgrole: "PgRole") -> Connection | None:
+def _connection(pgrole: "PgRole") -> DesiredSecret | None:
     secret = pgrole.spec.connection_secret
     if secret is None:
         return None
     template = secret.template
-    return Connection(
+    return DesiredSecret(
         name=secret.name,
         labels=tuple(sorted(template.metadata.labels.items())),
         annotations=tuple(sorted(template.metadata.annotations.items())),
@@ -192,7 +192,7 @@ def _rival(rival: "PgRole", policy: Policy) -> Rival | None:
     if rival.spec.suspend or rival.metadata.deletion_timestamp is not None:
         return None
     try:
-        wanted = wanted_role(rival)
+        desired_role = desired_role_of(rival)
     except PgRoleError:
         return None  # it can claim nothing, and says so itself
-    return Rival(f"{rival.metadata.namespace}/{rival.metadata.name}", wanted, policy, rival.spec.adopt)
+    return Rival(f"{rival.metadata.namespace}/{rival.metadata.name}", desired_role, policy, rival.spec.adopt)

@@ -1,4 +1,4 @@
-"""The differences between what is wanted and what is there, in the order in which they are brought in."""
+"""The differences between what is desired and what is there, in the order in which they are brought in."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -117,17 +117,17 @@ _ATTRIBUTES = tuple(field.name for field in fields(Role) if field.name not in _O
 _OPTIONS = ("admin", "inherit", "set")
 
 
-def diff(wanted: Role, there: Role | None) -> tuple[Change, ...]:
-    """What turns `there` into `wanted`; empty when they are equal."""
-    if there is None:
-        return (Create(wanted), *_beside(wanted, Role(wanted.name)))
-    renamed: tuple[Change, ...] = () if there.name == wanted.name else (Rename(there.name, wanted.name),)
+def diff(desired: Role, observed: Role | None) -> tuple[Change, ...]:
+    """What turns `observed` into `desired`; empty when they are equal."""
+    if observed is None:
+        return (Create(desired), *_beside(desired, Role(desired.name)))
+    renamed: tuple[Change, ...] = () if observed.name == desired.name else (Rename(observed.name, desired.name),)
     attributes = tuple(
-        SetAttribute(wanted.name, name, getattr(wanted, name))
+        SetAttribute(desired.name, name, getattr(desired, name))
         for name in _ATTRIBUTES
-        if getattr(wanted, name) != getattr(there, name)
+        if getattr(desired, name) != getattr(observed, name)
     )
-    return (*renamed, *attributes, *_beside(wanted, there))
+    return (*renamed, *attributes, *_beside(desired, observed))
 
 
 def set_password(changes: tuple[Change, ...]) -> Password | None:
@@ -141,52 +141,52 @@ def set_password(changes: tuple[Change, ...]) -> Password | None:
     return None
 
 
-def _beside(wanted: Role, there: Role) -> tuple[Change, ...]:
+def _beside(desired: Role, observed: Role) -> tuple[Change, ...]:
     """What is brought in by statements of its own, after the role itself."""
-    comment = () if wanted.comment == there.comment else (SetComment(wanted.name, wanted.comment),)
-    return (*comment, *_memberships(wanted, there), *_parameters(wanted, there))
+    comment = () if desired.comment == observed.comment else (SetComment(desired.name, desired.comment),)
+    return (*comment, *_memberships(desired, observed), *_parameters(desired, observed))
 
 
-def _memberships(wanted: Role, there: Role) -> Iterator[Change]:
+def _memberships(desired: Role, observed: Role) -> Iterator[Change]:
     """What is taken away comes first: a grant may be impossible while another stands."""
-    declared = {membership.role: membership for membership in wanted.member_of}
-    held = {membership.role: membership for membership in there.member_of}
+    declared = {membership.role: membership for membership in desired.member_of}
+    held = {membership.role: membership for membership in observed.member_of}
     for group, membership in held.items():
         grantors = tuple(grant.grantor for grant in membership.grants)
         if group not in declared:
-            if membership.by_creation and wanted.createrole:
+            if membership.by_creation and desired.createrole:
                 continue
-            yield RevokeMembership(wanted.name, group, grantors, membership.passed_on)
+            yield RevokeMembership(desired.name, group, grantors, membership.passed_on)
             continue
         for option in _OPTIONS:
             if getattr(membership, option) and not getattr(declared[group], option):
                 givers = tuple(grant.grantor for grant in membership.grants if getattr(grant, option))
                 cascades_to = membership.passed_on if option == "admin" else ()
-                yield RevokeOption(wanted.name, group, option, givers, cascades_to)
+                yield RevokeOption(desired.name, group, option, givers, cascades_to)
     for group, membership in declared.items():
         if group not in held or any(
             getattr(membership, option) and not getattr(held[group], option) for option in _OPTIONS
         ):
-            yield GrantMembership(wanted.name, membership)
+            yield GrantMembership(desired.name, membership)
 
 
-def _parameters(wanted: Role, there: Role) -> Iterator[Change]:
-    yield from _parameters_in(None, wanted.name, wanted.parameters, there.parameters)
-    declared, held = dict(wanted.database_parameters), dict(there.database_parameters)
+def _parameters(desired: Role, observed: Role) -> Iterator[Change]:
+    yield from _parameters_in(None, desired.name, desired.parameters, observed.parameters)
+    declared, held = dict(desired.database_parameters), dict(observed.database_parameters)
     for database in sorted(declared.keys() | held.keys()):
-        yield from _parameters_in(database, wanted.name, declared.get(database, ()), held.get(database, ()))
+        yield from _parameters_in(database, desired.name, declared.get(database, ()), held.get(database, ()))
 
 
-def _parameters_in(database: str | None, role: str, wanted: Parameters, there: Parameters) -> Iterator[Change]:
-    declared, held = dict(wanted), dict(there)
+def _parameters_in(database: str | None, role: str, desired: Parameters, observed: Parameters) -> Iterator[Change]:
+    declared, held = dict(desired), dict(observed)
     for name in sorted(declared.keys() | held.keys()):
         if declared.get(name) != held.get(name):
             yield SetParameter(role, database, name, declared.get(name))
 
 
-def apply(changes: tuple[Change, ...], there: Role | None) -> Role | None:
-    """What is there after the changes: `apply(diff(wanted, there), there) == wanted`."""
-    role = there
+def apply(changes: tuple[Change, ...], observed: Role | None) -> Role | None:
+    """What is there after the changes: `apply(diff(desired, observed), observed) == desired`."""
+    role = observed
     for change in changes:
         match change:
             case Create(role=created):

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.password import Record
-from pgrole_controller.core.policy import Policy, Surroundings, check_holds, why_not_joined
-from pgrole_controller.core.role import Found
-from pgrole_controller.core.state import Ask, Server, Sight
+from pgrole_controller.core.password import PasswordRecord
+from pgrole_controller.core.policy import Policy, References, check_holds, why_not_joined
+from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.core.state import Desired, Observed, Server
 
 #: The namespace uid of a claim that an administrator transferred: any namespace of that name, once. The object that
 #: takes the claim writes the uid of its own.
 ANY_NAMESPACE = ""
 
 
-def check_held(sight: Sight) -> None:
+def check_held(observed: Observed) -> None:
     """A name can be taken from another object's role by renaming it; the role stays that object's."""
-    named = sight.named
+    named = observed.named
     if named and named.held_by:
         raise Refused(
             Reason.NAME_TAKEN,
@@ -25,18 +25,18 @@ def check_held(sight: Sight) -> None:
         )
 
 
-def find_own_claim(ask: Ask, sight: Sight, server: Server) -> Claim | None:
+def find_own_claim(desired: Desired, observed: Observed, server: Server) -> Claim | None:
     """The claim by which the role is this object's; None when it has none yet. Raises Refused when it is another's."""
-    claim = sight.claim
+    claim = observed.claim
     if claim is None:
-        return _proven(ask, sight, server)
-    if claim.owner.object_uid == ask.owner.object_uid and claim.owner.cluster == ask.owner.cluster:
+        return _proven(desired, observed, server)
+    if claim.owner.object_uid == desired.owner.object_uid and claim.owner.cluster == desired.owner.cluster:
         return claim
-    if _same_place(claim.owner, ask.owner):
+    if _same_place(claim.owner, desired.owner):
         return claim  # the object was made again: the one before it is gone, its claim is this one's
     if claim.released:
         return None
-    if claim.owner.cluster != ask.owner.cluster:
+    if claim.owner.cluster != desired.owner.cluster:
         raise Refused(
             Reason.CLAIMED_ELSEWHERE,
             f'role "{claim.role_name}" is claimed by PgRole {claim.owner} of cluster {claim.owner.cluster}',
@@ -44,44 +44,44 @@ def find_own_claim(ask: Ask, sight: Sight, server: Server) -> Claim | None:
     raise Refused(Reason.CONFLICT, f'role "{claim.role_name}" is claimed by PgRole {claim.owner}')
 
 
-def _same_place(claimed: Owner, asking: Owner) -> bool:
-    if claimed.namespace_uid not in (asking.namespace_uid, ANY_NAMESPACE):
+def _same_place(claimed: Owner, owner: Owner) -> bool:
+    if claimed.namespace_uid not in (owner.namespace_uid, ANY_NAMESPACE):
         return False
-    return (claimed.cluster, claimed.namespace, claimed.object) == (asking.cluster, asking.namespace, asking.object)
+    return (claimed.cluster, claimed.namespace, claimed.object) == (owner.cluster, owner.namespace, owner.object)
 
 
-def _proven(ask: Ask, sight: Sight, server: Server) -> Claim | None:
+def _proven(desired: Desired, observed: Observed, server: Server) -> Claim | None:
     """Ownership from status, where the role carries no claim at all (schema pgrole was dropped)."""
-    proof, named = ask.proof, sight.named
+    proof, named = desired.proof, observed.named
     if proof is None or named is None or not proves(proof, named, server):
         return None
     return Claim(
         role_name=proof.role_name,
         role_oid=proof.role_oid,
         system_identifier=proof.system_identifier,
-        owner=ask.owner,
+        owner=desired.owner,
         applied=proof.applied,
         drift_count=proof.drift_count,
         # Of the Secret no more is known than its version: it is read once again.
-        record=Record(source=f"?/{proof.password_version}" if proof.password_version else ""),
+        record=PasswordRecord(source=f"?/{proof.password_version}" if proof.password_version else ""),
     )
 
 
-def proves(proof: Proof, named: Found, server: Server) -> bool:
+def proves(proof: Proof, named: ObservedRole, server: Server) -> bool:
     seen = (named.role.name, named.oid, server.system_identifier)
     return (proof.role_name, proof.role_oid, proof.system_identifier) == seen
 
 
-def find_target(claim: Claim, sight: Sight, server: Server, policy: Policy) -> Found | None:
+def find_target(claim: Claim, observed: Observed, server: Server, policy: Policy) -> ObservedRole | None:
     """The role that the claim is about; None when there is none. The table of "whose role is it" in the design.
 
     A role that is not known by a claim in the database is looked at as for adoption: status, too, is only written text.
     """
-    named, claimed = sight.named, sight.claimed
+    named, claimed = observed.named, observed.claimed
     if claimed and claimed.held_by:
         claimed = None  # while our claim was released, another object took the role under its other name
     same_server = claim.system_identifier == server.system_identifier
-    known = sight.claim is not None and same_server and not claim.released
+    known = observed.claim is not None and same_server and not claim.released
     if named and known and named.oid == claim.role_oid:
         return named
     if claimed and same_server and (named is None or named.oid != claim.role_oid):
@@ -93,12 +93,12 @@ def find_target(claim: Claim, sight: Sight, server: Server, policy: Policy) -> F
             f'(oid {named.oid}) now has the name "{named.role.name}": rename or drop one of them',
         )
     if named:
-        check_holds(policy, _without_allowed(named, sight.around, policy), deed="taking the role back")
+        check_holds(policy, _without_allowed(named, observed.references, policy), action="taking the role back")
     return named
 
 
-def _without_allowed(found: Found, around: Surroundings, policy: Policy) -> Found:
+def _without_allowed(found: ObservedRole, references: References, policy: Policy) -> ObservedRole:
     """What it reaches does not count where the policy lets each of its memberships be asked for."""
     held = [one.role for one in found.role.member_of]
-    allowed = all(name in around.groups and why_not_joined(policy, name, around) is None for name in held)
+    allowed = all(name in references.groups and why_not_joined(policy, name, references) is None for name in held)
     return replace(found, reaches=()) if allowed else found

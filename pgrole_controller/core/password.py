@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 
-from pgrole_controller.core.connection_secret import Address, Connection
+from pgrole_controller.core.connection_secret import Address, DesiredSecret
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.scram import LEAST_ITERATIONS, MOST_ITERATIONS, Verifier
 
 _REQUEST_LENGTH = 128
 
 
-class Origin(Enum):
+class PasswordOrigin(Enum):
     """Where a password comes from."""
 
     ELSEWHERE = "elsewhere"  # not managed
@@ -23,10 +23,10 @@ class Origin(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PasswordAsk:
+class DesiredPassword:
     """What an object asks for. `rotate` is the last request of another generated password, "" where there is none."""
 
-    origin: Origin = Origin.ELSEWHERE
+    origin: PasswordOrigin = PasswordOrigin.ELSEWHERE
     secret: str = ""
     key: str = ""
     length: int = 32
@@ -46,7 +46,7 @@ class SecretVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class SecretsSeen:
+class ObservedSecrets:
     """The Secrets that an object names; None for one that is not there. `unknown` says why none could be listed."""
 
     password: SecretVersion | None = None
@@ -56,7 +56,7 @@ class SecretsSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class PasswordRecord:
     """What the claim remembers: a restart neither reads nor hashes nor rotates what is as it was left.
 
     `source` is the content that the password was made from, `digest` that of the verifier which was set, `connection`
@@ -71,8 +71,8 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """What has to be asked of Kubernetes, written there or hashed before the password of one role can be settled.
+class PasswordTask:
+    """What has to be asked of Kubernetes, written there or hashed before the password of one role can be decided.
 
     `secrets` are those that were seen when it was asked for. `rendered`: the connection Secret was written from the
     same template before; `delivered`: with the same password too, so that what differs was done by somebody else;
@@ -82,10 +82,10 @@ class Errand:
 
     namespace: str
     role_name: str
-    password: PasswordAsk
-    connection: Connection | None
-    secrets: SecretsSeen
-    record: Record
+    password: DesiredPassword
+    connection: DesiredSecret | None
+    secrets: ObservedSecrets
+    record: PasswordRecord
     address: Address
     at: datetime
     iterations: int
@@ -99,7 +99,7 @@ class Errand:
 
 
 @dataclass(frozen=True, slots=True)
-class Credential:
+class PasswordResult:
     """What an errand brought: for one look.
 
     The password was made from `source`; it is the one that `fits` (the digest of a verifier) was made from, or
@@ -115,22 +115,22 @@ class Credential:
     connection: str = ""
     spoiled: bool = False
     problem: PgRoleError | None = field(default=None, compare=False)
-    errand: Errand | None = field(default=None, compare=False, repr=False)
+    errand: PasswordTask | None = field(default=None, compare=False, repr=False)
 
 
-def is_due(asked: PasswordAsk, rotated_at: datetime | None, handled: Collection[str], at: datetime) -> bool:
+def is_due(desired: DesiredPassword, rotated_at: datetime | None, handled: Collection[str], at: datetime) -> bool:
     """Whether a generated password has to be replaced by another one."""
-    if asked.rotate and asked.rotate not in handled:
+    if desired.rotate and desired.rotate not in handled:
         return True
-    due = next_rotation(asked, rotated_at)
+    due = next_rotation(desired, rotated_at)
     return due is not None and due <= at
 
 
-def next_rotation(asked: PasswordAsk, rotated_at: datetime | None) -> datetime | None:
-    if asked.origin is not Origin.GENERATED or asked.rotate_every is None or rotated_at is None:
+def next_rotation(desired: DesiredPassword, rotated_at: datetime | None) -> datetime | None:
+    if desired.origin is not PasswordOrigin.GENERATED or desired.rotate_every is None or rotated_at is None:
         return None
     try:
-        return rotated_at + asked.rotate_every
+        return rotated_at + desired.rotate_every
     except OverflowError:  # the time comes from a Secret, where anybody may have written it
         return None
 

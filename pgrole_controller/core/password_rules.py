@@ -1,7 +1,7 @@
 """Is the role's password what was asked for? What to set, what to remember, and what must be fetched first.
 
 Nothing is read or hashed as long as the Secret has the version that the claim remembers, and the role the verifier that
-was set. Else an errand fetches what is missing, and the next look settles it with what the errand brought.
+was set. Else an errand fetches what is missing, and the next look decides it with what the errand brought.
 """
 
 from dataclasses import dataclass, replace
@@ -10,18 +10,18 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.connection_secret import inputs_digest
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.password import (
-    Credential,
-    Errand,
-    Origin,
-    Record,
-    SecretsSeen,
+    ObservedSecrets,
+    PasswordOrigin,
+    PasswordRecord,
+    PasswordResult,
+    PasswordTask,
     SecretVersion,
     is_due,
     within_bounds,
 )
 from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.role import UNSEEN, Found, Password
-from pgrole_controller.core.state import Ask, Server, Sight
+from pgrole_controller.core.role import UNSEEN, ObservedRole, Password
+from pgrole_controller.core.state import Desired, Observed, Server
 
 #: Sources that are no Secret.
 NO_PASSWORD = "none"  # noqa: S105 -- a word
@@ -29,140 +29,152 @@ LEFT = "left"
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class PasswordDecision:
     """What follows for one look. `left`: the password stays whatever it is; else it shall be `password`.
 
     `known`: the password was brought in from the same source before, so that another one is drift. `spoiled`: somebody
     changed the connection Secret, and under Report it is left so. `rotated`: another password was generated.
     """
 
-    record: Record
+    record: PasswordRecord
     left: bool = True
     password: Password | None = None
     known: bool = False
-    errand: Errand | None = None
+    errand: PasswordTask | None = None
     pending: PgRoleError | None = None
     spoiled: bool = False
     rotated: bool = False
 
 
-def settle(
-    ask: Ask, claim: Claim | None, there: Found | None, sight: Sight, server: Server, policy: Policy
-) -> Settlement:
-    record = _record(ask, claim)
-    if there is None and record != Record():  # what was set went with the role
+def decide_password(
+    desired: Desired,
+    claim: Claim | None,
+    existing: ObservedRole | None,
+    observed: Observed,
+    server: Server,
+    policy: Policy,
+) -> PasswordDecision:
+    record = _record(desired, claim)
+    if existing is None and record != PasswordRecord():  # what was set went with the role
         record = replace(record, source="", digest="")
-    left = _is_left(ask, there, claim, record)
+    left = _is_left(desired, existing, claim, record)
     if server.away:
-        return _keep(ask, claim, there, left=left)
-    if ask.credential is not None and _is_for(ask.credential, ask):
-        settled = _use(ask, ask.credential, there, record, left=left)
-        if there is None or not _is_overtaken(ask.credential, ask.secrets):
-            return settled
-        return replace(settled, errand=_errand(ask, there, settled.record, sight, server, policy, left=left))
+        return _keep(desired, claim, existing, left=left)
+    if desired.password_result is not None and _is_for(desired.password_result, desired):
+        decided = _use(desired, desired.password_result, existing, record, left=left)
+        if existing is None or not _is_overtaken(desired.password_result, desired.secrets):
+            return decided
+        return replace(decided, errand=_errand(desired, existing, decided.record, observed, server, policy, left=left))
     needed = False
     if left:
-        settled = _leave(ask, record)
-    elif ask.password.origin is Origin.NOWHERE:
-        settled = _disable(there, record)
+        decided = _leave(desired, record)
+    elif desired.password.origin is PasswordOrigin.NOWHERE:
+        decided = _disable(existing, record)
     else:
-        settled = Settlement(record)
-        needed = not _is_settled(ask, there, record, sight)
-    why = _obstacle(ask, left=left)
-    if why is not None or there is None:
-        return replace(settled, pending=why)
-    delivered = ask.connection is None or (bool(record.connection) and record.connection == _delivery(ask, server))
-    if not needed and delivered and not ask.secrets.stale:
-        return settled
-    return replace(settled, errand=_errand(ask, there, record, sight, server, policy, left=left))
+        decided = PasswordDecision(record)
+        needed = not _is_current(desired, existing, record, observed)
+    why = _blocker(desired, left=left)
+    if why is not None or existing is None:
+        return replace(decided, pending=why)
+    delivered = desired.connection is None or (
+        bool(record.connection) and record.connection == _delivery(desired, server)
+    )
+    if not needed and delivered and not desired.secrets.stale:
+        return decided
+    return replace(decided, errand=_errand(desired, existing, record, observed, server, policy, left=left))
 
 
-def _record(ask: Ask, claim: Claim | None) -> Record:
+def _record(desired: Desired, claim: Claim | None) -> PasswordRecord:
     """What is remembered of this very object's password."""
-    if claim is None or (claim.owner.cluster, claim.owner.object_uid) != (ask.owner.cluster, ask.owner.object_uid):
-        return Record()
+    if claim is None or (claim.owner.cluster, claim.owner.object_uid) != (
+        desired.owner.cluster,
+        desired.owner.object_uid,
+    ):
+        return PasswordRecord()
     return claim.record
 
 
-def _is_left(ask: Ask, there: Found | None, claim: Claim | None, record: Record) -> bool:
-    if ask.password.origin is Origin.ELSEWHERE:
+def _is_left(desired: Desired, existing: ObservedRole | None, claim: Claim | None, record: PasswordRecord) -> bool:
+    if desired.password.origin is PasswordOrigin.ELSEWHERE:
         return True
     # Left to others once the role is there: when it is adopted at once, else after the first that was set.
-    return "password" in ask.ignore and there is not None and (claim is None or bool(record.source))
+    return "password" in desired.ignore and existing is not None and (claim is None or bool(record.source))
 
 
-def _leave(ask: Ask, record: Record) -> Settlement:
-    if ask.password.origin is Origin.ELSEWHERE:
-        return Settlement(replace(record, source="", digest="") if record.source or record.digest else record)
-    return Settlement(replace(record, source=record.source or LEFT))
+def _leave(desired: Desired, record: PasswordRecord) -> PasswordDecision:
+    if desired.password.origin is PasswordOrigin.ELSEWHERE:
+        return PasswordDecision(replace(record, source="", digest="") if record.source or record.digest else record)
+    return PasswordDecision(replace(record, source=record.source or LEFT))
 
 
-def _disable(there: Found | None, record: Record) -> Settlement:
+def _disable(existing: ObservedRole | None, record: PasswordRecord) -> PasswordDecision:
     known = record.source == NO_PASSWORD
     new = replace(record, source=NO_PASSWORD, digest="")
-    if known and there is not None and there.role.password == UNSEEN:
-        return Settlement(new)
-    return Settlement(new, left=False, password=None, known=known)
+    if known and existing is not None and existing.role.password == UNSEEN:
+        return PasswordDecision(new)
+    return PasswordDecision(new, left=False, password=None, known=known)
 
 
-def _obstacle(ask: Ask, *, left: bool) -> PgRoleError | None:
+def _blocker(desired: Desired, *, left: bool) -> PgRoleError | None:
     """Why the Secrets of an object cannot be used, as far as metadata tells."""
-    needs_password = ask.password.origin is Origin.SECRET and not (left and ask.connection is None)
-    if not needs_password and ask.connection is None:
+    needs_password = desired.password.origin is PasswordOrigin.SECRET and not (left and desired.connection is None)
+    if not needs_password and desired.connection is None:
         return None
-    if needs_password and ask.connection is not None and ask.connection.name == ask.password.secret:
+    if needs_password and desired.connection is not None and desired.connection.name == desired.password.secret:
         return Refused(
             Reason.INVALID_SPEC,
-            f'spec.password.secretRef and spec.connectionSecret both name Secret "{ask.connection.name}", so the '
+            f'spec.password.secretRef and spec.connectionSecret both name Secret "{desired.connection.name}", so the '
             f"controller would read back what it writes as the password: choose another name for one of them",
         )
-    if ask.secrets.unknown is not None:
-        return Waiting(Reason.SECRET_MISSING, f"the controller does not know the Secrets: {ask.secrets.unknown}")
-    if needs_password and ask.secrets.password is None:
+    if desired.secrets.unknown is not None:
+        return Waiting(Reason.SECRET_MISSING, f"the controller does not know the Secrets: {desired.secrets.unknown}")
+    if needs_password and desired.secrets.password is None:
         return Waiting(
             Reason.SECRET_MISSING,
-            f'spec.password.secretRef: Secret "{ask.password.secret}" does not exist in namespace '
-            f"{ask.owner.namespace}; the role keeps its current password",
+            f'spec.password.secretRef: Secret "{desired.password.secret}" does not exist in namespace '
+            f"{desired.owner.namespace}; the role keeps its current password",
         )
     return None
 
 
-def _is_settled(ask: Ask, there: Found | None, record: Record, sight: Sight) -> bool:
-    if there is None or not record.source or record.source != source_of(ask):
+def _is_current(desired: Desired, existing: ObservedRole | None, record: PasswordRecord, observed: Observed) -> bool:
+    if existing is None or not record.source or record.source != source_of(desired):
         return False
-    if ask.password.origin is Origin.GENERATED and is_due(ask.password, record.rotated_at, {record.rotate}, sight.at):
+    if desired.password.origin is PasswordOrigin.GENERATED and is_due(
+        desired.password, record.rotated_at, {record.rotate}, observed.at
+    ):
         return False
-    return there.role.password in (UNSEEN, Password(record.digest))
+    return existing.role.password in (UNSEEN, Password(record.digest))
 
 
-def _is_remembered(ask: Ask, record: Record) -> bool:
-    return ask.remembered is not None and bool(record.digest) and ask.remembered.digest == record.digest
+def _is_remembered(desired: Desired, record: PasswordRecord) -> bool:
+    return desired.remembered is not None and bool(record.digest) and desired.remembered.digest == record.digest
 
 
-def _restore(ask: Ask, record: Record) -> Settlement:
-    return Settlement(record, left=False, password=Password(record.digest, ask.remembered), known=True)
+def _restore(desired: Desired, record: PasswordRecord) -> PasswordDecision:
+    return PasswordDecision(record, left=False, password=Password(record.digest, desired.remembered), known=True)
 
 
-def _keep(ask: Ask, claim: Claim | None, there: Found | None, *, left: bool) -> Settlement:
+def _keep(desired: Desired, claim: Claim | None, existing: ObservedRole | None, *, left: bool) -> PasswordDecision:
     """While Kubernetes is away: the verifier that was set last is set again, if this process knows it."""
-    record = _record(ask, claim)
+    record = _record(desired, claim)
     if left:
-        return _leave(ask, record)
-    if ask.password.origin is Origin.NOWHERE:
-        return _disable(there, record)
-    if there is not None and there.role.password in (UNSEEN, Password(record.digest)):
-        return Settlement(record)
-    if _is_remembered(ask, record):
-        return _restore(ask, record)
+        return _leave(desired, record)
+    if desired.password.origin is PasswordOrigin.NOWHERE:
+        return _disable(existing, record)
+    if existing is not None and existing.role.password in (UNSEEN, Password(record.digest)):
+        return PasswordDecision(record)
+    if _is_remembered(desired, record):
+        return _restore(desired, record)
     why = "the controller cannot reach Kubernetes to read the Secret, and restores the password once it can"
-    return Settlement(record, pending=Transient(Reason.PROGRESSING, why))
+    return PasswordDecision(record, pending=Transient(Reason.PROGRESSING, why))
 
 
-def source_of(ask: Ask) -> str:
+def source_of(desired: Desired) -> str:
     """What the password is made from, as far as metadata tells."""
-    if ask.password.origin is Origin.GENERATED:
-        return name_source(ask.secrets.connection)
-    return name_source(ask.secrets.password, ask.password.key)
+    if desired.password.origin is PasswordOrigin.GENERATED:
+        return name_source(desired.secrets.connection)
+    return name_source(desired.secrets.password, desired.password.key)
 
 
 def name_source(secret: SecretVersion | None, key: str = "") -> str:
@@ -171,13 +183,13 @@ def name_source(secret: SecretVersion | None, key: str = "") -> str:
     return f"{secret}/{key}" if key else str(secret)
 
 
-def _delivery(ask: Ask, server: Server) -> str:
-    return name_delivery(ask.secrets.connection, *_inputs(ask, server))
+def _delivery(desired: Desired, server: Server) -> str:
+    return name_delivery(desired.secrets.connection, *_inputs(desired, server))
 
 
-def _inputs(ask: Ask, server: Server) -> tuple[str, str]:
-    inputs = inputs_digest(ask.connection, ask.wanted.name, server.address) if ask.connection else ""
-    return inputs, source_of(ask) if ask.password.origin is Origin.SECRET else ""
+def _inputs(desired: Desired, server: Server) -> tuple[str, str]:
+    inputs = inputs_digest(desired.connection, desired.role.name, server.address) if desired.connection else ""
+    return inputs, source_of(desired) if desired.password.origin is PasswordOrigin.SECRET else ""
 
 
 def name_delivery(secret: SecretVersion | None, inputs: str, source: str) -> str:
@@ -186,79 +198,97 @@ def name_delivery(secret: SecretVersion | None, inputs: str, source: str) -> str
 
 
 def _errand(
-    ask: Ask, there: Found, record: Record, sight: Sight, server: Server, policy: Policy, *, left: bool
-) -> Errand:
-    inputs, source = _inputs(ask, server)
+    desired: Desired,
+    existing: ObservedRole,
+    record: PasswordRecord,
+    observed: Observed,
+    server: Server,
+    policy: Policy,
+    *,
+    left: bool,
+) -> PasswordTask:
+    inputs, source = _inputs(desired, server)
     _, written, copied = (record.connection + "  ").split(" ", 2)
     rendered = bool(written) and written == inputs
     delivered = rendered and copied.strip() == source
-    return Errand(
-        namespace=ask.owner.namespace,
-        role_name=ask.wanted.name,
-        password=ask.password,
-        connection=ask.connection,
-        secrets=ask.secrets,
+    return PasswordTask(
+        namespace=desired.owner.namespace,
+        role_name=desired.role.name,
+        password=desired.password,
+        connection=desired.connection,
+        secrets=desired.secrets,
         record=record,
         address=server.address,
-        at=sight.at,
-        iterations=within_bounds(sight.iterations),
+        at=observed.at,
+        iterations=within_bounds(observed.iterations),
         forbidden=policy.forbidden_metadata,
         rendered=rendered,
         delivered=delivered,
-        restore=not (ask.report_only and delivered),
+        restore=not (desired.report_only and delivered),
         left=left,
-        oid=there.oid,
+        oid=existing.oid,
     )
 
 
-def _is_for(credential: Credential, ask: Ask) -> bool:
+def _is_for(password_result: PasswordResult, desired: Desired) -> bool:
     """Whether the object still asks for what the errand was sent for."""
-    sent = credential.errand
-    return sent is not None and (sent.password, sent.connection) == (ask.password, ask.connection)
+    sent = password_result.errand
+    return sent is not None and (sent.password, sent.connection) == (desired.password, desired.connection)
 
 
-def _is_overtaken(credential: Credential, now: SecretsSeen) -> bool:
+def _is_overtaken(password_result: PasswordResult, now: ObservedSecrets) -> bool:
     """Whether a Secret has changed since the errand was sent, to something else than what it found."""
-    if credential.errand is None:
+    if password_result.errand is None:
         return False
-    before = credential.errand.secrets
-    found = ("/".join(credential.source.split("/")[:2]), credential.connection.partition(" ")[0])
+    before = password_result.errand.secrets
+    found = ("/".join(password_result.source.split("/")[:2]), password_result.connection.partition(" ")[0])
     return any(
         new != old and (new is None or str(new) not in found)
         for old, new in ((before.password, now.password), (before.connection, now.connection))
     )
 
 
-def _use(ask: Ask, credential: Credential, there: Found | None, record: Record, *, left: bool) -> Settlement:
+def _use(
+    desired: Desired,
+    password_result: PasswordResult,
+    existing: ObservedRole | None,
+    record: PasswordRecord,
+    *,
+    left: bool,
+) -> PasswordDecision:
     """What an errand brought. It may be known by now that the role logs in with something else again."""
-    kept = replace(record, connection=credential.connection or record.connection)
+    kept = replace(record, connection=password_result.connection or record.connection)
     if left:
-        settled = _leave(ask, kept)
-    elif ask.password.origin is Origin.NOWHERE:
-        settled = _disable(there, kept)
-    elif not credential.source:
-        settled = Settlement(kept)
+        decided = _leave(desired, kept)
+    elif desired.password.origin is PasswordOrigin.NOWHERE:
+        decided = _disable(existing, kept)
+    elif not password_result.source:
+        decided = PasswordDecision(kept)
     else:
-        settled = _set(credential, there.role.password if there else None, record, kept)
-    problem = credential.problem or settled.pending
-    return replace(settled, pending=problem, spoiled=credential.spoiled)
+        decided = _set(password_result, existing.role.password if existing else None, record, kept)
+    problem = password_result.problem or decided.pending
+    return replace(decided, pending=problem, spoiled=password_result.spoiled)
 
 
-def _set(credential: Credential, stored: Password | None, record: Record, kept: Record) -> Settlement:
-    new = replace(kept, source=credential.source, rotated_at=credential.rotated_at, rotate=credential.rotate)
-    known = record.source == credential.source
+def _set(
+    password_result: PasswordResult, stored: Password | None, record: PasswordRecord, kept: PasswordRecord
+) -> PasswordDecision:
+    new = replace(
+        kept, source=password_result.source, rotated_at=password_result.rotated_at, rotate=password_result.rotate
+    )
+    known = record.source == password_result.source
     if known and stored in (UNSEEN, Password(record.digest)):
-        return Settlement(new)
-    if credential.fits and stored == Password(credential.fits):
-        return Settlement(replace(new, digest=credential.fits))
-    if credential.verifier is None:
+        return PasswordDecision(new)
+    if password_result.fits and stored == Password(password_result.fits):
+        return PasswordDecision(replace(new, digest=password_result.fits))
+    if password_result.verifier is None:
         again = Transient(Reason.PROGRESSING, "the password changed again while the controller read it")
-        return Settlement(record, pending=again)
-    password = Password(credential.verifier.digest, credential.verifier)
-    return Settlement(
+        return PasswordDecision(record, pending=again)
+    password = Password(password_result.verifier.digest, password_result.verifier)
+    return PasswordDecision(
         replace(new, digest=password.digest),
         left=False,
         password=password,
         known=known,
-        rotated=record.rotated_at is not None and credential.rotated_at != record.rotated_at,
+        rotated=record.rotated_at is not None and password_result.rotated_at != record.rotated_at,
     )

@@ -7,14 +7,14 @@ from enum import Enum
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.diff import Change
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
-from pgrole_controller.core.password import Errand, Record
+from pgrole_controller.core.password import PasswordRecord, PasswordTask
 
 #: A condition is read by people: what is blocked in more places is counted.
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Disown:
+class ReassignOwned:
     """A role, by oid and the name it has to have, and who gets what it owns.
 
     `new_owner` None: only its sessions are taken care of. `terminate`: they are ended, else they stand in the way.
@@ -29,7 +29,7 @@ class Disown:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class Blocker:
     """What stands in the way. `database` is empty for what the server shares."""
 
     database: str
@@ -37,14 +37,14 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
-class Emptied:
+class ReassignResult:
     """What came of it; `problem` is what stood in the way."""
 
     problem: PgRoleError | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Heir:
+class NewOwner:
     """A role that is there to be given what another one owns. `place` is whose it is, where an object has it:
     cluster, namespace, uid of the namespace.
     """
@@ -53,27 +53,27 @@ class Heir:
     place: tuple[str, str, str] | None = None
 
 
-def blocked(role: str, obstacles: Sequence[Obstacle]) -> Waiting:
-    """What to say on the object; `obstacles` is not empty."""
-    shown = [f'in database "{some.database}": {some.words}' if some.database else some.words for some in obstacles]
+def blocked(role: str, blockers: Sequence[Blocker]) -> Waiting:
+    """What to say on the object; `blockers` is not empty."""
+    shown = [f'in database "{some.database}": {some.words}' if some.database else some.words for some in blockers]
     more = len(shown) - _SHOWN
     end = f"; and {more} more" if more > 0 else ""
     return Waiting(Reason.DROP_BLOCKED, f'role "{role}" cannot be dropped yet: {"; ".join(shown[:_SHOWN])}{end}')
 
 
-def check_new_owner(task: Disown) -> None:
+def check_new_owner(task: ReassignOwned) -> None:
     """Raises Waiting for a name that nothing is handed to. Whether the object may name it is for policy."""
     if task.new_owner is None:
         return
     if task.new_owner.startswith("pg_"):
         raise blocked(
-            task.role, [Obstacle("", f'spec.reassignOwnedTo: "{task.new_owner}" is a role of PostgreSQL itself')]
+            task.role, [Blocker("", f'spec.reassignOwnedTo: "{task.new_owner}" is a role of PostgreSQL itself')]
         )
     if task.new_owner == task.role:
-        raise blocked(task.role, [Obstacle("", "spec.reassignOwnedTo must not be the role itself: name another role")])
+        raise blocked(task.role, [Blocker("", "spec.reassignOwnedTo must not be the role itself: name another role")])
 
 
-class Deed(Enum):
+class Action(Enum):
     """What happened when the plan was carried out, for the Event."""
 
     NOTHING = "nothing"
@@ -104,15 +104,15 @@ class Plan:
     claim: Claim | None = None
     owner: Owner | None = None
     applied: str = ""
-    record: Record | None = None
+    record: PasswordRecord | None = None
     drift: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
     pending: tuple[PgRoleError, ...] = ()
-    errand: Errand | None = None
-    disown: Disown | None = None
+    errand: PasswordTask | None = None
+    reassign: ReassignOwned | None = None
     releases: tuple[tuple[str, str], ...] = ()
     forget: bool = False
-    deed: Deed = Deed.NOTHING
+    action: Action = Action.NOTHING
     acted_on: Generations | None = None
 
     @property

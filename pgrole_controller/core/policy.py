@@ -7,7 +7,7 @@ from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES
-from pgrole_controller.core.role import FIELD_NAMES, POWERS, Found, Membership, Role
+from pgrole_controller.core.role import FIELD_NAMES, POWERS, Membership, ObservedRole, Role
 
 #: The first oid that initdb does not hand out: below it stand PostgreSQL's own roles and the bootstrap superuser.
 FIRST_NORMAL_OID = 16384
@@ -22,7 +22,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class References:
     """What is there of what a role refers to. What is missing in here is not there.
 
     `groups`: roles that it wants to be a member of, or is, each with the roles of the hard rules that this would reach.
@@ -88,10 +88,10 @@ def check_admitted(policy: Policy, name: str) -> None:
         )
 
 
-def check_wanted(policy: Policy, wanted: Role) -> None:
+def check_desired(policy: Policy, desired: Role) -> None:
     """Raises Refused for a name or an attribute that the server's policy does not allow."""
-    check_admitted(policy, wanted.name)
-    refused = _beyond(policy, wanted)
+    check_admitted(policy, desired.name)
+    refused = _beyond(policy, desired)
     if refused:
         raise Refused(
             Reason.NOT_ALLOWED,
@@ -101,38 +101,38 @@ def check_wanted(policy: Policy, wanted: Role) -> None:
         )
 
 
-def check_protected(policy: Policy, name: str, found: Iterable[Found], own_roles: frozenset[str]) -> None:
-    """Raises Refused for a role that no object may touch, by its wanted name or by what was found for it."""
+def check_protected(policy: Policy, name: str, found: Iterable[ObservedRole], own_roles: frozenset[str]) -> None:
+    """Raises Refused for a role that no object may touch, by its desired name or by what was found for it."""
     for role_name, oid in ((name, None), *((one.role.name, one.oid) for one in found)):
         why = protection(policy, role_name, oid, own_roles)
         if why:
             raise Refused(Reason.PROTECTED, f'role "{role_name}" is {why}: PgRoles cannot change, adopt or drop it')
 
 
-def check_holds(policy: Policy, found: Found, *, deed: str, around: Surroundings | None = None) -> None:
-    """Raises Refused when the role holds what no object could have asked for here. `deed` begins the message.
+def check_holds(policy: Policy, found: ObservedRole, *, action: str, references: References | None = None) -> None:
+    """Raises Refused when the role holds what no object could have asked for here. `action` begins the message.
 
-    `around` where each of its memberships is looked at: what would be taken away at once is no reason to refuse.
+    `references` where each of its memberships is looked at: what would be taken away at once is no reason to refuse.
     """
     held = [FIELD_NAMES[name] for name in _beyond(policy, found.role)]
     held += [f'membership that reaches "{name}"' for name in found.reaches]
-    if around is not None and not found.reaches:
-        held += [f'membership in "{one.role}"' for one in _memberships_beyond(policy, found.role, around)]
+    if references is not None and not found.reaches:
+        held += [f'membership in "{one.role}"' for one in _memberships_beyond(policy, found.role, references)]
     if held:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f'{deed} is denied: role "{found.role.name}" has privileges that no PgRole can request on this server '
+            f'{action} is denied: role "{found.role.name}" has privileges that no PgRole can request on this server '
             f"({', '.join(held)}): ask an administrator to revoke them first",
         )
 
 
-def check_memberships(policy: Policy, wanted: Role, around: Surroundings) -> None:
+def check_memberships(policy: Policy, desired: Role, references: References) -> None:
     """Raises Refused for a membership that the policy does not allow, by its name or by what it reaches."""
-    for membership in wanted.member_of:
+    for membership in desired.member_of:
         group = membership.role
-        if group == wanted.name:
+        if group == desired.name:
             raise Refused(Reason.INVALID_SPEC, f'spec.memberOf: role "{group}" cannot be a member of itself: remove it')
-        why = why_not_joined(policy, group, around)
+        why = why_not_joined(policy, group, references)
         if why:
             raise Refused(Reason.NOT_ALLOWED, f"spec.memberOf: {why}")
         if membership.admin and not may_pass_on(policy, group):
@@ -141,19 +141,19 @@ def check_memberships(policy: Policy, wanted: Role, around: Surroundings) -> Non
                 f'spec.memberOf: admin of "{group}" would let the role grant the membership to anyone; this is allowed '
                 f"only for roles with names of this namespace: {', '.join(policy.role_names) or 'none'}",
             )
-        if not around.options and (membership.inherit, membership.set) != (True, True):
+        if not references.options and (membership.inherit, membership.set) != (True, True):
             raise Refused(
                 Reason.INVALID_SPEC,
                 "spec.memberOf: inherit and set require PostgreSQL 16 or later: remove them",
             )
 
 
-def why_not_joined(policy: Policy, group: str, around: Surroundings) -> str | None:
+def why_not_joined(policy: Policy, group: str, references: References) -> str | None:
     """Why nobody may be a member of a role, by its name or by what that reaches; None when it is allowed."""
     if not matches(group, policy.member_of):
         allowed = ", ".join(policy.member_of) or "none"
         return f'the server\'s policy does not allow membership in "{group}"; allowed: {allowed}'
-    reached = reaches_beyond(policy, group, around, policy.member_of)
+    reached = reaches_beyond(policy, group, references, policy.member_of)
     if reached:
         return (
             f'membership in "{group}" would reach {", ".join(reached)}, which the server\'s policy must list by '
@@ -162,12 +162,12 @@ def why_not_joined(policy: Policy, group: str, around: Surroundings) -> str | No
     return None
 
 
-def reaches_beyond(policy: Policy, role: str, around: Surroundings, named: Iterable[str]) -> list[str]:
+def reaches_beyond(policy: Policy, role: str, references: References, named: Iterable[str]) -> list[str]:
     """What a role reaches that is beyond the hard rules and the policy, but for what one of `named` names itself."""
     patterns = tuple(named)
-    found = [name for name in around.groups.get(role, ()) if not names_itself(name, patterns)]
-    for one in around.reached.get(role, ()):
-        if one.name in around.groups.get(role, ()) or names_itself(one.name, patterns):
+    found = [name for name in references.groups.get(role, ()) if not names_itself(name, patterns)]
+    for one in references.reached.get(role, ()):
+        if one.name in references.groups.get(role, ()) or names_itself(one.name, patterns):
             continue
         powers = [power for power in one.powers if power not in policy.attributes]
         if powers:
@@ -177,9 +177,9 @@ def reaches_beyond(policy: Policy, role: str, around: Surroundings, named: Itera
     return found
 
 
-def restrain(policy: Policy, role: Role, around: Surroundings) -> Role:
+def limit_to_policy(policy: Policy, role: Role, references: References) -> Role:
     """The role without the attributes and memberships that no object could ask for."""
-    beyond = [one.role for one in _memberships_beyond(policy, role, around)]
+    beyond = [one.role for one in _memberships_beyond(policy, role, references)]
     left = tuple(
         one if one.by_creation or may_pass_on(policy, one.role) else replace(one, admin=False)
         for one in role.member_of
@@ -194,21 +194,21 @@ def may_pass_on(policy: Policy, group: str) -> bool:
     return matches(group, policy.role_names)
 
 
-def _memberships_beyond(policy: Policy, role: Role, around: Surroundings) -> list[Membership]:
-    return [one for one in role.member_of if not one.by_creation and why_not_joined(policy, one.role, around)]
+def _memberships_beyond(policy: Policy, role: Role, references: References) -> list[Membership]:
+    return [one for one in role.member_of if not one.by_creation and why_not_joined(policy, one.role, references)]
 
 
-def check_parameters(policy: Policy, wanted: Role, around: Surroundings) -> None:
+def check_parameters(policy: Policy, desired: Role, references: References) -> None:
     """Raises Refused for a parameter that is not known, or that only a superuser may set."""
-    for name in sorted(wanted.parameter_names):
-        context = around.contexts.get(name)
+    for name in sorted(desired.parameter_names):
+        context = references.contexts.get(name)
         # pg_settings does not show those that change who one is.
         if context is None and "." not in name and name not in IDENTITY_PARAMETERS:
             raise Refused(Reason.INVALID_SPEC, f'spec.parameters: the server has no parameter "{name}": remove it')
         module = name.partition(".")[0] if "." in name and context is None else ""
         guarded = name in IDENTITY_PARAMETERS or context in ("superuser", "superuser-backend")
         # Before a module is loaded, nobody can tell which of its parameters are for superusers.
-        guarded = guarded or module in MODULES or module in around.modules
+        guarded = guarded or module in MODULES or module in references.modules
         if guarded and name not in policy.parameters:
             raise Refused(
                 Reason.NOT_ALLOWED,
@@ -263,7 +263,7 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class ServerPolicy:
     """Patterns may hold `{namespace}`. `namespaces` are patterns of names; where labels are required these decide."""
 
     namespaces: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A hint says where to look and why. It is never data: whoever acts on it reads everything anew."""
+"""A request says where to look and why. It is never data: whoever acts on it reads everything anew."""
 
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Key(NamedTuple):
 
 
 class Rank(IntEnum):
-    """Which hints go first: the lower, the sooner."""
+    """Which requests go first: the lower, the sooner."""
 
     DRIFT = 0  # somebody else changed a role, as far as one can tell
     CHANGE = 1  # an object changed, or a role by what was done here
@@ -48,7 +48,7 @@ class RequestReason(StrEnum):
         return self.value.replace(" ", "_")
 
 
-class Hint(NamedTuple):
+class Request(NamedTuple):
     key: Key
     reason: RequestReason
     rank: Rank = Rank.CHANGE

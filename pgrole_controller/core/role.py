@@ -78,7 +78,7 @@ class Password:
     verifier: Verifier | None = field(default=None, compare=False, repr=False)
 
 
-#: Where pg_authid may not be read: it equals nothing that can be wanted.
+#: Where pg_authid may not be read: it equals nothing that can be desired.
 UNSEEN = Password("unseen")
 
 
@@ -128,7 +128,7 @@ FIELD_NAMES: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ObservedRole:
     """A role that is there.
 
     `reaches` names the roles of the hard rules (superusers, the controller's own, those that reach the server's files

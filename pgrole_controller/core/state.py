@@ -6,11 +6,11 @@ from enum import StrEnum
 from typing import Literal
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
-from pgrole_controller.core.connection_secret import Address, Connection
-from pgrole_controller.core.password import Credential, PasswordAsk, SecretsSeen
-from pgrole_controller.core.plan import Emptied, Heir
-from pgrole_controller.core.policy import Policy, Surroundings
-from pgrole_controller.core.role import Found, Role
+from pgrole_controller.core.connection_secret import Address, DesiredSecret
+from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordResult
+from pgrole_controller.core.plan import NewOwner, ReassignResult
+from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 
 #: Where claims live: in schema pgrole of the home database, or, where there is none, in the status of the objects.
@@ -43,23 +43,23 @@ class Rival:
     """Another object (namespace/name) that asks for the same role on the same server, with what it is allowed."""
 
     name: str
-    wanted: Role
+    role: Role
     policy: Policy
     adopt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Desired:
     """What one object asks for.
 
-    `older_rivals` are older than it, the oldest first; `proven_rivals` are those whose status
-    says that they had it. `generation` is that of the object; `remembered` is the verifier that was set last, as far as
-    this process knows it. `credential` is what the errand brought that the look before asked for, `emptied`
-    what came of emptying the role for `heir`.
+    `older_rivals` are older than it, the oldest first; `proven_rivals` are those whose status says that they had it.
+    `generation` is that of the object; `remembered` is the verifier that was set last, as far as this process knows it.
+    `password_result` is what the errand brought that the look before asked for, `reassign_result` what came of emptying
+    the role for `new_owner`.
     """
 
     owner: Owner
-    wanted: Role
+    role: Role
     generation: int = 0
     adopt: bool = False
     report_only: bool = False
@@ -70,13 +70,13 @@ class Ask:
     proof: Proof | None = None
     older_rivals: tuple[Rival, ...] = ()
     proven_rivals: tuple[tuple[str, Proof], ...] = ()
-    password: PasswordAsk = field(default_factory=PasswordAsk)
-    connection: Connection | None = None
-    heir: str = ""
+    password: DesiredPassword = field(default_factory=DesiredPassword)
+    connection: DesiredSecret | None = None
+    new_owner: str = ""
     terminate_sessions: bool = False
-    emptied: Emptied | None = None
-    secrets: SecretsSeen = field(default_factory=SecretsSeen)
-    credential: Credential | None = None
+    reassign_result: ReassignResult | None = None
+    secrets: ObservedSecrets = field(default_factory=ObservedSecrets)
+    password_result: PasswordResult | None = None
     remembered: Verifier | None = field(default=None, repr=False)
 
 
@@ -101,7 +101,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class Dependents:
     """What in one database still needs a role that shall be dropped. `database` is empty for what the server shares.
 
     `members` of the `count` are members of the role, which lose it when it is dropped.
@@ -113,23 +113,23 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Observed:
     """What is there for one object, as read in one query.
 
-    `named` has the wanted name; `claimed` is the role with the claim's oid, when that is another one; `former` are
+    `named` has the desired name; `claimed` is the role with the claim's oid, when that is another one; `former` are
     claims of this object's namespace and name for other role names, as (role name, uid of the object). `at` is the
     server's time, `iterations` what it would make a verifier with. `row` is all that it was read from, except the time;
     empty where that was not one row.
     """
 
-    named: Found | None = None
-    claimed: Found | None = None
+    named: ObservedRole | None = None
+    claimed: ObservedRole | None = None
     claim: Claim | None = None
     former: tuple[tuple[str, str], ...] = ()
-    needs: tuple[Needs, ...] = ()
+    dependents: tuple[Dependents, ...] = ()
     sessions: int = 0
-    heir: Heir | None = None
-    around: Surroundings = field(default_factory=Surroundings)
+    new_owner: NewOwner | None = None
+    references: References = field(default_factory=References)
     at: datetime = _BEFORE
     iterations: int = LEAST_ITERATIONS
     row: tuple[object, ...] = field(default=(), compare=False, repr=False)

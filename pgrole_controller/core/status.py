@@ -12,8 +12,8 @@ from pgrole_controller.core.password import version_of
 from pgrole_controller.core.plan import Plan
 
 
-class Ending(Enum):
-    """The kinds of ending. They decide the conditions (kstatus) and the retry."""
+class Phase(Enum):
+    """The kinds of outcome. They decide the conditions (kstatus) and the retry."""
 
     DONE = "done"  # Ready
     WORKING = "working"  # Reconciling: retried with back-off
@@ -23,13 +23,13 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    ending: Ending
+    phase: Phase
     reason: Reason
     message: str
 
     @property
     def ready(self) -> bool:
-        return self.ending is Ending.DONE
+        return self.phase is Phase.DONE
 
     @property
     def retried(self) -> bool:
@@ -40,29 +40,27 @@ class Outcome:
         """
         if self.reason is Reason.CONTESTED:
             return False
-        return self.ending is Ending.WORKING or (self.ending is Ending.STALLED and self.reason not in _OWN_FAULT)
+        return self.phase is Phase.WORKING or (self.phase is Phase.STALLED and self.reason not in _OWN_FAULT)
 
 
 #: What only a change of the object, or a restart of the controller, can end.
 _OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
 
-RECONCILED = Outcome(Ending.DONE, Reason.RECONCILED, "the role matches the spec")
-PROGRESSING = Outcome(
-    Ending.WORKING, Reason.PROGRESSING, "the role changed again while the controller applied the spec"
-)
+RECONCILED = Outcome(Phase.DONE, Reason.RECONCILED, "the role matches the spec")
+PROGRESSING = Outcome(Phase.WORKING, Reason.PROGRESSING, "the role changed again while the controller applied the spec")
 
 
 def of_error(error: PgRoleError) -> Outcome:
     if error.reason is Reason.SUSPENDED:
-        return Outcome(Ending.PAUSED, error.reason, error.message)
-    ending = Ending.STALLED if isinstance(error, Refused) else Ending.WORKING
-    return Outcome(ending, error.reason, error.message)
+        return Outcome(Phase.PAUSED, error.reason, error.message)
+    phase = Phase.STALLED if isinstance(error, Refused) else Phase.WORKING
+    return Outcome(phase, error.reason, error.message)
 
 
 def of_contest(told: str, outcome: Outcome) -> Outcome:
     """The outcome of a look while a field is contested: it is not Ready before that ends. `told` says what goes on."""
     rest = "everything else matches the spec" if outcome.ready else outcome.message
-    return Outcome(Ending.WORKING, Reason.CONTESTED, f"{told}. Apart from that: {rest}")
+    return Outcome(Phase.WORKING, Reason.CONTESTED, f"{told}. Apart from that: {rest}")
 
 
 def of_read_back(plan: Plan) -> Outcome:
@@ -70,7 +68,7 @@ def of_read_back(plan: Plan) -> Outcome:
     if plan.reported and not plan.writes:
         fields = ", ".join(plan.reported)
         return Outcome(
-            Ending.PAUSED,
+            Phase.PAUSED,
             Reason.DRIFT_REPORTED,
             f"drift detected but not corrected, since spec.drift.policy is Report: {fields}",
         )
@@ -86,7 +84,7 @@ _MESSAGE_LIMIT = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StatusDetails:
     """What status says beside the conditions. `reported` are the fields that drifted and were left as they are."""
 
     server_name: str
@@ -96,21 +94,21 @@ class Standing:
 
 
 def build_status(
-    previous: Mapping[str, Any], outcome: Outcome, standing: Standing, generation: int, now: datetime
+    previous: Mapping[str, Any], outcome: Outcome, details: StatusDetails, generation: int, now: datetime
 ) -> dict[str, Any]:
     """The whole status. `previous` is the status that the object has; what is not known anew is kept from it."""
     status: dict[str, Any] = {
         "observedGeneration": generation,
         "conditions": build_conditions(previous.get("conditions", ()), outcome, generation, now),
     }
-    claim = standing.claim
+    claim = details.claim
     kept = ("role", "server", "lastDrift", "driftCount")
     for name in kept if claim else (*kept, "passwordSecretVersion", "nextRotation"):
         if name in previous:
             status[name] = previous[name]
     if claim is not None:
         status["role"] = {"name": claim.role_name, "oid": claim.role_oid, "applied": claim.applied}
-        status["server"] = {"name": standing.server_name, "systemIdentifier": str(claim.system_identifier)}
+        status["server"] = {"name": details.server_name, "systemIdentifier": str(claim.system_identifier)}
         status["driftCount"] = max(claim.drift_count, int(previous.get("driftCount", 0)))
         if claim.last_drift_at is not None:
             status["lastDrift"] = {
@@ -120,10 +118,10 @@ def build_status(
             }
         if version := version_of(claim.record.source):
             status["passwordSecretVersion"] = version
-        if standing.next_rotation is not None:
-            status["nextRotation"] = rfc3339(standing.next_rotation)
-    if standing.reported:
-        status["lastDrift"] = _reported_drift(previous.get("lastDrift"), standing.reported, now)
+        if details.next_rotation is not None:
+            status["nextRotation"] = rfc3339(details.next_rotation)
+    if details.reported:
+        status["lastDrift"] = _reported_drift(previous.get("lastDrift"), details.reported, now)
     return status
 
 
@@ -140,9 +138,9 @@ def build_conditions(
     """`keep_message`: what was said when the object became Ready stays while it is."""
     states = {"Ready": outcome.ready}
     # kstatus: these two stand only while they are true.
-    if outcome.ending is Ending.WORKING:
+    if outcome.phase is Phase.WORKING:
         states["Reconciling"] = True
-    if outcome.ending is Ending.STALLED:
+    if outcome.phase is Phase.STALLED:
         states["Stalled"] = True
     if outcome.reason is Reason.DRIFT_REPORTED:
         states["DriftDetected"] = True

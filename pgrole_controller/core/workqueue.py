@@ -1,10 +1,10 @@
 """The queue's rules: which key is visited when, by rank, without ever visiting one twice at once.
 
-Guarantees: one visit to a key at a time, in whatever lane; hints for it that arrive before its visit lead to that one
-visit, and those that arrive during it to exactly one more; no hint is lost; a key that waits is visited however many of
-better rank come; while drifts and changes wait, every other visit is to one of each, so that neither waits for all of
-the others. Every operation costs O(log n) of the waiting keys, `remove_lane` and `forgive` O(n); keys at rest cost
-nothing.
+Guarantees: one visit to a key at a time, in whatever lane; requests for it that arrive before its visit lead to that
+one visit, and those that arrive during it to exactly one more; no request is lost; a key that waits is visited however
+many of better rank come; while drifts and changes wait, every other visit is to one of each, so that neither waits for
+all of the others. Every operation costs O(log n) of the waiting keys, `remove_server` and `forgive` O(n); keys at rest
+cost nothing.
 
 Assumptions: time is in seconds of any one clock that never goes back, and given by the caller.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
+from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 
 #: Back-off after failures of one key, in seconds: doubled from the first to the longest.
 FIRST_BACKOFF = 2.0
@@ -29,7 +29,7 @@ PLACES_PER_TURN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Success:
+class Done:
     """Nothing is left to do until something changes: brought in, refused, or gone."""
 
 
@@ -39,17 +39,19 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class After:
+class RetryAfter:
     """Again after so many seconds. No failure, and no success either: the count of failures stays."""
 
     seconds: float
 
 
-Result = Success | Retry | After
+NextAttempt = Done | Retry | RetryAfter
 
 
-class Visit(NamedTuple):
-    """One visit that begins. `waited`: seconds since it was due; `failures`: how often in a row it failed before."""
+class WorkItem(NamedTuple):
+    """One key taken from the queue. `waited`: seconds since it was due; `failures`: how often in a row it failed
+    before.
+    """
 
     key: Key
     reason: RequestReason
@@ -58,7 +60,7 @@ class Visit(NamedTuple):
     failures: int
 
 
-class Figures(NamedTuple):
+class Backlog(NamedTuple):
     """A lane at one moment. `depth`: keys that are due and wait; `oldest`: seconds that the first of them waits."""
 
     depth: int
@@ -66,20 +68,20 @@ class Figures(NamedTuple):
 
 
 class _Entry:
-    """A key that waits or is visited. It waits while `hint` is set: from `due` on, in `lane`.
+    """A key that waits or is visited. It waits while `request` is set: from `due` on, in `server`.
 
     `ticket` names its place among the delayed of the lane; None when it is ready, or held until its visit ends.
     """
 
-    __slots__ = ("backing_off", "due", "failures", "hint", "lane", "ready", "ticket", "visit")
+    __slots__ = ("backing_off", "due", "failures", "item", "ready", "request", "server", "ticket")
 
-    def __init__(self, lane: str) -> None:
-        self.lane: str | None = lane  # None: the lane was removed during the visit
-        self.hint: Hint | None = None
+    def __init__(self, server: str) -> None:
+        self.server: str | None = server  # None: the lane was removed during the visit
+        self.request: Request | None = None
         self.due = 0.0
         self.ticket: int | None = None
         self.ready = False
-        self.visit: Visit | None = None
+        self.item: WorkItem | None = None
         self.failures = 0
         self.backing_off = False
 
@@ -89,7 +91,7 @@ def _no_ranks() -> dict[Rank, OrderedDict[Key, None]]:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _ServerQueue:
     delayed: list[tuple[float, int, Key]] = field(default_factory=list)  # a heap; some have been superseded
     delayed_count: int = 0  # of those that count
     by_age: OrderedDict[Key, float] = field(default_factory=OrderedDict)  # key → waiting since, the oldest first
@@ -105,65 +107,65 @@ class Schedule:
     def __init__(self, draw: Callable[[], float]) -> None:
         self._draw = draw
         self._entries: dict[Key, _Entry] = {}
-        self._lanes: dict[str, _Lane] = {}
+        self._queues: dict[str, _ServerQueue] = {}
         self._tickets = 0
 
-    def add(self, lane: str, hint: Hint, at: float) -> None:
-        """A hint that is due at `at`: of several for one key the earliest time and the best rank count.
+    def add(self, server: str, request: Request, at: float) -> None:
+        """A request that is due at `at`: of several for one key the earliest time and the best rank count.
 
         A key belongs to one lane, the one that it was last added to: what waits in another comes along, and how often
         it failed there is forgotten. A RESYNC does not cut a back-off short; everything else does.
         """
-        entry = self._entries.get(hint.key)
+        entry = self._entries.get(request.key)
         if entry is None:
-            entry = self._entries[hint.key] = _Entry(lane)
-        elif entry.lane != lane:
-            self._leave(hint.key, entry)
-            entry.lane, entry.failures, entry.backing_off = lane, 0, False
-        self._merge(hint.key, entry, hint, at)
-        if entry.visit is None:
-            self._enter(hint.key, entry)
+            entry = self._entries[request.key] = _Entry(server)
+        elif entry.server != server:
+            self._leave(request.key, entry)
+            entry.server, entry.failures, entry.backing_off = server, 0, False
+        self._merge(request.key, entry, request, at)
+        if entry.item is None:
+            self._enter(request.key, entry)
 
-    def take(self, lane: str, now: float, limit: int) -> tuple[Visit, ...]:
+    def take(self, server: str, now: float, limit: int) -> tuple[WorkItem, ...]:
         """Begins a visit to each key that is due, at most `limit`: by rank, but for those that have waited too long."""
-        queue = self._lanes.get(lane)
+        queue = self._queues.get(server)
         if queue is None:
             return ()
         self._let_in(queue, now)
-        visits: list[Visit] = []
-        while queue.by_age and len(visits) < limit:
+        items: list[WorkItem] = []
+        while queue.by_age and len(items) < limit:
             key = _choose(queue, now)
-            visits.append(self._begin(queue, key, now))
-        return tuple(visits)
+            items.append(self._begin(queue, key, now))
+        return tuple(items)
 
-    def has_drift(self, lane: str, now: float) -> bool:
+    def has_drift(self, server: str, now: float) -> bool:
         """Whether a drift is due."""
-        queue = self._lanes.get(lane)
+        queue = self._queues.get(server)
         if queue is None:
             return False
         self._let_in(queue, now)
         return bool(queue.by_rank[Rank.DRIFT])
 
-    def done(self, key: Key, now: float, result: Result) -> str | None:
+    def done(self, key: Key, now: float, result: NextAttempt) -> str | None:
         """Ends the visit to a key. Returns the lane in which the key waits again; None when it is at rest.
 
         Raises LookupError when no visit to the key is under way.
         """
         entry = self._entries.get(key)
-        if entry is None or entry.visit is None:
+        if entry is None or entry.item is None:
             raise LookupError(f"no reconcile of {key} is in progress")
-        visit, entry.visit = entry.visit, None
-        if entry.lane is not None:
-            self._conclude(key, entry, visit, now, result)
-        if entry.lane is None or entry.hint is None:
+        item, entry.item = entry.item, None
+        if entry.server is not None:
+            self._conclude(key, entry, item, now, result)
+        if entry.server is None or entry.request is None:
             del self._entries[key]
             return None
         self._enter(key, entry)
-        return entry.lane
+        return entry.server
 
-    def next_at(self, lane: str) -> float | None:
+    def next_at(self, server: str) -> float | None:
         """When `take` next gives something: in the past when it does so now; None when nothing waits."""
-        queue = self._lanes.get(lane)
+        queue = self._queues.get(server)
         if queue is None:
             return None
         if queue.by_age:
@@ -171,77 +173,77 @@ class Schedule:
         self._drop_superseded(queue)
         return queue.delayed[0][0] if queue.delayed else None
 
-    def remove_lane(self, lane: str) -> None:
+    def remove_server(self, server: str) -> None:
         """Forgets every key of the lane; a visit that is under way ends without another."""
-        for key, entry in [(key, entry) for key, entry in self._entries.items() if entry.lane == lane]:
+        for key, entry in [(key, entry) for key, entry in self._entries.items() if entry.server == server]:
             self._leave(key, entry)
-            entry.hint = None
-            if entry.visit is None:
+            entry.request = None
+            if entry.item is None:
                 del self._entries[key]
             else:
-                entry.lane = None
-        self._lanes.pop(lane, None)
+                entry.server = None
+        self._queues.pop(server, None)
 
-    def forgive(self, lane: str) -> None:
+    def forgive(self, server: str) -> None:
         """How often keys of the lane failed counts no more: the cause was the lane's, and it is gone."""
         for entry in self._entries.values():
-            if entry.lane == lane:
+            if entry.server == server:
                 entry.failures = 0
 
     def restart(self, now: float) -> None:
         """Whatever is due waits from now on: nobody could take it before."""
-        for queue in self._lanes.values():
+        for queue in self._queues.values():
             queue.seen = max(queue.seen, now)
             queue.by_age = OrderedDict.fromkeys(queue.by_age, now)
 
-    def figures(self, lane: str, now: float) -> Figures:
-        queue = self._lanes.get(lane)
+    def figures(self, server: str, now: float) -> Backlog:
+        queue = self._queues.get(server)
         if queue is None:
-            return Figures(0, 0.0)
+            return Backlog(0, 0.0)
         self._let_in(queue, now)
         if not queue.by_age:
-            return Figures(0, 0.0)
-        return Figures(len(queue.by_age), now - next(iter(queue.by_age.values())))
+            return Backlog(0, 0.0)
+        return Backlog(len(queue.by_age), now - next(iter(queue.by_age.values())))
 
-    def _conclude(self, key: Key, entry: _Entry, visit: Visit, now: float, result: Result) -> None:
-        """What follows from the result itself, beside hints that arrived during the visit."""
+    def _conclude(self, key: Key, entry: _Entry, item: WorkItem, now: float, result: NextAttempt) -> None:
+        """What follows from the result itself, beside requests that arrived during the visit."""
         match result:
-            case Success():
+            case Done():
                 entry.failures = 0
             case Retry():
                 entry.failures += 1
-                if entry.hint is not None and entry.hint.rank is Rank.RESYNC:
-                    entry.hint = None  # the retry looks as well
+                if entry.request is not None and entry.request.rank is Rank.RESYNC:
+                    entry.request = None  # the retry looks as well
                 at = now + _BACKOFF.delay(entry.failures, self._draw())
-                self._merge(key, entry, Hint(key, RequestReason.RETRY, Rank.DEPENDENCY), at)
+                self._merge(key, entry, Request(key, RequestReason.RETRY, Rank.DEPENDENCY), at)
                 entry.backing_off = entry.due == at
-            case After(seconds):
-                self._merge(key, entry, Hint(key, visit.reason, visit.rank), now + seconds)
+            case RetryAfter(seconds):
+                self._merge(key, entry, Request(key, item.reason, item.rank), now + seconds)
 
-    def _merge(self, key: Key, entry: _Entry, hint: Hint, at: float) -> None:
-        """Joins a hint with what waits; the entry's place is brought up to date by `_enter`."""
-        if entry.hint is None:
-            entry.hint, entry.due = hint, at
+    def _merge(self, key: Key, entry: _Entry, request: Request, at: float) -> None:
+        """Joins a request with what waits; the entry's place is brought up to date by `_enter`."""
+        if entry.request is None:
+            entry.request, entry.due = request, at
             return
-        if entry.backing_off and hint.rank is Rank.RESYNC:
+        if entry.backing_off and request.rank is Rank.RESYNC:
             return
-        if hint.rank < entry.hint.rank:
-            if entry.ready and entry.lane is not None:
-                ranks = self._lanes[entry.lane].by_rank
-                del ranks[entry.hint.rank][key]
-                ranks[hint.rank][key] = None
-            entry.hint = hint
+        if request.rank < entry.request.rank:
+            if entry.ready and entry.server is not None:
+                ranks = self._queues[entry.server].by_rank
+                del ranks[entry.request.rank][key]
+                ranks[request.rank][key] = None
+            entry.request = request
         if at < entry.due and not entry.ready:
             self._leave(key, entry)
             entry.due, entry.backing_off = at, False
 
     def _enter(self, key: Key, entry: _Entry) -> None:
         """Gives a waiting key its place in its lane, unless it has it."""
-        if entry.ready or entry.ticket is not None or entry.lane is None:
+        if entry.ready or entry.ticket is not None or entry.server is None:
             return
-        queue = self._lanes.get(entry.lane)
+        queue = self._queues.get(entry.server)
         if queue is None:
-            queue = self._lanes[entry.lane] = _Lane()
+            queue = self._queues[entry.server] = _ServerQueue()
         self._tickets += 1
         entry.ticket = self._tickets
         heapq.heappush(queue.delayed, (entry.due, entry.ticket, key))
@@ -249,14 +251,14 @@ class Schedule:
 
     def _leave(self, key: Key, entry: _Entry) -> None:
         """Takes away a key's place, if it has one."""
-        if entry.lane is None or entry.hint is None:
+        if entry.server is None or entry.request is None:
             return
         if entry.ready:
-            queue = self._lanes[entry.lane]
-            del queue.by_age[key], queue.by_rank[entry.hint.rank][key]
+            queue = self._queues[entry.server]
+            del queue.by_age[key], queue.by_rank[entry.request.rank][key]
             entry.ready = False
         elif entry.ticket is not None:
-            queue = self._lanes[entry.lane]
+            queue = self._queues[entry.server]
             entry.ticket = None
             queue.delayed_count -= 1
             if len(queue.delayed) > 2 * queue.delayed_count + 64:
@@ -267,11 +269,11 @@ class Schedule:
         entry = self._entries.get(place[2])
         return entry is not None and entry.ticket == place[1]
 
-    def _drop_superseded(self, queue: _Lane) -> None:
+    def _drop_superseded(self, queue: _ServerQueue) -> None:
         while queue.delayed and not self._counts(queue.delayed[0]):
             heapq.heappop(queue.delayed)
 
-    def _let_in(self, queue: _Lane, now: float) -> None:
+    def _let_in(self, queue: _ServerQueue, now: float) -> None:
         """Makes ready what is due. Those that were added since the last look wait since then at the earliest."""
         while queue.delayed and queue.delayed[0][0] <= now:
             place = heapq.heappop(queue.delayed)
@@ -279,27 +281,27 @@ class Schedule:
                 continue
             due, _, key = place
             entry = self._entries[key]
-            if entry.hint is None:
+            if entry.request is None:
                 raise AssertionError(f"{key} has a place and no hint")
             entry.ticket, entry.ready, entry.backing_off = None, True, False
             queue.delayed_count -= 1
             queue.by_age[key] = max(due, queue.seen)
-            queue.by_rank[entry.hint.rank][key] = None
+            queue.by_rank[entry.request.rank][key] = None
         queue.seen = max(queue.seen, now)
 
-    def _begin(self, queue: _Lane, key: Key, now: float) -> Visit:
+    def _begin(self, queue: _ServerQueue, key: Key, now: float) -> WorkItem:
         entry = self._entries[key]
-        hint = entry.hint
-        if hint is None:
+        request = entry.request
+        if request is None:
             raise AssertionError(f"{key} is ready and has no hint")
         since = queue.by_age[key]
         self._leave(key, entry)
-        entry.hint = None
-        entry.visit = Visit(key, hint.reason, hint.rank, now - since, entry.failures)
-        return entry.visit
+        entry.request = None
+        entry.item = WorkItem(key, request.reason, request.rank, now - since, entry.failures)
+        return entry.item
 
 
-def _choose(queue: _Lane, now: float) -> Key:
+def _choose(queue: _ServerQueue, now: float) -> Key:
     """The first of the best rank; in one of so many turns the one that has waited the longest, if that is too long."""
     oldest, since = next(iter(queue.by_age.items()))
     best = next(iter(_best(queue)))
@@ -312,7 +314,7 @@ def _choose(queue: _Lane, now: float) -> Key:
     return oldest
 
 
-def _best(queue: _Lane) -> OrderedDict[Key, None]:
+def _best(queue: _ServerQueue) -> OrderedDict[Key, None]:
     """The keys of the best rank; of drifts and changes each in its turn."""
     drifts, changes = queue.by_rank[Rank.DRIFT], queue.by_rank[Rank.CHANGE]
     if drifts and changes:

@@ -49,7 +49,7 @@ _REASONS = frozenset(
 
 
 class NotWritable(KubeError):
-    """A Secret that cannot become what is wanted while it exists; the message says what to do."""
+    """A Secret that cannot become what is desired while it exists; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from pgrole_controller.core.contest import Culprit
+from pgrole_controller.core.contest import Suspect
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _SECONDS = 2.0
 
 
-async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Culprit, ...]]:
+async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
     """By role name; a role with nobody to be seen is not in the result. Only what ends the session is raised."""
     try:
         query = queries.inspect("culprits")
@@ -24,11 +24,11 @@ async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -
             raise
         log.warning("cannot query which sessions change roles back", extra={"error": error.message})
         return {}
-    culprits: dict[str, tuple[Culprit, ...]] = {}
+    culprits: dict[str, tuple[Suspect, ...]] = {}
     for row in rows:
         try:
             role, user = row.get("role", str), row.get("usename", bytes).decode(errors="replace")
-            seen = Culprit(user, row.find("application_name", str) or "", row.get("address", str))
+            seen = Suspect(user, row.find("application_name", str) or "", row.get("address", str))
         except PgRoleError as error:
             log.warning("session that changes roles back left out", extra={"error": error.message})
             continue

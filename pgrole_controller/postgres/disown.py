@@ -22,7 +22,7 @@ import anyio.lowlevel
 
 from pgrole_controller import resources
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
-from pgrole_controller.core.plan import Disown, Obstacle, blocked, check_new_owner
+from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked, check_new_owner
 from pgrole_controller.core.sqlstate import CHANGES_SUSPENDED, NOT_LEADING
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.answers import ask, number, octets, reading, show, understanding
@@ -67,15 +67,15 @@ Still: TypeAlias = Callable[[], Awaitable[None]]
 class _Emptying:
     """What is the same in each database: `place` is the home connection's row of sql/disown/place.sql.
 
-    `still` raises PgRoleError unless this process still leads. `obstacles` are collected here.
+    `still` raises PgRoleError unless this process still leads. `blockers` are collected here.
     """
 
     endpoint: Endpoint
-    task: Disown
+    task: ReassignOwned
     settings: dict[str, str]
     place: "_Place"
     still: Still
-    obstacles: list[Obstacle]
+    blockers: list[Blocker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class _Database:
 
 
 async def disown(
-    endpoint: Endpoint, task: Disown, deadline: float = DISOWN_SECONDS, fence: Fence | None = None
+    endpoint: Endpoint, task: ReassignOwned, deadline: float = DISOWN_SECONDS, fence: Fence | None = None
 ) -> None:
     """Returns when the role has no sessions and, with a new owner, owns nothing and has no privileges.
 
@@ -112,7 +112,7 @@ async def disown(
     or time ran out.
     """
     check_new_owner(task)
-    met: list[Obstacle] = []
+    met: list[Blocker] = []
     with anyio.move_on_after(deadline):
         async with connect(endpoint, "disown", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
             still = partial(_still, home, fence)
@@ -140,26 +140,26 @@ async def _still(home: Connection, fence: Fence | None) -> None:
 
 
 async def _prepare(
-    home: Connection, endpoint: Endpoint, task: Disown, new_owner: int | None, still: Still, met: list[Obstacle]
+    home: Connection, endpoint: Endpoint, task: ReassignOwned, new_owner: int | None, still: Still, met: list[Blocker]
 ) -> _Emptying:
     oids = {"pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner), "pgrole.piece": str(PIECE)}
     return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, await _find_place(home), still, met)
 
 
-async def _find_new_owner(home: Connection, task: Disown) -> int | None:
+async def _find_new_owner(home: Connection, task: ReassignOwned) -> int | None:
     rows = await ask(home, _sql("roles"), task.oid, task.role, task.new_owner or "")
     with reading():
         is_named, new_owner = bool(rows[0]["is_named"]), number(rows[0]["new_owner"])
     if not is_named:
         raise Transient(Reason.PROGRESSING, f'role "{task.role}" changed since the controller read it')
     if task.new_owner is not None and new_owner is None:
-        raise blocked(task.role, [Obstacle("", f'spec.reassignOwnedTo: role "{task.new_owner}" does not exist')])
+        raise blocked(task.role, [Blocker("", f'spec.reassignOwnedTo: role "{task.new_owner}" does not exist')])
     if task.new_owner_oid not in (None, new_owner):
         raise Transient(Reason.PROGRESSING, f'role "{task.new_owner}" changed since the controller read it')
     return new_owner
 
 
-async def _end_sessions(home: Connection, task: Disown, still: Still) -> None:
+async def _end_sessions(home: Connection, task: ReassignOwned, still: Still) -> None:
     """Raises Waiting while the role has sessions or prepared transactions."""
     count = await _count_sessions(home, task)
     ends = anyio.current_time() + SESSIONS_SECONDS
@@ -169,26 +169,26 @@ async def _end_sessions(home: Connection, task: Disown, still: Still) -> None:
             await home.execute(_sql("terminate"), task.oid)
         await anyio.sleep(_SESSIONS_EVERY)
         count = await _count_sessions(home, task)
-    obstacles: list[Obstacle] = []
+    blockers: list[Blocker] = []
     if count:
         remedy = (
             "terminated, but not yet ended" if task.terminate else "to terminate them, set spec.terminateSessions: true"
         )
-        obstacles.append(Obstacle("", f"open sessions of the role: {count} ({remedy})"))
+        blockers.append(Blocker("", f"open sessions of the role: {count} ({remedy})"))
     rows = await ask(home, _sql("prepared"), task.oid)
     with reading():
-        obstacles.extend(
-            Obstacle(
+        blockers.extend(
+            Blocker(
                 show(row["database"]),
                 f'its prepared transaction "{show(row["gid"])}" is open: commit it or roll it back',
             )
             for row in rows
         )
-    if obstacles:
-        raise blocked(task.role, obstacles)
+    if blockers:
+        raise blocked(task.role, blockers)
 
 
-async def _count_sessions(home: Connection, task: Disown) -> int:
+async def _count_sessions(home: Connection, task: ReassignOwned) -> int:
     rows = await ask(home, queries.inspect("sessions"), [task.oid])
     with reading():
         return sum(int(row["count"]) for row in rows)
@@ -210,13 +210,13 @@ async def _visit_each(home: Connection, emptying: _Emptying, work: Callable[[Con
             _Database(int(row["oid"]), octets(row["name"]), bool(row["connectable"]), bool(row["invalid"]))
             for row in rows
         ]
-    emptying.obstacles.clear()
+    emptying.blockers.clear()
     for database in databases:
         words = _refuse_visit(database) or await _visit(home, emptying, database, work)
         if words:
-            emptying.obstacles.append(Obstacle(database.shown, words))
-    if emptying.obstacles:
-        raise blocked(emptying.task.role, emptying.obstacles)
+            emptying.blockers.append(Blocker(database.shown, words))
+    if emptying.blockers:
+        raise blocked(emptying.task.role, emptying.blockers)
 
 
 def _refuse_visit(database: _Database) -> str | None:
@@ -339,13 +339,13 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
     return True
 
 
-async def _check_left(home: Connection, task: Disown) -> None:
+async def _check_left(home: Connection, task: ReassignOwned) -> None:
     """Raises Waiting for what new dependencies on the role appeared in the meantime, or is about to."""
     needs = await ask(home, queries.inspect("needs"), [task.oid])
     makers = await ask(home, _sql("makers"), task.oid)
     with reading():
-        obstacles = [
-            Obstacle(
+        blockers = [
+            Blocker(
                 str(row["database"]),
                 f"{row['count'] - row['members']} new dependencies on the role appeared in the meantime",
             )
@@ -354,9 +354,9 @@ async def _check_left(home: Connection, task: Disown) -> None:
         ]
         for row in makers:
             who = f"the open transaction of process {int(row['pid'])}" if row["pid"] else "a prepared transaction"
-            obstacles.append(Obstacle(show(row["database"] or b""), f"{who} is about to depend on the role"))
-    if obstacles:
-        raise blocked(task.role, obstacles)
+            blockers.append(Blocker(show(row["database"] or b""), f"{who} is about to depend on the role"))
+    if blockers:
+        raise blocked(task.role, blockers)
 
 
 async def _execute(emptying: _Emptying, connection: Connection, name: str) -> None:
@@ -368,13 +368,13 @@ async def _execute(emptying: _Emptying, connection: Connection, name: str) -> No
 
 
 @asynccontextmanager
-async def _refusing(task: Disown) -> AsyncIterator[None]:
+async def _refusing(task: ReassignOwned) -> AsyncIterator[None]:
     """What PostgreSQL refuses in here, of what the whole server shares, is said as what stands in the way."""
     try:
         with speaking("disown"), understanding():
             yield
     except PgRoleError as error:
-        raise blocked(task.role, [Obstacle("", _words(error))]) from error
+        raise blocked(task.role, [Blocker("", _words(error))]) from error
 
 
 def _words(error: PgRoleError) -> str:

@@ -72,14 +72,14 @@ class NotPostgres(Unacceptable):
 class Notes:
     """Where the notifications of one channel go: as (pid of the sender, payload), in their order.
 
-    Of `trusted`, the process that watches, each is heard. Of all others together `allowance` at once, and `rate` a
+    Of `trusted`, the process that watches, each is heard. Of all others together `server_policy` at once, and `rate` a
     second: what is more is left out, and `left_out` says that there was some.
     """
 
     channel: str
     trusted: int
     heard: Callable[[list[tuple[int, bytes]], bool], None]
-    allowance: float = 1000.0
+    server_policy: float = 1000.0
     rate: float = 500.0
     left_out: bool = False
     _left: float = 1000.0
@@ -93,7 +93,7 @@ class Notes:
 
     def refill(self, now: float) -> None:
         if self._at is not None:
-            self._left = min(self.allowance, self._left + (now - self._at) * self.rate)
+            self._left = min(self.server_policy, self._left + (now - self._at) * self.rate)
         self._at = now
 
     def admit(self, pid: int) -> bool:

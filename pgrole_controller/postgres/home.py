@@ -1,6 +1,6 @@
 """The one database of a server that schema pgrole lives in: recorded where every database of the server sees it.
 
-Claims and locks live in one database, roles in the whole server: two controllers with a home each would fight over
+Claims and locks live in one database, roles in the whole server: two controllers with a home each would contest
 roles that either has claimed for itself. The record is a setting of the database, `pgrole.home`, which only superusers
 can set.
 """

@@ -13,13 +13,13 @@ from operator import itemgetter
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.parameters import Parameters, read_settings
-from pgrole_controller.core.password import Record
-from pgrole_controller.core.plan import Heir
-from pgrole_controller.core.policy import Reached, Surroundings
+from pgrole_controller.core.password import PasswordRecord
+from pgrole_controller.core.plan import NewOwner
+from pgrole_controller.core.policy import Reached, References
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.role import UNSEEN, Found, Grant, Membership, Password, Role, membership_of
+from pgrole_controller.core.role import UNSEEN, Grant, Membership, ObservedRole, Password, Role, membership_of
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
-from pgrole_controller.core.state import Needs, Sight
+from pgrole_controller.core.state import Dependents, Observed
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.batch import PutOff
 from pgrole_controller.postgres.connection import Connection
@@ -108,12 +108,12 @@ class Mentioned:
 
 async def look(
     connection: Connection, cluster: str, system_identifier: int, asked: Sequence[tuple[Key, str]]
-) -> list[Sight | PgRoleError]:
+) -> list[Observed | PgRoleError]:
     """What is there for each (key, role name), in their order; the role name is empty where the object is gone.
 
-    What they refer to is not in it: `look_around`. PutOff for one that is to be asked for alone.
+    What they refer to is not in it: `read_references`. PutOff for one that is to be asked for alone.
     """
-    return _sights(await _fetch_roles(connection, cluster, system_identifier, asked), asked, claims=True)
+    return _observations(await _fetch_roles(connection, cluster, system_identifier, asked), asked, claims=True)
 
 
 async def _fetch_roles(
@@ -151,7 +151,7 @@ async def look_again(
 
 async def look_without_schema(
     connection: Connection, identity: Identity, cluster: str, ledger: Ledger, asked: Sequence[tuple[Key, str]]
-) -> list[Sight | PgRoleError]:
+) -> list[Observed | PgRoleError]:
     """The same where there is no schema pgrole: by the claims that are remembered."""
     rows = await fetch(
         connection,
@@ -165,31 +165,31 @@ async def look_without_schema(
         *ledger.relevant(name for _, name in asked),
     )
     return [
-        _remember(ledger, key, name, sight) if isinstance(sight, Sight) else sight
-        for (key, name), sight in zip(asked, _sights(rows, asked, claims=False), strict=True)
+        _remember(ledger, key, name, observed) if isinstance(observed, Observed) else observed
+        for (key, name), observed in zip(asked, _observations(rows, asked, claims=False), strict=True)
     ]
 
 
-def _remember(ledger: Ledger, key: Key, role_name: str, sight: Sight) -> Sight:
+def _remember(ledger: Ledger, key: Key, role_name: str, observed: Observed) -> Observed:
     """What the table of claims would have told."""
-    ledger.seen(role_name, sight.named.oid if sight.named else None)
+    ledger.seen(role_name, observed.named.oid if observed.named else None)
     return replace(
-        sight,
+        observed,
         claim=ledger.get(role_name),
         former=ledger.former(key, role_name),
-        named=_hold(ledger, role_name, sight.named),
-        claimed=_hold(ledger, role_name, sight.claimed),
+        named=_hold(ledger, role_name, observed.named),
+        claimed=_hold(ledger, role_name, observed.claimed),
     )
 
 
-def _hold(ledger: Ledger, role_name: str, found: Found | None) -> Found | None:
+def _hold(ledger: Ledger, role_name: str, found: ObservedRole | None) -> ObservedRole | None:
     holder = ledger.holder(found.oid) if found else None
     if found is None or holder is None or holder.role_name == role_name:
         return found
     return replace(found, held_by=str(holder.owner))
 
 
-async def look_around(connection: Connection, mentioned: Mentioned, version: int) -> Surroundings:
+async def read_references(connection: Connection, mentioned: Mentioned, version: int) -> References:
     """What is there of what is mentioned; `version` is the server's version number. Raises PgRoleError."""
     rows = await fetch(
         connection,
@@ -207,7 +207,7 @@ async def look_around(connection: Connection, mentioned: Mentioned, version: int
             raise row.wrong("kind")
         found[kind].append(row)
     reached = {row.get("name", str): row.objects("reached") for row in found["role"]}
-    return Surroundings(
+    return References(
         groups={name: tuple(_hard(some)) for name, some in reached.items()},
         reached={
             name: tuple(Reached(one.get("name", str), one.some("powers", str)) for one in some)
@@ -233,14 +233,14 @@ def _like(pattern: str) -> bytes:
     return pattern.replace("*", "%").replace("?", "%").encode()
 
 
-async def look_for_needs(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Needs, ...]]:
+async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Dependents, ...]]:
     """What still needs each of these roles; a role that nothing needs is not in the result."""
-    needs: dict[int, tuple[Needs, ...]] = {}
+    dependents: dict[int, tuple[Dependents, ...]] = {}
     for row in await fetch(connection, "look_for_needs", queries.inspect("needs"), list(oids)):
         role = row.get("role", int)
-        need = Needs(row.get("database", str), row.get("count", int), row.get("members", int))
-        needs[role] = (*needs.get(role, ()), need)
-    return needs
+        dependent = Dependents(row.get("database", str), row.get("count", int), row.get("members", int))
+        dependents[role] = (*dependents.get(role, ()), dependent)
+    return dependents
 
 
 async def look_for_sessions(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
@@ -249,10 +249,12 @@ async def look_for_sessions(connection: Connection, oids: Sequence[int]) -> dict
     return {row.get("role", int): row.get("count", int) for row in rows}
 
 
-async def look_for_heirs(connection: Connection, names: Collection[str], system_identifier: int) -> dict[str, Heir]:
+async def read_new_owners(
+    connection: Connection, names: Collection[str], system_identifier: int
+) -> dict[str, NewOwner]:
     """Those of these roles that are there."""
     rows = await fetch(connection, "look_for_heirs", queries.inspect("heirs"), list(names), system_identifier)
-    return {row.get("name", str): Heir(row.get("oid", int), _claimed_place(row)) for row in rows}
+    return {row.get("name", str): NewOwner(row.get("oid", int), _claimed_place(row)) for row in rows}
 
 
 def _claimed_place(row: Row) -> tuple[str, str, str] | None:
@@ -260,13 +262,13 @@ def _claimed_place(row: Row) -> tuple[str, str, str] | None:
     return None if cluster is None else (cluster, row.get("namespace", str), row.get("namespace_uid", str))
 
 
-async def look_for_heirs_without_schema(
+async def read_new_owners_without_schema(
     connection: Connection, names: Collection[str], system_identifier: int, ledger: Ledger
-) -> dict[str, Heir]:
+) -> dict[str, NewOwner]:
     query = queries.inspect_schemaless("heirs", verifiers=False)
     rows = await fetch(connection, "look_for_heirs", query, list(names), system_identifier)
     oids = {row.get("name", str): row.get("oid", int) for row in rows}
-    return {name: Heir(oid, _place(ledger.holder(oid))) for name, oid in oids.items()}
+    return {name: NewOwner(oid, _place(ledger.holder(oid))) for name, oid in oids.items()}
 
 
 def _place(holder: Claim | None) -> tuple[str, str, str] | None:
@@ -307,7 +309,9 @@ async def look_for_claims(connection: Connection, cluster: str) -> list[tuple[Ke
     return claims
 
 
-def _sights(rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bool) -> list[Sight | PgRoleError]:
+def _observations(
+    rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bool
+) -> list[Observed | PgRoleError]:
     """One for each that was asked for; rows that are about none of them leave one without any."""
     found: dict[int, list[Row]] = {place: [] for place in range(1, len(asked) + 1)}
     for row in rows:
@@ -315,12 +319,12 @@ def _sights(rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bo
             found.get(row.get("place", int), []).append(row)
         except PgRoleError as error:
             log.warning("row skipped: it belongs to no object", extra={"error": error.message})
-    return [_sight_or_error(found[place], key, claims=claims) for place, (key, _) in enumerate(asked, 1)]
+    return [_observed_or_error(found[place], key, claims=claims) for place, (key, _) in enumerate(asked, 1)]
 
 
-def _sight_or_error(rows: Sequence[Row], key: Key, *, claims: bool) -> Sight | PgRoleError:
+def _observed_or_error(rows: Sequence[Row], key: Key, *, claims: bool) -> Observed | PgRoleError:
     try:
-        return _sight(rows, claims=claims)
+        return _observed(rows, claims=claims)
     except PutOff as error:
         return error
     except PgRoleError as error:
@@ -328,7 +332,7 @@ def _sight_or_error(rows: Sequence[Row], key: Key, *, claims: bool) -> Sight | P
         return error
 
 
-def _sight(rows: Sequence[Row], *, claims: bool) -> Sight:
+def _observed(rows: Sequence[Row], *, claims: bool) -> Observed:
     """`claims`: they are in the rows."""
     there = [row for row in rows if row.find("oid", int) is not None]
     named = [row for row in there if row.get("is_named", bool)]
@@ -336,7 +340,7 @@ def _sight(rows: Sequence[Row], *, claims: bool) -> Sight:
     if not rows or len(rows) > 2 or len(named) > 1 or len(claimed) > 1 or (len(rows) > 1 and len(there) < 2):
         raise Unreadable(f"{len(rows)} rows of one role", Reason.DATABASE_ERROR)
     first = rows[0]
-    return Sight(
+    return Observed(
         named=_found(named[0]) if named else None,
         claimed=_found(claimed[0]) if claimed else None,
         claim=_claim(first) if claims else None,
@@ -354,7 +358,7 @@ def _former(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((name, uid) for name, uid in pairs)
 
 
-def _found(row: Row) -> Found:
+def _found(row: Row) -> ObservedRole:
     if row.get("put_off", bool):
         raise PutOff
     settings = _settings(row)
@@ -375,7 +379,7 @@ def _found(row: Row) -> Found:
         parameters=settings.pop("", ()),
         database_parameters=tuple(sorted(settings.items())),
     )
-    return Found(row.get("oid", int), role, row.texts("reaches"), held_by=row.find("held_by", str))
+    return ObservedRole(row.get("oid", int), role, row.texts("reaches"), held_by=row.find("held_by", str))
 
 
 def _settings(row: Row) -> dict[str, Parameters]:
@@ -436,7 +440,7 @@ def _claim(row: Row) -> Claim | None:
         last_drift_at=row.find("claim_last_drift_at", datetime),
         last_drift_fields=row.some("claim_last_drift_fields", str),
         released=row.get("claim_released", bool),
-        record=Record(
+        record=PasswordRecord(
             source=row.get("claim_password_source", str),
             digest=row.get("claim_password_digest", str),
             rotated_at=row.find("claim_rotated_at", datetime),

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.password import Record
+from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 
@@ -108,7 +108,7 @@ class Ledger:
             raise AssertionError("a claim is somebody's")
         before = plan.claim
         ours = before is not None and _identity(before.owner) == _identity(plan.owner)
-        record = before.record if before else Record()
+        record = before.record if before else PasswordRecord()
         claim = Claim(
             role_name=plan.role_name,
             role_oid=oid,

@@ -59,7 +59,7 @@ class Rights:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class MissingPrivilege:
     """Why one change may not be made. `sql` is for a superuser: it `allows` the change, or else does it."""
 
     change: Change
@@ -113,29 +113,33 @@ def _names(names: Iterable[bytes]) -> frozenset[str]:
     return frozenset(name.decode(errors="surrogateescape") for name in names)
 
 
-def explain(error: PgRoleError, obstacles: Sequence[Obstacle]) -> PgRoleError:
+def explain(error: PgRoleError, missing_privileges: Sequence[MissingPrivilege]) -> PgRoleError:
     """The error with what would help against it; as it is where nothing is known."""
-    if not obstacles:
+    if not missing_privileges:
         return error
-    fields = ", ".join(field_names(tuple(obstacle.change for obstacle in obstacles)))
-    allow = "; ".join(dict.fromkeys(obstacle.sql for obstacle in obstacles if obstacle.allows))
-    do = "; ".join(dict.fromkeys(obstacle.sql for obstacle in obstacles if not obstacle.allows))
+    fields = ", ".join(field_names(tuple(missing_privilege.change for missing_privilege in missing_privileges)))
+    allow = "; ".join(
+        dict.fromkeys(missing_privilege.sql for missing_privilege in missing_privileges if missing_privilege.allows)
+    )
+    do = "; ".join(
+        dict.fromkeys(missing_privilege.sql for missing_privilege in missing_privileges if not missing_privilege.allows)
+    )
     text = f"{error.message} ({fields})"
     text += f". A superuser can allow it: {allow}" if allow else ""
     text += f". Only a superuser can do it: {do}" if do else ""
     if NOT_UTF8.search(allow + do):
         text += ". Names with \\x are not UTF-8: run this in a database with their encoding"
-    if any(isinstance(obstacle.change, Drop) for obstacle in obstacles):
+    if any(isinstance(missing_privilege.change, Drop) for missing_privilege in missing_privileges):
         return Waiting(Reason.DROP_BLOCKED, f"{text}. {_WAY_OUT}")
     return Refused(error.reason, text)
 
 
-def find_obstacles(changes: Iterable[Change], rights: Rights) -> tuple[Obstacle, ...]:
+def find_missing_privileges(changes: Iterable[Change], rights: Rights) -> tuple[MissingPrivilege, ...]:
     """What may not be done of these changes, in their order; one change can have several."""
-    return tuple(obstacle for change in changes for obstacle in _obstacles(change, rights))
+    return tuple(missing_privilege for change in changes for missing_privilege in _missing_privileges(change, rights))
 
 
-def _obstacles(change: Change, rights: Rights) -> Iterator[Obstacle]:
+def _missing_privileges(change: Change, rights: Rights) -> Iterator[MissingPrivilege]:
     if "superuser" in rights.attributes:
         return
     match change:
@@ -164,44 +168,44 @@ def _obstacles(change: Change, rights: Rights) -> Iterator[Obstacle]:
             yield from _reach(change, change.role, rights)
 
 
-def _reach(change: Change, name: str, rights: Rights) -> Iterator[Obstacle]:
+def _reach(change: Change, name: str, rights: Rights) -> Iterator[MissingPrivilege]:
     """Altering the role at all."""
     role, own = _spell(name), _spell(rights.own_role)
     if "createrole" not in rights.attributes:
-        yield Obstacle(change, f"ALTER ROLE {own} CREATEROLE")
+        yield MissingPrivilege(change, f"ALTER ROLE {own} CREATEROLE")
     if rights.is_superuser:
-        yield Obstacle(change, f"ALTER ROLE {role} NOSUPERUSER", allows=False)
+        yield MissingPrivilege(change, f"ALTER ROLE {role} NOSUPERUSER", allows=False)
     elif rights.is_replication and not rights.scoped:
-        yield Obstacle(change, f"ALTER ROLE {role} NOREPLICATION", allows=False)
+        yield MissingPrivilege(change, f"ALTER ROLE {role} NOREPLICATION", allows=False)
     if rights.scoped and not rights.administered:
-        yield Obstacle(change, f"GRANT {role} TO {own} {_ADMIN}")
+        yield MissingPrivilege(change, f"GRANT {role} TO {own} {_ADMIN}")
 
 
-def _give(change: Change, name: str, attribute: str, value: bool, rights: Rights) -> Iterator[Obstacle]:
+def _give(change: Change, name: str, attribute: str, value: bool, rights: Rights) -> Iterator[MissingPrivilege]:
     """Giving or taking an attribute that gives power."""
     word = attribute.upper()
     if attribute == "superuser" or (attribute != "createdb" and not rights.scoped):
         verb = "CREATE" if isinstance(change, Create) else "ALTER"
         sql = f"{verb} ROLE {_spell(name)} {word if value else f'NO{word}'}"
-        yield Obstacle(change, sql, allows=False)
+        yield MissingPrivilege(change, sql, allows=False)
     elif rights.scoped and attribute not in rights.attributes:
-        yield Obstacle(change, f"ALTER ROLE {_spell(rights.own_role)} {word}")
+        yield MissingPrivilege(change, f"ALTER ROLE {_spell(rights.own_role)} {word}")
 
 
-def _join(change: Change, name: str, group: str, rights: Rights) -> Iterator[Obstacle]:
+def _join(change: Change, name: str, group: str, rights: Rights) -> Iterator[MissingPrivilege]:
     joined, own = _spell(group), _spell(rights.own_role)
     if group in rights.superusers:
-        yield Obstacle(change, f"GRANT {joined} TO {_spell(name)}", allows=False)
+        yield MissingPrivilege(change, f"GRANT {joined} TO {_spell(name)}", allows=False)
     elif group not in rights.administers:
         if rights.scoped:
-            yield Obstacle(change, f"GRANT {joined} TO {own} {_ADMIN}")
+            yield MissingPrivilege(change, f"GRANT {joined} TO {own} {_ADMIN}")
         elif "createrole" not in rights.attributes:
-            yield Obstacle(change, f"ALTER ROLE {own} CREATEROLE")
+            yield MissingPrivilege(change, f"ALTER ROLE {own} CREATEROLE")
 
 
 def _leave(
     change: Change, name: str, group: str, what: str, grantors: Iterable[str], rights: Rights
-) -> Iterator[Obstacle]:
+) -> Iterator[MissingPrivilege]:
     """Since PostgreSQL 16 a grant is taken back in the name of who gave it."""
     yield from _join(change, name, group, rights)
     if not rights.scoped:
@@ -210,19 +214,19 @@ def _leave(
         by, own = _spell(grantor), _spell(rights.own_role)
         if grantor in rights.superusers:
             sql = f"REVOKE {what}{_spell(group)} FROM {_spell(name)} GRANTED BY {by}"
-            yield Obstacle(change, sql, allows=False)
+            yield MissingPrivilege(change, sql, allows=False)
         elif grantor not in rights.acts_for:
-            yield Obstacle(change, f"GRANT {by} TO {own} WITH INHERIT TRUE, SET FALSE")
+            yield MissingPrivilege(change, f"GRANT {by} TO {own} WITH INHERIT TRUE, SET FALSE")
 
 
-def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) -> Obstacle:
+def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) -> MissingPrivilege:
     quoted = ".".join(_spell(part) for part in parameter.split("."))
     if rights.parameter_grants:
-        return Obstacle(change, f"GRANT SET ON PARAMETER {quoted} TO {_spell(rights.own_role)}")
+        return MissingPrivilege(change, f"GRANT SET ON PARAMETER {quoted} TO {_spell(rights.own_role)}")
     where = "" if change.database is None else f" IN DATABASE {_spell(change.database)}"
     verb = "RESET" if change.value is None else "SET"
     end = "" if change.value is None else " = …"
-    return Obstacle(change, f"ALTER ROLE {_spell(role)}{where} {verb} {quoted}{end}", allows=False)
+    return MissingPrivilege(change, f"ALTER ROLE {_spell(role)}{where} {verb} {quoted}{end}", allows=False)
 
 
 async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleError:

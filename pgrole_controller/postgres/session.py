@@ -16,13 +16,13 @@ from typing import NamedTuple, NoReturn, TypeAlias
 
 import anyio
 
-from pgrole_controller.core.contest import Culprit
+from pgrole_controller.core.contest import Suspect
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.plan import Heir, Plan
-from pgrole_controller.core.policy import Surroundings
+from pgrole_controller.core.plan import NewOwner, Plan
+from pgrole_controller.core.policy import References
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
-from pgrole_controller.core.state import Detection, Mode, Needs, Sight
+from pgrole_controller.core.state import Dependents, Detection, Mode, Observed
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change, read_access
 from pgrole_controller.postgres.batch import ask_each
@@ -71,9 +71,9 @@ End: TypeAlias = tuple[int, str]
 class Ending(NamedTuple):
     """What keeps a role from being dropped, and who would get what it owns."""
 
-    needs: tuple[Needs, ...] = ()
+    dependents: tuple[Dependents, ...] = ()
     sessions: int = 0
-    heir: Heir | None = None
+    new_owner: NewOwner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +109,18 @@ class Session:
         """Whether a superuser has suspended all changes."""
         return await _is_suspended(self._connection)
 
-    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight | PgRoleError]:
+    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
         """One for each, in their order; what cannot be read of one is its error."""
         return await ask_each(self._connection, self._look, asked)
 
-    async def _look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight | PgRoleError]:
+    async def _look(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
         if self._ledger is not None:
             return await inspect.look_without_schema(self._connection, self.identity, self.cluster, self._ledger, asked)
         async with self._trusting():
             return await inspect.look(self._connection, self.cluster, self.identity.system_identifier, asked)
 
     async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
-        """Whether what is there for each is what was read `before` (`Sight.row`).
+        """Whether what is there for each is what was read `before` (`Observed.row`).
 
         False, too, where that cannot be told for all of them at once: `look` says what is the matter.
         """
@@ -136,14 +136,14 @@ class Session:
                 raise
             return [False] * len(asked)
 
-    async def look_around(self, mentioned: Sequence[Mentioned]) -> list[Surroundings | PgRoleError]:
+    async def read_references(self, mentioned: Sequence[Mentioned]) -> list[References | PgRoleError]:
         """One for each, in their order."""
-        return await ask_each(self._connection, self._look_around, mentioned)
+        return await ask_each(self._connection, self._read_references, mentioned)
 
-    async def _look_around(self, mentioned: Sequence[Mentioned]) -> list[Surroundings]:
+    async def _read_references(self, mentioned: Sequence[Mentioned]) -> list[References]:
         every = reduce(or_, mentioned)
-        around = await inspect.look_around(self._connection, every, self.identity.version_number)
-        return [around] * len(mentioned)
+        references = await inspect.read_references(self._connection, every, self.identity.version_number)
+        return [references] * len(mentioned)
 
     async def look_for_ends(self, ends: Sequence[End]) -> list[Ending | PgRoleError]:
         """What is to be known of roles that shall be dropped, one for each, in their order."""
@@ -151,18 +151,20 @@ class Session:
 
     async def _look_for_ends(self, ends: Sequence[End]) -> list[Ending]:
         oids = [oid for oid, _ in ends]
-        needs = await inspect.look_for_needs(self._connection, oids)
+        dependents = await inspect.read_dependents(self._connection, oids)
         sessions = await inspect.look_for_sessions(self._connection, oids)
         names = {name for _, name in ends} - {""}
-        heirs = await self._look_for_heirs(names) if names else {}
-        return [Ending(needs.get(oid, ()), sessions.get(oid, 0), heirs.get(name)) for oid, name in ends]
+        new_owners = await self._read_new_owners(names) if names else {}
+        return [Ending(dependents.get(oid, ()), sessions.get(oid, 0), new_owners.get(name)) for oid, name in ends]
 
-    async def _look_for_heirs(self, names: Collection[str]) -> dict[str, Heir]:
+    async def _read_new_owners(self, names: Collection[str]) -> dict[str, NewOwner]:
         system_identifier = self.identity.system_identifier
         if self._ledger is not None:
-            return await inspect.look_for_heirs_without_schema(self._connection, names, system_identifier, self._ledger)
+            return await inspect.read_new_owners_without_schema(
+                self._connection, names, system_identifier, self._ledger
+            )
         async with self._trusting():
-            return await inspect.look_for_heirs(self._connection, names, system_identifier)
+            return await inspect.read_new_owners(self._connection, names, system_identifier)
 
     async def look_for_verifiers(self, oids: Sequence[int]) -> list[Verifier | PgRoleError | None]:
         """What each of these roles logs in with, in their order."""
@@ -184,7 +186,7 @@ class Session:
         async with self._trusting():
             return await inspect.look_for_claims(self._connection, self.cluster)
 
-    async def look_for_culprits(self, role_names: Sequence[str]) -> dict[str, tuple[Culprit, ...]]:
+    async def look_for_culprits(self, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
         return await look_for_culprits(self._connection, role_names)
 
     async def carry_out(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[PgRoleError | None]:

@@ -20,7 +20,13 @@ from pgrole_controller.postgres import naming, queries
 from pgrole_controller.postgres.connection import Connection, speaking
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.ledger import Ledger
-from pgrole_controller.postgres.privilege import Obstacle, explain, find_obstacles, is_lacking, look_for_rights
+from pgrole_controller.postgres.privilege import (
+    MissingPrivilege,
+    explain,
+    find_missing_privileges,
+    is_lacking,
+    look_for_rights,
+)
 from pgrole_controller.postgres.rows import fetch
 
 log = logging.getLogger(__name__)
@@ -179,18 +185,18 @@ async def _answer(
         )
     except PgRoleError:
         return error  # it is told without the grant that is missing
-    obstacles = find_obstacles(plan.changes, rights)
-    rest = _without(plan, obstacles)
+    missing_privileges = find_missing_privileges(plan.changes, rights)
+    rest = _without(plan, missing_privileges)
     failure = await _run(connection, [rest], dialect, _ALONE) if rest else None
-    return failure or explain(error, obstacles)
+    return failure or explain(error, missing_privileges)
 
 
-def _without(plan: Plan, obstacles: Sequence[Obstacle]) -> Plan | None:
+def _without(plan: Plan, missing_privileges: Sequence[MissingPrivilege]) -> Plan | None:
     """The changes of a role of ours that nothing stands against; None where there are none.
 
     What was applied stays what it was: drift is told as far as it was set back, a changed spec is not yet applied.
     """
-    blocked = [obstacle.change for obstacle in obstacles]
+    blocked = [missing_privilege.change for missing_privilege in missing_privileges]
     left = tuple(change for change in plan.changes if change not in blocked)
     ours = plan.oid is not None and plan.claim is not None and plan.claim.owner == plan.owner
     if not (ours and blocked and left) or any(isinstance(change, Rename) for change in blocked):

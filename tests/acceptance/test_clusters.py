@@ -1,4 +1,6 @@
-"""Two clusters with one PostgreSQL: a role is one's alone, nobody fights, and a rebuilt cluster takes over at once."""
+"""Two clusters with one PostgreSQL: a role is one's alone, neither contests it, and a rebuilt cluster takes over at
+once.
+"""
 
 import os
 import secrets
@@ -105,7 +107,7 @@ async def make_cluster(
 
 
 async def written(database: Database, *clusters: Cluster) -> Json:
-    """All that a fight would move: transactions that wrote anything in the server, and versions of the objects."""
+    """All that a contest would move: transactions that wrote anything in the server, and versions of the objects."""
     return {
         "transactions": await database.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"),
         "versions": [

@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgrole_controller.core.connection_secret import Address, Connection, Stamp, render
+from pgrole_controller.core.connection_secret import Address, DesiredSecret, RotationStamp, render
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.local.apiserver import ApiError
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, condition, is_ready, running, says
@@ -382,12 +382,12 @@ async def test_a_template_that_wants_the_password_of_a_verifier_is_said(
     assert not {"password", "pgpass"} & held["text"].keys()
 
 
-@pytest.mark.parametrize("deed", ["deleted", "tampered with"])
+@pytest.mark.parametrize("action", ["deleted", "tampered with"])
 async def test_under_report_a_secret_is_left_as_it_is_and_said(
-    kube: Kube, database: Database, role: str, deed: str
+    kube: Kube, database: Database, role: str, action: str
 ) -> None:
     before = await deliver(kube, role, drift={"policy": "Report"})
-    if deed == "deleted":
+    if action == "deleted":
         await kube.delete_secret("delivered")
     else:
         await kube.patch_secret("delivered", tamper("a value", before))
@@ -405,7 +405,7 @@ async def test_under_report_a_secret_is_left_as_it_is_and_said(
         "DriftReported again",
     )
     held = await kube.secret("delivered")
-    assert held is None if deed == "deleted" else text(held or {}) == "tampered"
+    assert held is None if action == "deleted" else text(held or {}) == "tampered"
     await database.wait_password(role, text(before))
     await kube.apply("app", name=role, **GENERATED, drift={"policy": "Correct"})
     obj = await kube.wait_ready("app")
@@ -446,9 +446,9 @@ async def test_what_is_written_for_each_other_comes_to_rest(kube: Kube, database
 async def test_a_forged_time_of_rotation_stops_nothing(kube: Kube, database: Database, role: str) -> None:
     """Whoever may write the Secret can make the hash fit, with a time from which none can be counted."""
     before = await deliver(kube, role, password={"generate": {"rotateEvery": "87600h"}})
-    stamp = Stamp(datetime(9999, 12, 31, tzinfo=UTC))
+    stamp = RotationStamp(datetime(9999, 12, 31, tzinfo=UTC))
     address = Address("127.0.0.1", 1, "postgres", "prefer")
-    wanted = Connection("delivered")
+    wanted = DesiredSecret("delivered")
     forged = render(wanted, username=role, password="forged0", address=address, stamp=stamp, salt=b"0" * 16)
     data = {key: b64encode(value).decode() for key, value in forged.data.items()}
     await kube.patch_secret("delivered", {"metadata": {"annotations": dict(forged.annotations)}, "data": data})

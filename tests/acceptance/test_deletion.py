@@ -56,7 +56,7 @@ async def make_database(database: Database, shared_postgres: PostgresServer) -> 
 
 
 async def declare(kube: Kube, role: str, **spec: object) -> Json:
-    """A role that is dropped with its object `app`, and its heir."""
+    """A role that is dropped with its object `app`, and its new owner."""
     await kube.apply("heir", name=f"{role}_heir")
     await kube.apply("app", **{"name": role, "login": True, "deletionPolicy": "Drop", **spec})
     await kube.wait_ready("heir")
@@ -86,7 +86,7 @@ async def is_released(database: Database, role: str) -> bool:
     return claim is not None and claim["released_at"] is not None
 
 
-class TestWithoutAnHeir:
+class TestWithoutANewOwner:
     async def test_a_role_that_nothing_needs_is_dropped_with_its_claim(
         self, kube: Kube, database: Database, role: str
     ) -> None:
@@ -186,19 +186,19 @@ HANDED = """SELECT
     AND (SELECT count(*) FROM pg_default_acl) = 0"""
 
 
-class TestTheHeir:
+class TestTheNewOwner:
     @pytest.mark.since(16, "a role that granted memberships is in the way")
     async def test_gets_all_that_the_role_owns_and_nothing_else_is_dropped(
         self, kube: Kube, database: Database, make_database: MakeDatabase, role: str
     ) -> None:
-        heir, group = f"{role}_heir", f"{role}_group"
+        new_owner, group = f"{role}_heir", f"{role}_group"
         await kube.apply("group", name=group)
         member_of = [{"role": group, "admin": True}]
-        await declare(kube, role, reassignOwnedTo=heir, memberOf=member_of, createdb=True)
+        await declare(kube, role, reassignOwnedTo=new_owner, memberOf=member_of, createdb=True)
         names = [f"{role}_1", f'{role} "it\'s" odd', f"{role}_3"]
         inside = [await make_database(name) for name in names]
         for one in inside:
-            await one.execute(STAGE.format(role=role, heir=heir))
+            await one.execute(STAGE.format(role=role, new_owner=new_owner))
         await database.execute(
             f"ALTER DATABASE {role}_3 OWNER TO {role}; CREATE ROLE {role}_x; CREATE ROLE {role}_y; "
             f"GRANT {role} TO {role}_x WITH ADMIN OPTION; SET ROLE {role}; GRANT {group} TO {role}_y; "
@@ -208,11 +208,11 @@ class TestTheHeir:
         await kube.wait_gone("app")
         assert await database.role(role) is None
         for one in inside:
-            assert await one.fetchval(HANDED, heir)
+            assert await one.fetchval(HANDED, new_owner)
         assert await database.fetchval(
-            "SELECT datdba = $1::regrole FROM pg_database WHERE datname = $2", heir, names[2]
+            "SELECT datdba = $1::regrole FROM pg_database WHERE datname = $2", new_owner, names[2]
         )
-        for other in (heir, group, f"{role}_x", f"{role}_y"):
+        for other in (new_owner, group, f"{role}_x", f"{role}_y"):
             assert await database.role(other) is not None
         await kube.wait_event("RoleDropped", about="app")
         await database.execute(f"DROP ROLE {role}_x, {role}_y")
@@ -229,7 +229,7 @@ class TestTheHeir:
         await kube.wait_reason("member", "MembershipPending")
 
     @pytest.mark.parametrize(
-        ("heir", "words"),
+        ("new_owner", "words"),
         [
             ("{role}_elsewhere", ["no PgRole in namespace"]),
             ("{role}_nobodys", ["no PgRole in namespace"]),
@@ -248,10 +248,10 @@ class TestTheHeir:
         shared_api_server: ApiServer,
         make_database: MakeDatabase,
         role: str,
-        heir: str,
+        new_owner: str,
         words: list[str],
     ) -> None:
-        heir = heir.format(role=role)
+        new_owner = new_owner.format(role=role)
         elsewhere = await make_kube(shared_api_server)
         await elsewhere.apply("other", name=f"{role}_elsewhere")
         await elsewhere.wait_ready("other")
@@ -262,7 +262,7 @@ class TestTheHeir:
         await kube.wait_ready("mighty")
         await database.execute(f"GRANT pg_execute_server_program TO {role}_step")
         try:
-            await declare(kube, role, reassignOwnedTo=heir)
+            await declare(kube, role, reassignOwnedTo=new_owner)
             inside = await make_database(f"{role}_db")
             await inside.execute(f"CREATE TABLE t AS SELECT 1 AS one; ALTER TABLE t OWNER TO {role}")
             await kube.delete("app")

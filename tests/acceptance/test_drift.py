@@ -105,7 +105,9 @@ async def test_a_change_that_is_rolled_back_or_undone_is_no_drift(
 async def test_the_same_drift_again_and_again_without_a_pause_is_always_set_back(
     kube: Kube, database: Database, role_name: str
 ) -> None:
-    """Each comes as soon as the last was set back: before the watch has seen that it was. None of it is a fight yet."""
+    """Each comes as soon as the last was set back: before the watch has seen that it was. None of it is a contest
+    yet.
+    """
     repeats = LIMIT - 1
     statements = {drift.column: drift.statement for drift in (*ATTRIBUTES, *POWERFUL)}
     names = [f"{role_name}_{number}" for number in range(5)]

@@ -222,7 +222,7 @@ async def test_after_a_storm_of_drift_every_role_is_right(
             status = obj["status"]
             return is_ready(obj) and held == [status["role"]["oid"]] and status["driftCount"] == drifted > 0
 
-        # What drifted so often is a fight, and said to be one until it has been over for a while.
+        # What drifted so often is a contest, and said to be one until it has been over for a while.
         assert await reached(is_told, WINDOW + PATIENCE), await tenants.get(name)
     assert controller.log.count("session with PostgreSQL begins") == 1
 

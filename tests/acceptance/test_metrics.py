@@ -23,7 +23,7 @@ def role() -> str:
     return f"m{secrets.token_hex(3)}"
 
 
-async def test_a_drift_is_counted_from_its_hint_to_its_repair(stage: Stage, role: str) -> None:
+async def test_a_drift_is_counted_from_its_request_to_its_repair(stage: Stage, role: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply("app", name=role, login=True)
         await stage.kube.wait_ready("app")
@@ -189,7 +189,7 @@ async def test_a_server_that_goes_takes_its_series_with_it(stage: Stage, servers
         assert found.sum("pgrole_reconciles_total", server="(undeclared)", reason="ServerGone") >= 1
 
 
-async def test_one_visit_can_be_followed_by_its_id_from_hint_to_status(stage: Stage, role: str) -> None:
+async def test_one_visit_can_be_followed_by_its_id_from_request_to_status(stage: Stage, role: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply_secret("secret", password="hush-hush")
         await stage.kube.apply("app", name=role, password={"secretRef": {"name": "secret"}})

@@ -266,7 +266,7 @@ async def test_a_generated_password_is_delivered_and_not_made_twice(place: Place
 async def test_the_same_drift_again_and_again_is_always_set_back(place: Place, role: str) -> None:
     """Each comes as soon as the last was set back: what a round sees may be what the last one saw."""
     await declare(place.kube, role)
-    for _ in range(4):  # as often as is no fight yet
+    for _ in range(4):  # as often as is no contest yet
         await place.database.execute(f"ALTER ROLE {role} CREATEDB")
         await place.database.wait_role(role, lambda row: not row["rolcreatedb"], "set back")
     await place.kube.wait_for("app", drifts(4), "driftCount 4")

@@ -1,4 +1,4 @@
-"""Names, claims, heirs and Secrets of one team, and what another one can do to them: nothing."""
+"""Names, claims, new owners and Secrets of one team, and what another one can do to them: nothing."""
 
 import secrets
 from base64 import b64encode
@@ -149,11 +149,11 @@ async def _next_second(court: Court) -> None:
     await court.database.wait_value(with_deadline, True)
 
 
-class TestHeirs:
-    """A function that runs with its owner's privileges would do what its author wants with those of the heir."""
+class TestNewOwners:
+    """A function that runs with its owner's privileges would do what its author wants with those of the new owner."""
 
     @pytest.mark.parametrize(
-        ("heir", "words"),
+        ("new_owner", "words"),
         [
             ("postgres", ["an initial role of PostgreSQL"]),
             (STEWARD, ["the controller's own role"]),
@@ -167,19 +167,21 @@ class TestHeirs:
             ("@a_maker_too", ["reaches", "@a_step (createrole)"]),
         ],
     )
-    async def test_that_could_do_more_get_nothing(self, court: Court, heir: str, words: list[str]) -> None:
+    async def test_that_could_do_more_get_nothing(self, court: Court, new_owner: str, words: list[str]) -> None:
         a, name = court.teams[0], role()
-        heir = court.fill(heir)
+        new_owner = court.fill(new_owner)
         grant = ""
-        if heir in court.fill(["@a_mighty", "@a_maker_too"]):
+        if new_owner in court.fill(["@a_mighty", "@a_maker_too"]):
             await court.database.execute(f"CREATE ROLE {court.a}_step")
-            await court.declare("heir", heir, **joining("@a_step"))
+            await court.declare("heir", new_owner, **joining("@a_step"))
             grant = (
-                "GRANT pg_execute_server_program TO {0}_step" if "mighty" in heir else "ALTER ROLE {0}_step CREATEROLE"
+                "GRANT pg_execute_server_program TO {0}_step"
+                if "mighty" in new_owner
+                else "ALTER ROLE {0}_step CREATEROLE"
             )
             await court.database.execute(grant.format(court.a))
         try:
-            await court.declare("mine", name, deletionPolicy="Drop", reassignOwnedTo=heir, login=True)
+            await court.declare("mine", name, deletionPolicy="Drop", reassignOwnedTo=new_owner, login=True)
             own = court.fill(name)
             await court.database.execute(
                 f"CREATE FUNCTION {own}() RETURNS void LANGUAGE sql SECURITY DEFINER AS '';"

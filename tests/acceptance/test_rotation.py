@@ -137,7 +137,7 @@ def no_status(kube: Kube) -> Any:
     return denied(kube, "pgrole.dev:pgroles/status", "true", probe)
 
 
-DEEDS = ["rotate", "delete"]
+ACTIONS = ["rotate", "delete"]
 
 
 async def begin(stage: Stage) -> Json:
@@ -148,22 +148,22 @@ async def begin(stage: Stage) -> Json:
         return await stage.kube.wait_secret("delivered")
 
 
-async def disturb(kube: Kube, deed: str) -> None:
-    if deed == "rotate":
+async def disturb(kube: Kube, action: str) -> None:
+    if action == "rotate":
         await request(kube, "1")
     else:
         await kube.delete_secret("delivered")
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-async def test_killed_before_the_secret_is_written_it_goes_on_as_if_nothing_had_been(stage: Stage, deed: str) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+async def test_killed_before_the_secret_is_written_it_goes_on_as_if_nothing_had_been(stage: Stage, action: str) -> None:
     kube, before = stage.kube, await begin(stage)
     async with stage.database() as database:
         async with no_secret(kube):
             controller = stage.controller()
             await controller.start()
             await controller.wait_log("session with PostgreSQL begins")
-            await disturb(kube, deed)
+            await disturb(kube, action)
             obj = await kube.wait_reason("app", "NotAllowed")
             conditions = json.dumps(obj["status"]["conditions"])
             assert "cannot be written: 422 Invalid" in conditions
@@ -175,9 +175,9 @@ async def test_killed_before_the_secret_is_written_it_goes_on_as_if_nothing_had_
             await assert_agreement(kube, database, text(after), after)
 
 
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("action", ACTIONS)
 async def test_killed_after_the_secret_and_before_the_database_it_sets_what_the_secret_has(
-    stage: Stage, deed: str
+    stage: Stage, action: str
 ) -> None:
     kube, before = stage.kube, await begin(stage)
     async with stage.database() as database, stage.database() as other:
@@ -187,7 +187,7 @@ async def test_killed_after_the_secret_and_before_the_database_it_sets_what_the_
         await look_again(kube, "at rest")
         async with other.connection.transaction():
             await other.execute(TURN)
-            await disturb(kube, deed)
+            await disturb(kube, action)
             after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
             await controller.kill()
             # What it sent already waits for the turn, and would be carried out.
@@ -198,15 +198,15 @@ async def test_killed_after_the_secret_and_before_the_database_it_sets_what_the_
             await assert_agreement(kube, database, text(after), after)
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-async def test_killed_after_the_database_and_before_the_status_it_does_nothing_twice(stage: Stage, deed: str) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+async def test_killed_after_the_database_and_before_the_status_it_does_nothing_twice(stage: Stage, action: str) -> None:
     kube, before = stage.kube, await begin(stage)
     async with stage.database() as database:
         async with no_status(kube):
             controller = stage.controller()
             await controller.start()
             await controller.wait_log("session with PostgreSQL begins")
-            await disturb(kube, deed)
+            await disturb(kube, action)
             after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
             await database.wait_password("app", text(after))
             await controller.wait_log("status not written, trying again")

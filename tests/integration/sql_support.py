@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.state import Sight
+from pgrole_controller.core.state import Observed
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import install
 
@@ -41,12 +41,12 @@ class Ear:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def first(self, **wanted: object) -> dict[str, Any]:
+    async def first(self, **desired: object) -> dict[str, Any]:
         """Waits for a message with these items, forgets all up to it, and returns it."""
         with anyio.fail_after(DEADLINE):
             while True:
                 for place, message in enumerate(self._heard):
-                    if wanted.items() <= message.items():
+                    if desired.items() <= message.items():
                         del self._heard[: place + 1]
                         return message
                 await self._changed.wait()
@@ -75,10 +75,10 @@ async def listening(dsn: str) -> AsyncIterator[Ear]:
         await connection.close()
 
 
-def seen(sights: Sequence[Sight | PgRoleError]) -> list[Sight]:
+def seen(observations: Sequence[Observed | PgRoleError]) -> list[Observed]:
     """What was seen, where all could be looked at."""
-    found = [sight for sight in sights if isinstance(sight, Sight)]
-    assert len(found) == len(sights), sights
+    found = [observed for observed in observations if isinstance(observed, Observed)]
+    assert len(found) == len(observations), observations
     return found
 
 

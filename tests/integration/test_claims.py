@@ -339,8 +339,8 @@ class TestTheControllersOwnRole:
             async with connect(Endpoint(dsn), "test") as connection:
                 await install(connection)
             await trial.home.execute("INSERT INTO pgrole.claim SELECT 'a1', 1, 1, 'lost', 'n', 'nu', 'o', 'ou'")
-            for deed in (("transfer", "--from", "lost", "--to", "new"), ("release", "--role", "a1")):
-                answer = await trial.run(*deed, "--yes", PGROLE_DSN=dsn)
+            for action in (("transfer", "--from", "lost", "--to", "new"), ("release", "--role", "a1")):
+                answer = await trial.run(*action, "--yes", PGROLE_DSN=dsn)
                 assert (answer.code, answer.err) == (0, "")
             answer = await trial.run("release", "--role", "a1", "--forget", "--yes", PGROLE_DSN=dsn)
             assert (answer.code, answer.err) == (0, "")

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from pgrole_controller.core.ddl import quote_identifier, quote_literal
 from pgrole_controller.core.errors import Reason, Transient, Waiting
-from pgrole_controller.core.plan import Disown, Obstacle, blocked
+from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
@@ -27,14 +27,14 @@ SETTINGS = {"max_prepared_transactions": "5", "max_locks_per_transaction": "20"}
 
 @dataclass
 class Trial:
-    """A role to be dropped and its heir, which no other test has, and what of databases a test makes."""
+    """A role to be dropped and its new owner, which no other test has, and what of databases a test makes."""
 
     server: PostgresServer
     home: Connection
     stack: AsyncExitStack
     tag: str
     role: str = ""
-    heir: str = ""
+    new_owner: str = ""
     databases: list[str] = field(default_factory=list)
     oids: dict[str, int] = field(default_factory=dict)
 
@@ -47,8 +47,8 @@ class Trial:
         return self.home.get_server_version().major
 
     async def start(self, role: str = "ro'l\"e") -> None:
-        self.role, self.heir = f"{role}_{self.tag}", f"heir_{secrets.token_hex(3)}"
-        await self.home.execute(f"CREATE ROLE {self.q} LOGIN PASSWORD 'p'; CREATE ROLE {self.heir}")
+        self.role, self.new_owner = f"{role}_{self.tag}", f"heir_{secrets.token_hex(3)}"
+        await self.home.execute(f"CREATE ROLE {self.q} LOGIN PASSWORD 'p'; CREATE ROLE {self.new_owner}")
         await self.oid()
 
     async def oid(self) -> int:
@@ -77,10 +77,10 @@ class Trial:
         return await self.enter(database, "postgres", f"SET ROLE {self.q}", *statements)
 
     async def disown(self, endpoint: Endpoint | None = None, **changed: object) -> None:
-        task = Disown(self.role, await self.oid(), self.heir, terminate=False)
+        task = ReassignOwned(self.role, await self.oid(), self.new_owner, terminate=False)
         values = {name: changed.get(name, getattr(task, name)) for name in ("role", "oid", "new_owner", "terminate")}
         deadline = float(str(changed.get("deadline", DEADLINE)))
-        await disown(endpoint or Endpoint(self.server.dsn()), Disown(**values), deadline)  # type: ignore[arg-type]
+        await disown(endpoint or Endpoint(self.server.dsn()), ReassignOwned(**values), deadline)  # type: ignore[arg-type]
 
     async def refused(self, **changed: object) -> str:
         with pytest.raises(Waiting) as raised:
@@ -88,12 +88,12 @@ class Trial:
         assert raised.value.reason is Reason.DROP_BLOCKED
         return raised.value.message
 
-    async def needs(self) -> dict[str, int]:
-        found = await inspect.look_for_needs(self.home, [await self.oid()])
-        return {need.database: need.count for some in found.values() for need in some}
+    async def dependents(self) -> dict[str, int]:
+        found = await inspect.read_dependents(self.home, [await self.oid()])
+        return {dependent.database: dependent.count for some in found.values() for dependent in some}
 
     async def drop(self, members: int = 0) -> None:
-        assert await self.needs() == ({"": members} if members else {})
+        assert await self.dependents() == ({"": members} if members else {})
         await self.home.execute(f"DROP ROLE {self.q}")
 
     async def owner(self, connection: Connection, relation: str) -> str | None:
@@ -219,7 +219,7 @@ async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: Tria
     await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER")
     for kind, statement in {**OWNED, **GIVEN}.items():
         async with emptying(trial.home, oid):
-            await trial.home.execute(STAGE.format(role=trial.heir))
+            await trial.home.execute(STAGE.format(role=trial.new_owner))
             if kind in OWNED:
                 await trial.home.execute(f"SET LOCAL ROLE {trial.q}")
             await trial.home.execute(statement.format(role=trial.q))
@@ -233,24 +233,24 @@ async def test_privileges_are_taken_away_without_a_false_alarm(trial: Trial) -> 
     oid = await trial.oid()
     for kind, statement in privileges(trial).items():
         async with emptying(trial.home, oid):
-            await trial.home.execute(STAGE.format(role=trial.heir))
-            await trial.home.execute(statement.format(role=trial.q, heir=trial.heir))
-            assert await trial.needs() != {}, kind
+            await trial.home.execute(STAGE.format(role=trial.new_owner))
+            await trial.home.execute(statement.format(role=trial.q, new_owner=trial.new_owner))
+            assert await trial.dependents() != {}, kind
             await trial.home.execute(_sql("drop_owned"))
-            assert await trial.needs() == {}, kind
+            assert await trial.dependents() == {}, kind
             assert await trial.home.fetchval("SELECT count(*) FROM s.plain"), kind
 
 
 async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_dropped(trial: Trial) -> None:
     await trial.start("plain")
-    await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER; ALTER ROLE {trial.heir} SUPERUSER")
+    await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER; ALTER ROLE {trial.new_owner} SUPERUSER")
     inside = []
     for name in (await trial.create_database(), await trial.create_database()):
-        superuser = await trial.enter(name, "postgres", STAGE.format(role=trial.heir))
+        superuser = await trial.enter(name, "postgres", STAGE.format(role=trial.new_owner))
         await trial.become(name, *(OWNED[kind] for kind in OWNED if kind not in {"unlogged table", "procedure"}))
         for statement in (*GIVEN.values(), *privileges(trial).values()):
             if "s.e" not in statement and "POLICY" not in statement:
-                await superuser.execute(statement.format(role=trial.q, heir=trial.heir))
+                await superuser.execute(statement.format(role=trial.q, new_owner=trial.new_owner))
         await superuser.execute("INSERT INTO s.t SELECT n FROM generate_series(1, 10) AS n")
         inside.append(superuser)
     await trial.home.execute(f"CREATE DATABASE own_{trial.tag} OWNER {trial.q}")
@@ -259,13 +259,13 @@ async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_d
     for superuser in inside:
         assert await superuser.fetchval("SELECT count(*) FROM s.t") == 10
         for relation in ("s.t", "s.p", "s.p1", "s.q", "s.v", "s.m", "s.ft"):
-            assert await trial.owner(superuser, relation) == trial.heir
+            assert await trial.owner(superuser, relation) == trial.new_owner
         kinds = "SELECT count(*) FROM pg_shdepend WHERE refobjid = $1::regrole AND deptype = 'o' AND dbid = " + (
             "(SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        assert await superuser.fetchval(kinds, trial.heir) >= len(OWNED) + len(GIVEN) - 2
+        assert await superuser.fetchval(kinds, trial.new_owner) >= len(OWNED) + len(GIVEN) - 2
     owner = "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = $1"
-    assert await trial.home.fetchval(owner, f"own_{trial.tag}") == trial.heir
+    assert await trial.home.fetchval(owner, f"own_{trial.tag}") == trial.new_owner
     await trial.drop()
 
 
@@ -287,7 +287,7 @@ async def test_a_table_that_is_committed_right_before_drop_owned_is_handed_over(
         await maker.execute("CREATE TABLE late AS SELECT n FROM generate_series(1, 100) AS n")
         await superuser.execute("SELECT pg_advisory_unlock(7)")
     assert await superuser.fetchval("SELECT count(*) FROM late") == 100
-    assert await trial.owner(superuser, "late") == trial.heir
+    assert await trial.owner(superuser, "late") == trial.new_owner
     await trial.drop()
 
 
@@ -320,7 +320,7 @@ async def test_a_session_that_makes_tables_as_the_role_in_a_loop_loses_no_row(tr
         assert count
         for number in range(count):
             assert await superuser.fetchval(f"SELECT count(*) FROM t{number}") == 50
-            assert await trial.owner(superuser, f"t{number}") == trial.heir
+            assert await trial.owner(superuser, f"t{number}") == trial.new_owner
 
 
 async def attempt(trial: Trial) -> None:
@@ -366,7 +366,7 @@ async def test_more_than_the_server_can_lock_at_once_is_handed_over_in_pieces(tr
         )
     await trial.disown()
     owned = "SELECT count(*) FROM pg_class WHERE relowner = $1::regrole AND relkind IN ('r', 'S')"
-    assert await superuser.fetchval(owned, trial.heir) == 4000
+    assert await superuser.fetchval(owned, trial.new_owner) == 4000
     await trial.drop()
 
 
@@ -404,11 +404,11 @@ async def ended(session: Connection) -> bool:
 
 async def test_without_a_new_owner_nothing_but_sessions_is_touched(trial: Trial) -> None:
     name = await trial.create_database()
-    member = await trial.enter(name, "postgres", f"GRANT {trial.q} TO {trial.heir}; CREATE TABLE t (a int)")
+    member = await trial.enter(name, "postgres", f"GRANT {trial.q} TO {trial.new_owner}; CREATE TABLE t (a int)")
     await member.execute(f"ALTER TABLE t OWNER TO {trial.q}")
     await trial.disown(new_owner=None, terminate=True)
     assert await trial.owner(member, "t") == trial.role
-    assert await trial.needs() == {name: 1, "": 1}
+    assert await trial.dependents() == {name: 1, "": 1}
 
 
 async def test_prepared_transactions_are_named_with_their_database(trial: Trial) -> None:
@@ -420,7 +420,7 @@ async def test_prepared_transactions_are_named_with_their_database(trial: Trial)
     assert f'"gid {trial.tag}"' in message
     await superuser.execute(f"COMMIT PREPARED 'gid {trial.tag}'")
     await trial.disown()
-    assert await trial.owner(superuser, "t") == trial.heir
+    assert await trial.owner(superuser, "t") == trial.new_owner
     await trial.drop()
 
 
@@ -432,7 +432,7 @@ async def test_an_open_transaction_that_makes_something_as_the_role_is_named(tri
     assert f'in database "{name}": the open transaction of process {maker.get_server_pid()}' in message
     await maker.execute("COMMIT")
     await trial.disown()
-    assert await trial.owner(superuser, "t") == trial.heir
+    assert await trial.owner(superuser, "t") == trial.new_owner
     await trial.drop()
 
 
@@ -449,7 +449,7 @@ async def test_a_database_that_takes_no_connections_is_named_with_the_remedy_and
     assert f'in database "{closed}"' in message
     assert "ALLOW_CONNECTIONS true" in message
     assert unneeded not in message
-    assert await trial.owner(superuser, "t") == trial.heir
+    assert await trial.owner(superuser, "t") == trial.new_owner
     # what blocks elsewhere leaves privileges as they are
     assert await superuser.fetchval("SELECT has_schema_privilege($1, 'public', 'USAGE')", trial.role)
     await trial.home.execute(f"ALTER DATABASE {closed} ALLOW_CONNECTIONS true")
@@ -487,9 +487,9 @@ async def test_names_and_encodings_of_databases_and_roles_do_not_matter(trial: T
         f"DO $$ BEGIN EXECUTE format('ALTER TABLE t OWNER TO %I', (SELECT rolname FROM pg_roles WHERE oid = {oid})); "
         f"EXECUTE format('GRANT SELECT ON u TO %I', (SELECT rolname FROM pg_roles WHERE oid = {oid})); END $$"
     )
-    assert await trial.needs() == {name: 2}
+    assert await trial.dependents() == {name: 2}
     await trial.disown()
-    assert await trial.owner(superuser, "t") == trial.heir
+    assert await trial.owner(superuser, "t") == trial.new_owner
     await trial.drop()
 
 
@@ -507,7 +507,7 @@ async def test_a_database_whose_name_is_not_utf8_is_named_by_its_bytes(trial: Tr
     await trial.home.execute(f"CREATE ROLE plain_{trial.tag}; DROP ROLE {trial.q}")
     trial.role = f"plain_{trial.tag}"
     await inside.execute(f'CREATE DATABASE "caf\xe9_{trial.tag}" OWNER plain_{trial.tag}')
-    await inside.execute(f"GRANT {trial.q} TO {trial.heir}")
+    await inside.execute(f"GRANT {trial.q} TO {trial.new_owner}")
     oid = await trial.oid()
     # the owner of a database is shared; what is in it is not
     await trial.home.execute(
@@ -517,7 +517,7 @@ async def test_a_database_whose_name_is_not_utf8_is_named_by_its_bytes(trial: Tr
         oid,
         latin,
     )
-    assert f"caf\\351_{trial.tag}" in await trial.needs()
+    assert f"caf\\351_{trial.tag}" in await trial.dependents()
     message = await trial.refused()
     assert f'in database "caf\\xe9_{trial.tag}"' in message
     assert "not UTF-8" in message
@@ -552,7 +552,7 @@ async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: Trial) -
     assert raised.value.reason is Reason.PROGRESSING
     await blocker.execute("ROLLBACK")
     await trial.disown()
-    assert await trial.owner(blocker, "t") == trial.heir
+    assert await trial.owner(blocker, "t") == trial.new_owner
     await trial.drop()
 
 
@@ -565,12 +565,12 @@ async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(tri
     message = await trial.refused(endpoint=endpoint)
     assert f'in database "{name}"' in message
     assert "permission denied" in message
-    await trial.home.execute(f"GRANT {trial.q}, {trial.heir} TO {user}")
-    await superuser.execute(f"GRANT CREATE ON SCHEMA public TO {trial.heir}")
+    await trial.home.execute(f"GRANT {trial.q}, {trial.new_owner} TO {user}")
+    await superuser.execute(f"GRANT CREATE ON SCHEMA public TO {trial.new_owner}")
     await trial.disown(endpoint=endpoint)
-    assert await trial.owner(superuser, "t") == trial.heir
+    assert await trial.owner(superuser, "t") == trial.new_owner
     async with connect(endpoint, "test") as own:
-        assert await inspect.look_for_needs(own, [await trial.oid()]) == {}
+        assert await inspect.read_dependents(own, [await trial.oid()]) == {}
 
 
 async def test_settings_of_a_database_do_not_make_us_another_role(trial: Trial) -> None:
@@ -578,7 +578,7 @@ async def test_settings_of_a_database_do_not_make_us_another_role(trial: Trial) 
     superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     await trial.home.execute(f"ALTER DATABASE {name} SET role = {quote_literal(trial.role)}")
     await trial.disown()
-    assert await trial.owner(superuser, "t") == trial.heir
+    assert await trial.owner(superuser, "t") == trial.new_owner
     await trial.drop()
 
 
@@ -591,7 +591,7 @@ async def test_a_new_owner_that_is_none_is_refused_before_anything_is_done(trial
 
 
 async def test_a_role_that_is_not_the_one_that_was_seen_is_not_touched(trial: Trial) -> None:
-    for changed in ({"oid": await trial.oid() + 1000}, {"role": trial.heir, "new_owner": trial.role}):
+    for changed in ({"oid": await trial.oid() + 1000}, {"role": trial.new_owner, "new_owner": trial.role}):
         with pytest.raises(Transient) as raised:
             await trial.disown(**changed)
         assert raised.value.reason is Reason.PROGRESSING
@@ -604,16 +604,16 @@ async def test_members_and_memberships_that_it_granted_do_not_keep_a_role(trial:
         f"GRANT {group} TO {trial.q} WITH ADMIN OPTION;"
         f"GRANT {trial.q} TO {member} WITH ADMIN OPTION; SET ROLE {member}; GRANT {trial.q} TO {passed}; RESET ROLE;"
         f"SET ROLE {trial.q}; GRANT {group} TO {member} WITH ADMIN OPTION; RESET ROLE;"
-        f"SET ROLE {member}; GRANT {group} TO {passed}; RESET ROLE; GRANT {group} TO {trial.heir}"
+        f"SET ROLE {member}; GRANT {group} TO {passed}; RESET ROLE; GRANT {group} TO {trial.new_owner}"
     )
     # two members, and since PostgreSQL 16 the membership that it granted
-    assert await trial.needs() == {"": 3 if trial.version >= 16 else 2}
+    assert await trial.dependents() == {"": 3 if trial.version >= 16 else 2}
     await trial.disown()
     await trial.drop(members=2)
     members = await trial.home.fetch(
         "SELECT member::regrole::text AS name FROM pg_auth_members WHERE roleid = $1::regrole", group
     )
-    kept = [trial.heir] if trial.version >= 16 else [trial.heir, member, passed]
+    kept = [trial.new_owner] if trial.version >= 16 else [trial.new_owner, member, passed]
     assert sorted(row["name"] for row in members) == sorted(kept)
 
 
@@ -635,6 +635,6 @@ async def test_a_role_that_nothing_needs_costs_one_connection_and_can_be_dropped
 
 
 def test_what_blocks_in_many_databases_is_counted() -> None:
-    error = blocked("r", [Obstacle(f"db{number}", "no") for number in range(200)])
+    error = blocked("r", [Blocker(f"db{number}", "no") for number in range(200)])
     assert error.message.endswith("; and 195 more")
     assert len(error.message) < 1000

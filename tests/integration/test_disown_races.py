@@ -58,7 +58,7 @@ class Race(Trial):
         if not superuser:
             user = f"controller_{self.tag}"
             await self.home.execute(f"CREATE ROLE {user} LOGIN CREATEROLE PASSWORD 'p'")
-            await self.home.execute(f"GRANT {self.q}, {self.heir}, {self.team} TO {user}")
+            await self.home.execute(f"GRANT {self.q}, {self.new_owner}, {self.team} TO {user}")
             self.members = 1
             self.endpoint = Endpoint(self.server.dsn(user, password="p"))
 
@@ -67,7 +67,7 @@ class Race(Trial):
         name = await self.create_database()
         setup = (
             f"CREATE SCHEMA mine AUTHORIZATION {self.q}; CREATE SCHEMA theirs AUTHORIZATION {self.team};"
-            f"GRANT ALL ON SCHEMA mine, theirs TO {self.heir}; GRANT CREATE ON DATABASE {name} TO PUBLIC;"
+            f"GRANT ALL ON SCHEMA mine, theirs TO {self.new_owner}; GRANT CREATE ON DATABASE {name} TO PUBLIC;"
         )
         for schema, owner in (("mine", self.q), ("theirs", self.team)):
             for table in ("t", "u"):
@@ -140,13 +140,14 @@ async def test_a_table_of_others_that_gets_the_name_of_one_of_the_role_stays_the
             await holder.execute("ROLLBACK")
 
     await race.empty_during(work)
-    team, heir = [
-        await holder.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name) for name in (race.team, race.heir)
+    team, new_owner = [
+        await holder.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
+        for name in (race.team, race.new_owner)
     ]
     assert [await holder.fetchval(OWNER, oid) for oid in theirs] == [team] * 3
-    assert {await holder.fetchval(OWNER, oid) for oid in mine} <= {heir, None}
+    assert {await holder.fetchval(OWNER, oid) for oid in mine} <= {new_owner, None}
     others = "SELECT count(*) FROM pg_class WHERE relowner = $1 AND relkind IN ('r', 'S') AND NOT oid = ANY ($2)"
-    assert await holder.fetchval(others, heir, mine) == 0
+    assert await holder.fetchval(others, new_owner, mine) == 0
     await race.drop(race.members)
 
 
@@ -169,7 +170,7 @@ async def test_what_is_given_to_others_before_its_turn_stays_theirs(
     await race.empty_during(work)
     assert await race.owner(giver, "mine.t") == race.team
     assert await race.owner(giver, "mine.u") == race.team
-    assert await race.owner(giver, "mine.q") == race.heir
+    assert await race.owner(giver, "mine.q") == race.new_owner
     assert await giver.fetchval("SELECT proowner::regrole::text FROM pg_proc WHERE proname = 'f'") == race.team
     await race.drop(race.members)
 
@@ -195,9 +196,10 @@ async def test_roles_that_swap_names_meanwhile_keep_what_is_theirs(
     await race.prepare(superuser=superuser)
     holder = await race.stage()
     await holder.execute(f"GRANT USAGE ON SCHEMA mine TO {race.team}; GRANT USAGE ON SCHEMA theirs TO {race.q}")
-    one = {"role": race.role, "heir": race.heir}[swapped]
-    team, heir = [
-        await holder.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name) for name in (race.team, race.heir)
+    one = {"role": race.role, "heir": race.new_owner}[swapped]
+    team, new_owner = [
+        await holder.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
+        for name in (race.team, race.new_owner)
     ]
     mine, theirs = [await race.oid_of(holder, name) for name in ("mine.t", "theirs.t")]
     await holder.execute(HOLDS[statement])
@@ -211,7 +213,7 @@ async def test_roles_that_swap_names_meanwhile_keep_what_is_theirs(
         assert await race.swap(one, race.team)
     await race.converge()
     assert await holder.fetchval(OWNER, theirs) == team
-    assert await holder.fetchval(OWNER, mine) == heir
+    assert await holder.fetchval(OWNER, mine) == new_owner
     acl = "SELECT count(*) FROM pg_namespace AS n, aclexplode(n.nspacl) AS a WHERE nspname = 'mine' AND grantee = $1"
     assert await holder.fetchval(acl, team) == 1
     await race.drop(race.members)
@@ -307,5 +309,5 @@ async def test_whatever_a_name_holds_and_is_encoded_in_its_table_is_handed_over(
     assert await superuser.fetchval(owned, oid) == 18
     await race.disown()
     assert await superuser.fetchval(owned, oid) == 0
-    assert await superuser.fetchval(owned.replace("$1", "$1::regrole"), race.heir) == 18
+    assert await superuser.fetchval(owned.replace("$1", "$1::regrole"), race.new_owner) == 18
     await race.drop()

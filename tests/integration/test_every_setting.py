@@ -18,11 +18,11 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.ddl import quote_literal
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.plan import Disown
+from pgrole_controller.core.plan import ReassignOwned
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Role
-from pgrole_controller.core.state import Ask, Mode, Server, Sight
+from pgrole_controller.core.state import Desired, Mode, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.disown import disown
@@ -107,7 +107,7 @@ class World:
         if controller == "settings_plain" and self.admin.get_server_version().major >= 16:
             await self.admin.execute(f"GRANT {name} TO {controller} WITH ADMIN TRUE")
         noticed = anyio.Event()
-        ask = Ask(Owner(CLUSTER, key.namespace, "ns-uid", key.name, key.name), Role(name), adopt=True)
+        desired = Desired(Owner(CLUSTER, key.namespace, "ns-uid", key.name, key.name), Role(name), adopt=True)
 
         def heard(names: tuple[str, ...] | None) -> None:
             if names is None or name in names:
@@ -119,16 +119,16 @@ class World:
             known = Server(session.identity.system_identifier, session.identity.own_roles, CLUSTER, ADDRESS)
             await self.admin.execute(f"ALTER ROLE {name} CREATEDB")
             await noticed.wait()
-            (sight,) = await session.look([(key, name)])
-            assert isinstance(sight, Sight)
-            assert sight.named is not None
-            assert sight.named.role.createdb
-            assert await session.carry_out([decide(ask, sight, known, Policy())]) == [None]
-            (sight,) = await session.look([(key, name)])
-            assert isinstance(sight, Sight)
-            assert sight.named is not None
-            assert not sight.named.role.createdb
-            assert sight.claim is not None
+            (observed,) = await session.look([(key, name)])
+            assert isinstance(observed, Observed)
+            assert observed.named is not None
+            assert observed.named.role.createdb
+            assert await session.carry_out([decide(desired, observed, known, Policy())]) == [None]
+            (observed,) = await session.look([(key, name)])
+            assert isinstance(observed, Observed)
+            assert observed.named is not None
+            assert not observed.named.role.createdb
+            assert observed.claim is not None
 
         with anyio.fail_after(DEADLINE):
             await attend(
@@ -138,18 +138,19 @@ class World:
     async def empty(self, controller: str) -> None:
         """A role that owns a table in the tenant's database is emptied."""
         self.made += 1
-        name, heir = f"settings_role_{self.made}", f"settings_heir_{self.made}"
-        await self.admin.execute(f"CREATE ROLE {name}; CREATE ROLE {heir}")
-        await self.admin.execute(f"GRANT {name}, {heir} TO {controller}")
+        name, new_owner = f"settings_role_{self.made}", f"settings_heir_{self.made}"
+        await self.admin.execute(f"CREATE ROLE {name}; CREATE ROLE {new_owner}")
+        await self.admin.execute(f"GRANT {name}, {new_owner} TO {controller}")
         async with connect(Endpoint(self.server.dsn(database=TENANT)), "test") as there:
             await there.execute(
                 f"CREATE SCHEMA {name} CREATE TABLE {name} (a int); ALTER SCHEMA {name} OWNER TO {name}"
             )
             await there.execute(f"ALTER TABLE {name}.{name} OWNER TO {name}")
             oid = await there.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
-            await disown(self.endpoint(controller), Disown(name, oid, heir, terminate=False), DEADLINE)
+            await disown(self.endpoint(controller), ReassignOwned(name, oid, new_owner, terminate=False), DEADLINE)
             assert (
-                await there.fetchval(f"SELECT pg_get_userbyid(relowner) FROM pg_class WHERE relname = '{name}'") == heir
+                await there.fetchval(f"SELECT pg_get_userbyid(relowner) FROM pg_class WHERE relname = '{name}'")
+                == new_owner
             )
             assert not await there.fetchval("SELECT count(*) FROM pg_shdepend WHERE refobjid = $1", oid)
         await self.admin.execute(f"DROP ROLE {name}")

@@ -189,7 +189,7 @@ def damaging(dice: random.Random, damage: Damage) -> Callable[[], Mutation]:
 async def work(session: Session) -> None:
     await session.look([(Key("shop", "app"), "app"), (Key("shop", "other"), "postgres")])
     mentioned = Mentioned(frozenset({"pg_monitor"}), frozenset({"work_mem"}), frozenset({"postgres"}))
-    await session.look_around([mentioned])
+    await session.read_references([mentioned])
     await session.look_for_claims()
     await session.look_for_verifiers([10])
     await session.look_for_ends([(10, "")])

@@ -16,7 +16,7 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Membership, Role
-from pgrole_controller.core.state import Ask, Claims, Server, Sight
+from pgrole_controller.core.state import Claims, Desired, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import MEMBERSHIP_OPTIONS_VERSION, Mentioned, identify
@@ -29,8 +29,8 @@ from tests.servers import Servers
 CLUSTER = "cluster"
 KEY = Key("shop", "victim")
 OWNER = Owner(CLUSTER, KEY.namespace, "ns-uid", KEY.name, "uid")
-WANTED = Role("victim", login=True, member_of=(Membership("declared"),), parameters=(("work_mem", "64MB"),))
-ASK = Ask(OWNER, WANTED)
+DESIRED = Role("victim", login=True, member_of=(Membership("declared"),), parameters=(("work_mem", "64MB"),))
+ASK = Desired(OWNER, DESIRED)
 
 #: With what quoting and formatting act on. Before one byte that is not UTF-8, and after another.
 ILLEGIBLE = "r\xf4le %s %I \"'\\ $$ \xe9"
@@ -91,19 +91,19 @@ async def latin(server: PostgresServer) -> AsyncIterator[Connection]:
 class Place:
     session: Session
 
-    async def look(self) -> tuple[Plan, Sight]:
-        (sight,) = seen(await self.session.look([(KEY, WANTED.name)]))
-        (around,) = await self.session.look_around(
-            [Mentioned(frozenset({"declared"}), WANTED.parameter_names, frozenset())]
+    async def look(self) -> tuple[Plan, Observed]:
+        (observed,) = seen(await self.session.look([(KEY, DESIRED.name)]))
+        (references,) = await self.session.read_references(
+            [Mentioned(frozenset({"declared"}), DESIRED.parameter_names, frozenset())]
         )
-        assert not isinstance(around, PgRoleError)
+        assert not isinstance(references, PgRoleError)
         identity = self.session.identity
         claims: Claims = "Status" if self.session._ledger is not None else "Database"
         known = Server(
             identity.system_identifier, identity.own_roles, CLUSTER, Address("db", 5432, "a", "require"), claims=claims
         )
-        sight = replace(sight, around=around)
-        return decide(ASK, sight, known, Policy()), sight
+        observed = replace(observed, references=references)
+        return decide(ASK, observed, known, Policy()), observed
 
     async def reconcile(self) -> tuple[Plan, PgRoleError | None]:
         plan, _ = await self.look()
@@ -135,13 +135,13 @@ async def check_all_is_set_back(place: Place, latin: Connection, attack: str, fi
     plan, failure = await place.reconcile()
     assert failure is None
     assert set(plan.drift) == {"superuser", *fields}
-    again, sight = await place.look()
+    again, observed = await place.look()
     assert (again.changes, again.drift) == ((), ())
-    assert sight.named is not None
-    assert sight.named.role == replace(WANTED, password=sight.named.role.password)
-    assert sight.claim is not None
-    assert sight.claim.drift_count == 1
-    assert set(sight.claim.last_drift_fields) == set(plan.drift)
+    assert observed.named is not None
+    assert observed.named.role == replace(DESIRED, password=observed.named.role.password)
+    assert observed.claim is not None
+    assert observed.claim.drift_count == 1
+    assert set(observed.claim.last_drift_fields) == set(plan.drift)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -177,9 +177,9 @@ async def test_a_role_is_altered_and_dropped_under_it(place: Place, latin: Conne
     """As for an object that is refused, or deleted, whose role was renamed."""
     renamed = "v" + ILLEGIBLE
     await latin.execute(f"ALTER ROLE victim RENAME TO {quoted(renamed)}; COMMENT ON ROLE {quoted(renamed)} IS 'c'")
-    _, sight = await place.look()
-    assert sight.claimed is not None
-    name, oid = sight.claimed.role.name, sight.claimed.oid
+    _, observed = await place.look()
+    assert observed.claimed is not None
+    name, oid = observed.claimed.role.name, observed.claimed.oid
     session = replace(place.session, identity=replace(place.session.identity, superuser=superuser))
     changes = (
         SetAttribute(name, "createdb", True),
@@ -187,7 +187,7 @@ async def test_a_role_is_altered_and_dropped_under_it(place: Place, latin: Conne
         SetParameter(name, None, "work_mem", None),
         RevokeMembership(name, "declared", ("postgres",)),
     )
-    plan = Plan(WANTED.name, changes, oid, name, sight.claim)
+    plan = Plan(DESIRED.name, changes, oid, name, observed.claim)
     assert await session.carry_out([plan]) == [None]
     found = (await place.look())[1].claimed
     assert found is not None
@@ -226,10 +226,10 @@ async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is
                 failure.message.encode()
             else:
                 assert failure is None
-            left, sight = await Place(session).look()
+            left, observed = await Place(session).look()
             assert {change.field for change in left.changes} == ({"memberOf"} if scoped else set())
-            assert sight.claim is not None
-            assert set(sight.claim.last_drift_fields) == ({"createdb"} if scoped else {"createdb", "memberOf"})
+            assert observed.claim is not None
+            assert set(observed.claim.last_drift_fields) == ({"createdb"} if scoped else {"createdb", "memberOf"})
     finally:
         async with connect(Endpoint(server.dsn()), "test") as home:
             await home.execute("DROP OWNED BY steward; DROP ROLE steward")

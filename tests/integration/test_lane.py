@@ -23,10 +23,10 @@ from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.reconnect import FIRST_DELAY, TROUBLED_SECONDS
-from pgrole_controller.core.request import Hint, Key, RequestReason
-from pgrole_controller.core.workqueue import Success
+from pgrole_controller.core.request import Key, Request, RequestReason
+from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.local.postgres import PostgresServer
@@ -52,12 +52,12 @@ class Reports:
     def report(self, finding: Finding) -> None:
         if finding.outcome is not None:
             self.told.setdefault(finding.key, []).append(finding.outcome.reason)
-        self._queue.done(finding.key, Success())
+        self._queue.done(finding.key, Done())
 
 
 def declared(name: str, server: PostgresServer) -> DeclaredServer:
-    allowance = Allowance(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"}))
-    return DeclaredServer(name, Endpoint(server.dsn()), allowance, Address("pg", 5432, "postgres", "require"))
+    server_policy = ServerPolicy(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"}))
+    return DeclaredServer(name, Endpoint(server.dsn()), server_policy, Address("pg", 5432, "postgres", "require"))
 
 
 def stored(server: str, name: str) -> Stored:
@@ -164,7 +164,7 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
 
             late = stored("well", "app-late")
             objects.store.put(late)
-            queue.put("well", Hint(late.key, RequestReason.OBJECT))
+            queue.put("well", Request(late.key, RequestReason.OBJECT))
             await until(lambda: {late.key, Key("shop", "app-well")} <= reports.told.keys())
             assert (well.connected, well.trouble) == (True, None)
     assert isinstance(trouble, Unexpected)

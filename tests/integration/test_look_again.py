@@ -73,7 +73,7 @@ async def estate(server: PostgresServer) -> AsyncIterator[Estate]:
                 name,
             )
         session = Session(identity, Installation.PRESENT, "cluster", False, made)
-        yield Estate(session, [sight.row for sight in seen(await session.look(ASKED))], hand)
+        yield Estate(session, [observed.row for observed in seen(await session.look(ASKED))], hand)
         await hand.execute("DELETE FROM pgrole.claim")
         for name in (*NAMES, "fourth"):
             await hand.execute(f"DROP ROLE IF EXISTS {name}")

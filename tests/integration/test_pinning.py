@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import PgRoleError, Refused, Transient, Waiting
-from pgrole_controller.core.plan import Disown
+from pgrole_controller.core.plan import ReassignOwned
 from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import pinning, queries
@@ -346,14 +346,14 @@ async def test_a_login_event_trigger_that_keeps_us_out_is_said_leaves_nothing_be
 async def test_a_login_event_trigger_of_a_tenants_database_is_said_by_the_deletion_of_a_role(
     server: PostgresServer, admin: Connection, body: str
 ) -> None:
-    role, heir = f"pinning_{secrets.token_hex(4)}", f"pinning_{secrets.token_hex(4)}"
+    role, new_owner = f"pinning_{secrets.token_hex(4)}", f"pinning_{secrets.token_hex(4)}"
     await admin.execute(f"CREATE ROLE {role}")
-    await admin.execute(f"CREATE ROLE {heir}; GRANT {role}, {heir} TO {CONTROLLER}")
+    await admin.execute(f"CREATE ROLE {new_owner}; GRANT {role}, {new_owner} TO {CONTROLLER}")
     oid = await admin.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", role)
     async with connect(endpoint(server, "postgres"), "test") as home:
         await home.execute(f"CREATE SCHEMA {role} AUTHORIZATION {role}")
     elsewhere = Endpoint(server.dsn(CONTROLLER, "postgres", password="p"))
-    task = Disown(role, oid, heir, terminate=False)
+    task = ReassignOwned(role, oid, new_owner, terminate=False)
     async with login_trigger(server, HOME, BODIES[body]):
         with pytest.raises(Waiting, match="ALTER EVENT TRIGGER") as caught:
             await disown(elsewhere, task)

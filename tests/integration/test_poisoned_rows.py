@@ -23,7 +23,7 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Role
-from pgrole_controller.core.state import Ask, Server, Sight
+from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.access import read_access
 from pgrole_controller.postgres.claims import Selection, list_claims
@@ -154,7 +154,7 @@ READS = (
     Read("culprits", lambda made, home: session(made, home).look_for_culprits(NAMES)),
     Read("look", lambda made, home: session(made, home).look(ASKED), each=True),
     Read("look without schema", lambda made, home: session(made, home, remembered(home)).look(ASKED), each=True),
-    Read("look around", lambda made, home: session(made, home).look_around(MENTIONED)),
+    Read("look around", lambda made, home: session(made, home).read_references(MENTIONED)),
     Read(
         "ends",
         lambda made, home: session(made, home).look_for_ends([(oid, "group_a") for oid in home.oids]),
@@ -270,11 +270,13 @@ def place_of(row: Row, home: Home) -> int | None:
     return NAMES.index(subject) if isinstance(subject, str) else home.oids.index(cast("int", subject))
 
 
-def check_plan(name: str, sight: Sight, identity: Identity) -> None:
-    """What follows from a sight can be said in SQL, or is refused on this object."""
+def check_plan(name: str, observed: Observed, identity: Identity) -> None:
+    """What follows from what was observed can be said in SQL, or is refused on this object."""
     server = Server(identity.system_identifier, frozenset({"postgres"}), CLUSTER, Address("db", 5432, "app", "require"))
     try:
-        script([decide(Ask(OWNERS[name], Role(name, login=True), adopt=True), sight, server, Policy())], Dialect())
+        script(
+            [decide(Desired(OWNERS[name], Role(name, login=True), adopt=True), observed, server, Policy())], Dialect()
+        )
     except (PgRoleError, ValueError):  # carry_out says the second on the object
         return
 
@@ -302,9 +304,9 @@ async def test_whatever_a_server_answers_nothing_but_an_error_of_one_object_leav
                     assert time.process_time() - began < LONGEST_CALLBACK, what
                 if read.each:
                     check_each(healthy, result, place_of(row, home), what)
-                    for name, sight in zip(NAMES, result, strict=True):
-                        if isinstance(sight, Sight):
-                            check_plan(name, sight, home.identity)
+                    for name, observed in zip(NAMES, result, strict=True):
+                        if isinstance(observed, Observed):
+                            check_plan(name, observed, home.identity)
 
 
 def meddle(query: str, rows: Rows, *, question: str, subject: object, poison: Poison) -> Rows:

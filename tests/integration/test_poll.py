@@ -12,7 +12,7 @@ import pytest_asyncio
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.diff import Create, SetAttribute
 from pgrole_controller.core.errors import Reason, Refused, Transient
-from pgrole_controller.core.password import Record
+from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import UNSEEN, Role
@@ -273,15 +273,15 @@ class TestWithoutSchema:
     async def test_what_was_created_is_claimed_by_its_oid_and_seen_so(self, connection: Connection) -> None:
         ledger, identity = Ledger(), await identify(connection)
         assert await self.bring_in(connection, ledger, self.create("app"), self.create("two", OTHER)) == ["", ""]
-        sights = seen(
+        observations = seen(
             await look_without_schema(connection, identity, CLUSTER, ledger, [(KEY, "app"), (KEY, "nothing")])
         )
-        claim = sights[0].claim
+        claim = observations[0].claim
         assert claim is not None
-        assert sights[0].named is not None
-        assert (claim.role_oid, claim.owner, claim.applied) == (sights[0].named.oid, OWNER, "sha256:x")
-        assert sights[0].named.role.password == UNSEEN
-        assert sights[1].former == (("app", "uid-1"),)
+        assert observations[0].named is not None
+        assert (claim.role_oid, claim.owner, claim.applied) == (observations[0].named.oid, OWNER, "sha256:x")
+        assert observations[0].named.role.password == UNSEEN
+        assert observations[1].former == (("app", "uid-1"),)
 
     async def test_a_renamed_role_is_found_by_the_claim_and_held_against_its_new_name(
         self, connection: Connection, hand: Connection
@@ -343,11 +343,11 @@ class TestWithoutSchema:
         await self.bring_in(connection, ledger, self.create("app"))
         claim = ledger.get("app")
         assert claim is not None
-        drift = Plan("app", (), claim.role_oid, "app", claim, OWNER, "y", Record("s"), drift=("login",))
+        drift = Plan("app", (), claim.role_oid, "app", claim, OWNER, "y", PasswordRecord("s"), drift=("login",))
         await self.bring_in(connection, ledger, drift)
         claim = ledger.get("app")
         assert claim is not None
-        assert (claim.drift_count, claim.last_drift_fields, claim.record) == (1, ("login",), Record("s"))
+        assert (claim.drift_count, claim.last_drift_fields, claim.record) == (1, ("login",), PasswordRecord("s"))
         assert ledger.held() == [(KEY, "app", "uid-1")]
         await self.bring_in(connection, ledger, Plan("", releases=(("app", "uid-1"),)))
         assert ledger.held() == []

@@ -18,7 +18,7 @@ from pgrole_controller.core.diff import SetParameter, diff
 from pgrole_controller.core.parameters import elements, read_settings
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.role import Found
+from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import identify
@@ -209,13 +209,15 @@ async def estate(server: PostgresServer, hand: Connection) -> AsyncIterator[Esta
     await hand.execute(f"DROP ROLE {', '.join(names)}")
 
 
-async def see(estate: Estate) -> dict[str, Found]:
+async def see(estate: Estate) -> dict[str, ObservedRole]:
     return {
-        sight.named.role.name: sight.named for sight in seen(await estate.session.look(estate.asked)) if sight.named
+        observed.named.role.name: observed.named
+        for observed in seen(await estate.session.look(estate.asked))
+        if observed.named
     }
 
 
-async def check_drift_of_one(estate: Estate, before: dict[str, Found]) -> None:
+async def check_drift_of_one(estate: Estate, before: dict[str, ObservedRole]) -> None:
     """What was stored is drift of the tenant alone, read in little memory and time, and is set back."""
     tracemalloc.start()
     try:

@@ -53,7 +53,7 @@ class Trial:
         shutil.copyfile(certificate.key, self.shown.with_suffix(".key"))
         shutil.copyfile(certificate.chain, self.shown)
         own, _, _ = certificate.pem.partition(ssl.PEM_FOOTER)
-        wanted = ssl.PEM_cert_to_DER_cert(f"{own}{ssl.PEM_FOOTER}")
+        desired = ssl.PEM_cert_to_DER_cert(f"{own}{ssl.PEM_FOOTER}")
         connection = await asyncpg.connect(self.server.dsn(), ssl="disable")
         try:
             await connection.execute("SELECT pg_reload_conf()")
@@ -62,7 +62,7 @@ class Trial:
 
         async def is_shown() -> bool:
             with contextlib.suppress(ssl.SSLError):  # the key was read before the certificate
-                return await _certificate_of(self.server) == wanted
+                return await _certificate_of(self.server) == desired
             return False
 
         assert await reached(is_shown, 20, every=0.02)

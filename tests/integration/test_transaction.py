@@ -14,12 +14,18 @@ from pgrole_controller.core.ddl import quote_identifier, quote_literal, statemen
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import diff
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.password import Credential, Origin, PasswordAsk, SecretsSeen, SecretVersion
+from pgrole_controller.core.password import (
+    DesiredPassword,
+    ObservedSecrets,
+    PasswordOrigin,
+    PasswordResult,
+    SecretVersion,
+)
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import POWERS, Role
-from pgrole_controller.core.state import Ask, Server, Sight
+from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
@@ -52,19 +58,19 @@ async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
         yield made
 
 
-async def see(connection: Connection, name: str, key: Key = KEY, wanted: Role | None = None) -> Sight:
-    (sight,) = await inspect.look(
+async def see(connection: Connection, name: str, key: Key = KEY, desired_role: Role | None = None) -> Observed:
+    (observed,) = await inspect.look(
         connection, CLUSTER, (await inspect.identify(connection)).system_identifier, [(key, name)]
     )
-    assert isinstance(sight, Sight)
-    if wanted is None:
-        return sight
-    groups = frozenset(membership.role for membership in wanted.member_of)
-    databases = frozenset(database for database, _ in wanted.database_parameters)
+    assert isinstance(observed, Observed)
+    if desired_role is None:
+        return observed
+    groups = frozenset(membership.role for membership in desired_role.member_of)
+    databases = frozenset(database for database, _ in desired_role.database_parameters)
     version = (await inspect.identify(connection)).version_number
-    mentioned = inspect.Mentioned(groups, wanted.parameter_names, databases)
-    around = await inspect.look_around(connection, mentioned, version)
-    return replace(sight, around=around)
+    mentioned = inspect.Mentioned(groups, desired_role.parameter_names, databases)
+    references = await inspect.read_references(connection, mentioned, version)
+    return replace(observed, references=references)
 
 
 async def known(connection: Connection) -> Server:
@@ -72,10 +78,10 @@ async def known(connection: Connection) -> Server:
     return Server(identity.system_identifier, identity.own_roles, CLUSTER, ADDRESS)
 
 
-async def bring_in(connection: Connection, ask: Ask) -> Plan:
-    sight = await see(connection, ask.wanted.name, wanted=ask.wanted)
-    plan = decide(ask, sight, await known(connection), ALLOWING)
-    dialect = Dialect(options=sight.around.options, guarded=True)
+async def bring_in(connection: Connection, desired: Desired) -> Plan:
+    observed = await see(connection, desired.role.name, desired_role=desired.role)
+    plan = decide(desired, observed, await known(connection), ALLOWING)
+    dialect = Dialect(options=observed.references.options, guarded=True)
     assert await carry_out(connection, [plan], dialect) == [None]
     return plan
 
@@ -85,20 +91,20 @@ def as_known_before_16(role: Role) -> Role:
     return replace(role, member_of=tuple(replace(one, inherit=True, set=True) for one in role.member_of))
 
 
-async def bring_in_whole(connection: Connection, wanted: Role) -> Ask:
+async def bring_in_whole(connection: Connection, desired_role: Role) -> Desired:
     """Brings in the role with its password: none, or the one of a Secret that an errand reads. What asks for it."""
-    if wanted.password is None:
-        ask = Ask(OWNER, wanted, adopt=True, password=PasswordAsk(Origin.NOWHERE))
-        await bring_in(connection, ask)
-        return ask
+    if desired_role.password is None:
+        desired = Desired(OWNER, desired_role, adopt=True, password=DesiredPassword(PasswordOrigin.NOWHERE))
+        await bring_in(connection, desired)
+        return desired
     seen = SecretVersion("uid", "1")
-    asked = PasswordAsk(Origin.SECRET, secret="source", key="password")
-    ask = Ask(OWNER, wanted, adopt=True, password=asked, secrets=SecretsSeen(password=seen))
-    await bring_in(connection, ask)
-    errand = (await bring_in(connection, ask)).errand
-    brought = Credential(source=f"{seen}/password", verifier=wanted.password.verifier, errand=errand)
-    await bring_in(connection, replace(ask, credential=brought))
-    return ask
+    asked = DesiredPassword(PasswordOrigin.SECRET, secret="source", key="password")
+    desired = Desired(OWNER, desired_role, adopt=True, password=asked, secrets=ObservedSecrets(password=seen))
+    await bring_in(connection, desired)
+    errand = (await bring_in(connection, desired)).errand
+    brought = PasswordResult(source=f"{seen}/password", verifier=desired_role.password.verifier, errand=errand)
+    await bring_in(connection, replace(desired, password_result=brought))
+    return desired
 
 
 async def clean(connection: Connection, *names_: str) -> None:
@@ -107,9 +113,9 @@ async def clean(connection: Connection, *names_: str) -> None:
     await connection.execute("DELETE FROM pgrole.claim")
 
 
-def without_what_creation_gave(role: Role, wanted: Role) -> Role:
+def without_what_creation_gave(role: Role, desired_role: Role) -> Role:
     """A grant of ADMIN alone, to who may create roles, is taken for what PostgreSQL gives to a role's creator."""
-    declared = {one.role for one in wanted.member_of}
+    declared = {one.role for one in desired_role.member_of}
     return replace(role, member_of=tuple(one for one in role.member_of if one.role in declared or not one.by_creation))
 
 
@@ -136,26 +142,26 @@ async def test_texts_are_quoted_as_quote_literal_does(connection: Connection, te
 @EXAMPLES
 @given(roles(), st.none() | roles())
 async def test_whatever_was_there_is_as_wanted_afterwards_and_a_second_plan_is_empty(
-    servers: Servers, connection: Connection, wanted: Role, there: Role | None
+    servers: Servers, connection: Connection, desired_role: Role, there: Role | None
 ) -> None:
-    before = None if there is None else replace(there, name=wanted.name)
+    before = None if there is None else replace(there, name=desired_role.name)
     options = servers.version >= 16
     if not options:
-        wanted = as_known_before_16(wanted)
+        desired_role = as_known_before_16(desired_role)
         before = None if before is None else as_known_before_16(before)
     try:
         for statement in statements(diff(before, None), options=options) if before else ():
             await connection.execute(statement)
-        ask = await bring_in_whole(connection, wanted)
-        sight = await see(connection, wanted.name, wanted=wanted)
-        assert sight.named is not None
-        assert without_what_creation_gave(sight.named.role, wanted) == wanted
-        second = decide(ask, sight, await known(connection), ALLOWING)
+        desired = await bring_in_whole(connection, desired_role)
+        observed = await see(connection, desired_role.name, desired_role=desired_role)
+        assert observed.named is not None
+        assert without_what_creation_gave(observed.named.role, desired_role) == desired_role
+        second = decide(desired, observed, await known(connection), ALLOWING)
         assert not second.writes
         assert second.errand is None
         assert second.pending == ()
     finally:
-        await clean(connection, wanted.name)
+        await clean(connection, desired_role.name)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +171,9 @@ async def test_any_moment_that_postgresql_holds_can_be_read_and_set_back(
     connection: Connection, valid_until: str
 ) -> None:
     try:
-        await bring_in(connection, Ask(OWNER, Role("moments", login=True)))
+        await bring_in(connection, Desired(OWNER, Role("moments", login=True)))
         await connection.execute(f"ALTER ROLE moments VALID UNTIL '{valid_until}'")
-        plan = await bring_in(connection, Ask(OWNER, Role("moments", login=True)))
+        plan = await bring_in(connection, Desired(OWNER, Role("moments", login=True)))
         assert plan.drift == (() if valid_until == "infinity" else ("validUntil",))
         after = await see(connection, "moments")
         assert after.named is not None
@@ -178,9 +184,9 @@ async def test_any_moment_that_postgresql_holds_can_be_read_and_set_back(
 
 async def test_one_bad_plan_does_not_hold_the_others(connection: Connection) -> None:
     server = await known(connection)
-    good = Ask(replace(OWNER, object="good", object_uid="g"), Role("good_one"))
-    bad = Ask(replace(OWNER, object="bad", object_uid="b"), Role("bad_one", connection_limit=-5))
-    plans = [decide(ask, await see(connection, ask.wanted.name), server, ALLOWING) for ask in (good, bad)]
+    good = Desired(replace(OWNER, object="good", object_uid="g"), Role("good_one"))
+    bad = Desired(replace(OWNER, object="bad", object_uid="b"), Role("bad_one", connection_limit=-5))
+    plans = [decide(desired, await see(connection, desired.role.name), server, ALLOWING) for desired in (good, bad)]
     try:
         failures = await carry_out(connection, plans, Dialect())
         assert failures[0] is None
@@ -194,10 +200,10 @@ async def test_one_bad_plan_does_not_hold_the_others(connection: Connection) -> 
 
 async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(connection: Connection) -> None:
     try:
-        ask = Ask(OWNER, Role("replaced", login=True))
-        await bring_in(connection, ask)
+        desired = Desired(OWNER, Role("replaced", login=True))
+        await bring_in(connection, desired)
         await connection.execute("ALTER ROLE replaced NOLOGIN")
-        plan = decide(ask, await see(connection, "replaced"), await known(connection), ALLOWING)
+        plan = decide(desired, await see(connection, "replaced"), await known(connection), ALLOWING)
         await connection.execute("DROP ROLE replaced; CREATE ROLE replaced SUPERUSER")
         (failure,) = await carry_out(connection, [plan], Dialect(guarded=True))
         assert failure is not None
@@ -211,9 +217,9 @@ async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(connect
 
 async def test_a_claim_that_another_took_meanwhile_stops_the_whole_change(connection: Connection) -> None:
     try:
-        plan = decide(Ask(OWNER, Role("raced")), await see(connection, "raced"), await known(connection), ALLOWING)
+        plan = decide(Desired(OWNER, Role("raced")), await see(connection, "raced"), await known(connection), ALLOWING)
         other = replace(OWNER, object="other", object_uid="uid-2")
-        await bring_in(connection, Ask(other, Role("raced", login=True)))
+        await bring_in(connection, Desired(other, Role("raced", login=True)))
         (failure,) = await carry_out(connection, [plan], Dialect(guarded=True))
         assert failure is not None
         after = await see(connection, "raced")
@@ -226,12 +232,12 @@ async def test_a_claim_that_another_took_meanwhile_stops_the_whole_change(connec
 
 
 async def test_drift_is_counted_in_the_claim_by_the_transaction_that_corrects_it(connection: Connection) -> None:
-    ask = Ask(OWNER, Role("counted", login=True))
+    desired = Desired(OWNER, Role("counted", login=True))
     try:
-        await bring_in(connection, ask)
+        await bring_in(connection, desired)
         for expected in (1, 2):
             await connection.execute("ALTER ROLE counted CREATEDB CREATEROLE")
-            await bring_in(connection, ask)
+            await bring_in(connection, desired)
             claim = (await see(connection, "counted")).claim
             assert claim is not None
             assert claim.drift_count == expected
@@ -243,13 +249,13 @@ async def test_drift_is_counted_in_the_claim_by_the_transaction_that_corrects_it
 
 async def test_a_release_is_seen_by_the_next_object_of_that_place_and_by_no_other(connection: Connection) -> None:
     try:
-        await bring_in(connection, Ask(OWNER, Role("kept", login=True)))
-        await bring_in(connection, Ask(OWNER, Role("kept", login=True), terminating=True))
+        await bring_in(connection, Desired(OWNER, Role("kept", login=True)))
+        await bring_in(connection, Desired(OWNER, Role("kept", login=True), terminating=True))
         claim = (await see(connection, "kept")).claim
         assert claim is not None
         assert claim.released
         again = replace(OWNER, object_uid="uid-2")
-        await bring_in(connection, Ask(again, Role("kept", login=True)))
+        await bring_in(connection, Desired(again, Role("kept", login=True)))
         claim = (await see(connection, "kept")).claim
         assert claim is not None
         assert (claim.owner, claim.released) == (again, False)
@@ -263,9 +269,9 @@ async def test_what_a_role_reaches_is_read_through_any_number_of_memberships(con
             "CREATE ROLE reach_a; CREATE ROLE reach_b; CREATE ROLE reach_c SUPERUSER;"
             "GRANT reach_c TO reach_b; GRANT reach_b TO reach_a; GRANT pg_execute_server_program TO reach_b"
         )
-        sight = await see(connection, "reach_a")
-        assert sight.named is not None
-        assert sight.named.reaches == ("pg_execute_server_program", "reach_c")
+        observed = await see(connection, "reach_a")
+        assert observed.named is not None
+        assert observed.named.reaches == ("pg_execute_server_program", "reach_c")
     finally:
         await clean(connection, "reach_a", "reach_b", "reach_c")
 
@@ -276,24 +282,27 @@ async def test_what_still_needs_a_role_is_counted_by_database(connection: Connec
             "CREATE ROLE needed; CREATE ROLE member IN ROLE needed; CREATE SCHEMA AUTHORIZATION needed"
         )
         oid = await connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = 'needed'")
-        needs = (await inspect.look_for_needs(connection, [oid]))[oid]
-        assert {need.database: need.count for need in needs} == {"postgres": 1, "": 1}
+        dependents = (await inspect.read_dependents(connection, [oid]))[oid]
+        assert {dependent.database: dependent.count for dependent in dependents} == {"postgres": 1, "": 1}
     finally:
         await connection.execute("DROP SCHEMA IF EXISTS needed")
         await clean(connection, "member", "needed")
 
 
 async def test_any_number_of_roles_is_read_in_one_query_and_in_order(connection: Connection) -> None:
-    wanted = [f"many_{number}" for number in range(300)]
+    desired_role = [f"many_{number}" for number in range(300)]
     try:
-        await connection.execute(";".join(f"CREATE ROLE {name}" for name in wanted[::2]))
-        sights = await inspect.look(
+        await connection.execute(";".join(f"CREATE ROLE {name}" for name in desired_role[::2]))
+        observations = await inspect.look(
             connection,
             CLUSTER,
             (await inspect.identify(connection)).system_identifier,
-            [(Key("shop", name), name) for name in wanted],
+            [(Key("shop", name), name) for name in desired_role],
         )
-        found = [sight.named.role.name if isinstance(sight, Sight) and sight.named else None for sight in sights]
-        assert found == [name if place % 2 == 0 else None for place, name in enumerate(wanted)]
+        found = [
+            observed.named.role.name if isinstance(observed, Observed) and observed.named else None
+            for observed in observations
+        ]
+        assert found == [name if place % 2 == 0 else None for place, name in enumerate(desired_role)]
     finally:
-        await clean(connection, *wanted[::2])
+        await clean(connection, *desired_role[::2])

@@ -1,4 +1,4 @@
-"""core/connection: what stands in a connection Secret, and how it is known again."""
+"""core/connection_secret: what stands in a connection Secret, and how it is known again."""
 
 import json
 import string
@@ -18,9 +18,9 @@ from pgrole_controller.core.connection_secret import (
     ROTATE_HANDLED,
     ROTATED_AT,
     Address,
-    Connection,
-    Content,
-    Stamp,
+    DesiredSecret,
+    RotationStamp,
+    SecretContent,
     check_connection,
     inputs_digest,
     is_current,
@@ -35,14 +35,16 @@ from tests.roles import names, texts
 
 SALT = bytes(range(16))
 ADDRESS = Address("pg.example.internal", 5432, "orders", "verify-full")
-STAMP = Stamp(datetime(2027, 1, 1, 12, 30, 0, 5, tzinfo=UTC), "now please")
-WANTED = Connection("orders-app-connection", labels=(("team", "shop"),), annotations=(("example.com/for", "orders"),))
+STAMP = RotationStamp(datetime(2027, 1, 1, 12, 30, 0, 5, tzinfo=UTC), "now please")
+DESIRED = DesiredSecret(
+    "orders-app-connection", labels=(("team", "shop"),), annotations=(("example.com/for", "orders"),)
+)
 GENERATED = "hQ7fK2nX9sLw"
 # A hash of 4,096 rounds for each example.
 few = settings(max_examples=40, deadline=None)
 
 
-def rendered(wanted: Connection = WANTED, **values: object) -> Content:
+def rendered(desired: DesiredSecret = DESIRED, **values: object) -> SecretContent:
     plain: dict[str, object] = {
         "username": "app",
         "password": GENERATED,
@@ -50,23 +52,23 @@ def rendered(wanted: Connection = WANTED, **values: object) -> Content:
         "stamp": STAMP,
         "salt": SALT,
     }
-    return render(wanted, **(plain | values))  # type: ignore[arg-type]
+    return render(desired, **(plain | values))  # type: ignore[arg-type]
 
 
-def current(content: Content, wanted: Connection = WANTED, **values: object) -> bool:
+def current(content: SecretContent, desired: DesiredSecret = DESIRED, **values: object) -> bool:
     plain: dict[str, object] = {"username": "app", "password": GENERATED, "address": ADDRESS, "stamp": STAMP}
-    return is_current(wanted, content.labels, content.annotations, content.data, **(plain | values))  # type: ignore[arg-type]
+    return is_current(desired, content.labels, content.annotations, content.data, **(plain | values))  # type: ignore[arg-type]
 
 
-def check(wanted: Connection, *, password_known: bool = True, generated: bool = False, forbidden: str = "") -> None:
+def check(desired: DesiredSecret, *, password_known: bool = True, generated: bool = False, forbidden: str = "") -> None:
     check_connection(
-        wanted, password_known=password_known, generated=generated, forbidden=forbidden.split(",") if forbidden else ()
+        desired, password_known=password_known, generated=generated, forbidden=forbidden.split(",") if forbidden else ()
     )
 
 
-def refusal(deed: Callable[[], object]) -> Refused:
+def refusal(action: Callable[[], object]) -> Refused:
     with pytest.raises(Refused) as caught:
-        deed()
+        action()
     return caught.value
 
 
@@ -77,11 +79,11 @@ def templates() -> st.SearchStrategy[str]:
     return st.lists(literal | field, max_size=6).map("".join)
 
 
-def connections() -> st.SearchStrategy[Connection]:
+def connections() -> st.SearchStrategy[DesiredSecret]:
     keys = st.text(string.ascii_letters + string.digits + "-_.", min_size=1, max_size=12)
     plain = keys.filter(lambda key: not key.startswith("..") and key != ".")
     some = st.dictionaries(plain, templates(), max_size=4).map(lambda data: tuple(data.items()))
-    return st.builds(Connection, name=st.just("c"), data=some)
+    return st.builds(DesiredSecret, name=st.just("c"), data=some)
 
 
 def generated_passwords() -> st.SearchStrategy[str]:
@@ -143,7 +145,7 @@ class TestConventionalKeys:
         }
 
     def test_without_a_password_in_clear_text_those_that_need_it_are_left_out(self) -> None:
-        content = rendered(password=None, stamp=Stamp())
+        content = rendered(password=None, stamp=RotationStamp())
         server = "pg.example.internal:5432/orders"
         assert set(content.data) == {"username", "host", "port", "database", "sslmode", "uri", "jdbc-uri"}
         assert content.data["uri"] == f"postgresql://app@{server}?sslmode=verify-full".encode()
@@ -155,7 +157,7 @@ class TestConventionalKeys:
         self, username: str, password: str, database: str, host: str
     ) -> None:
         address = Address(host, 6432, database, "require")
-        data = rendered(username=username, password=password, address=address, stamp=Stamp()).data
+        data = rendered(username=username, password=password, address=address, stamp=RotationStamp()).data
         uri = urlsplit(data["uri"].decode())
         assert (unquote(uri.username or ""), unquote(uri.password or "")) == (username, password)
         assert (unquote(uri.hostname or ""), uri.port, unquote(uri.path)) == (host, 6432, f"/{database}")
@@ -174,7 +176,7 @@ class TestConventionalKeys:
         self, username: str, password: str, database: str, host: str
     ) -> None:
         address = Address(host, 5432, database, "require")
-        file = rendered(username=username, password=password, address=address, stamp=Stamp()).data["pgpass"]
+        file = rendered(username=username, password=password, address=address, stamp=RotationStamp()).data["pgpass"]
         assert lookup_pgpass(file, host, "5432", database, username) == password
         assert lookup_pgpass(file, host, "5432", database, username + "x") is None
 
@@ -185,12 +187,12 @@ class TestConventionalKeys:
 
     @pytest.mark.parametrize("password", ["two\nlines", "secret\n", "secret\r", "x\n*:*:*:*:y"])
     def test_what_a_password_file_cannot_hold_leaves_pgpass_out(self, password: str) -> None:
-        data = rendered(password=password, stamp=Stamp()).data
+        data = rendered(password=password, stamp=RotationStamp()).data
         assert "pgpass" not in data
         assert data["password"] == password.encode()
-        check(Connection("c", data=(("PGPASS", "{password_pgpass}"),)))
-        asked = Connection("c", data=(("PGPASS", "{password_pgpass}"),))
-        told = refusal(lambda: rendered(asked, password=password, stamp=Stamp()))
+        check(DesiredSecret("c", data=(("PGPASS", "{password_pgpass}"),)))
+        asked = DesiredSecret("c", data=(("PGPASS", "{password_pgpass}"),))
+        told = refusal(lambda: rendered(asked, password=password, stamp=RotationStamp()))
         assert "PGPASS" in told.message
         assert "line break" in told.message
         assert password not in told.message
@@ -199,32 +201,32 @@ class TestConventionalKeys:
 class TestWhatIsRefused:
     @pytest.mark.parametrize("template", ["{password", "{dbname}", "{username.__class__}", "{username!r}", "{port:d}"])
     def test_a_template_that_cannot_be_read_is_refused_by_its_key(self, template: str) -> None:
-        wanted = Connection("c", data=(("GOOD", "{host}"), ("BAD_URL", template)))
-        for told in (refusal(lambda: check(wanted)), refusal(lambda: rendered(wanted))):
+        desired = DesiredSecret("c", data=(("GOOD", "{host}"), ("BAD_URL", template)))
+        for told in (refusal(lambda: check(desired)), refusal(lambda: rendered(desired))):
             assert told.reason is Reason.INVALID_SPEC
             assert 'data["BAD_URL"]' in told.message
 
     @pytest.mark.parametrize("key", ["", "a b", "a/b", "..", ".", "..a", "x" * 254, "é", "a\n"])
     def test_what_is_no_key_of_a_secret_is_refused(self, key: str) -> None:
-        assert refusal(lambda: check(Connection("c", data=((key, ""),)))).reason is Reason.INVALID_SPEC
+        assert refusal(lambda: check(DesiredSecret("c", data=((key, ""),)))).reason is Reason.INVALID_SPEC
 
     @pytest.mark.parametrize("field", ["password", "password_url", "password_pgpass"])
     def test_a_template_that_needs_a_password_is_refused_where_none_is_known(self, field: str) -> None:
-        wanted = Connection("c", data=(("URL", f"x{{{field}}}"),))
-        told = refusal(lambda: check(wanted, password_known=False))
+        desired = DesiredSecret("c", data=(("URL", f"x{{{field}}}"),))
+        told = refusal(lambda: check(desired, password_known=False))
         assert told.reason is Reason.INVALID_SPEC
         assert f"{{{field}}}" in told.message
         assert "URL" in told.message
-        assert refusal(lambda: rendered(wanted, password=None, stamp=Stamp())).message == told.message
-        check(wanted)
-        check(wanted, password_known=False, generated=True)
+        assert refusal(lambda: rendered(desired, password=None, stamp=RotationStamp())).message == told.message
+        check(desired)
+        check(desired, password_known=False, generated=True)
 
     def test_a_generated_password_must_stand_in_some_key(self) -> None:
-        wanted = Connection("c", data=(("USER", "{username} {{password}}"),))
-        assert "{password}" in refusal(lambda: check(wanted, generated=True)).message
-        check(wanted)
-        check(replace(wanted, data=(*wanted.data, ("URL", "{password_url}"))), generated=True)
-        check(Connection("c"), generated=True)
+        desired = DesiredSecret("c", data=(("USER", "{username} {{password}}"),))
+        assert "{password}" in refusal(lambda: check(desired, generated=True)).message
+        check(desired)
+        check(replace(desired, data=(*desired.data, ("URL", "{password_url}"))), generated=True)
+        check(DesiredSecret("c"), generated=True)
 
     @pytest.mark.parametrize("kind", ["labels", "annotations"])
     @pytest.mark.parametrize(
@@ -243,16 +245,16 @@ class TestWhatIsRefused:
         ],
     )
     def test_labels_and_annotations_of_other_controllers_are_refused(self, kind: str, key: str) -> None:
-        wanted = Connection("c", **{kind: ((key, "x"),)})
-        told = refusal(lambda: check(wanted, forbidden="argoproj.io,tools.example/,example.com/owned"))
+        desired = DesiredSecret("c", **{kind: ((key, "x"),)})
+        told = refusal(lambda: check(desired, forbidden="argoproj.io,tools.example/,example.com/owned"))
         assert told.reason is Reason.NOT_ALLOWED
         assert key in told.message
 
     def test_upper_case_is_no_way_around_it(self) -> None:
-        wanted = Connection("c", annotations=(("App.Kubernetes.IO/name", "x"),))
-        assert refusal(lambda: check(wanted)).reason is Reason.NOT_ALLOWED
+        desired = DesiredSecret("c", annotations=(("App.Kubernetes.IO/name", "x"),))
+        assert refusal(lambda: check(desired)).reason is Reason.NOT_ALLOWED
         # U+212A is a K that is k in lower case, to the API server as well.
-        kelvin = Connection("c", annotations=(("\u212aubernetes.io/name", "x"),))
+        kelvin = DesiredSecret("c", annotations=(("\u212aubernetes.io/name", "x"),))
         assert refusal(lambda: check(kelvin)).reason is Reason.INVALID_SPEC
 
     @pytest.mark.parametrize(
@@ -260,62 +262,62 @@ class TestWhatIsRefused:
     )
     def test_what_only_looks_like_a_reserved_prefix_is_taken(self, key: str) -> None:
         pairs = ((key, "x"),)
-        check(Connection("c", labels=pairs, annotations=pairs), forbidden="tools.example,,/,example.com/owned")
+        check(DesiredSecret("c", labels=pairs, annotations=pairs), forbidden="tools.example,,/,example.com/owned")
 
     @pytest.mark.parametrize(
         ("key", "value"), [("", "x"), ("-a", "x"), ("a/b/c", "x"), ("A.b/c", "x"), ("a", "no spaces"), ("a", "x" * 64)]
     )
     def test_what_kubernetes_takes_for_no_label_is_refused(self, key: str, value: str) -> None:
-        assert refusal(lambda: check(Connection("c", labels=((key, value),)))).reason is Reason.INVALID_SPEC
+        assert refusal(lambda: check(DesiredSecret("c", labels=((key, value),)))).reason is Reason.INVALID_SPEC
 
     def test_what_is_more_than_a_secret_holds_is_refused_before_it_is_made(self) -> None:
-        wanted = Connection("c", data=(("MANY", "{password}" * 5_000),))
-        told = refusal(lambda: rendered(wanted, password="x" * 1_000_000, stamp=Stamp()))
+        desired = DesiredSecret("c", data=(("MANY", "{password}" * 5_000),))
+        told = refusal(lambda: rendered(desired, password="x" * 1_000_000, stamp=RotationStamp()))
         assert told.reason is Reason.INVALID_SPEC
         assert "1 MiB" in told.message
 
     @pytest.mark.parametrize("field", ["password", "password_url", "password_pgpass"])
     def test_how_long_a_password_is_cannot_be_told_from_what_is_refused(self, field: str) -> None:
-        wanted = Connection("c", data=tuple((f"KEY{number}", f"{{{field}}}" * 200) for number in range(32)))
-        short = refusal(lambda: rendered(wanted, password="x", stamp=Stamp()))
-        long = refusal(lambda: rendered(wanted, password="%" * 1024, stamp=Stamp()))
+        desired = DesiredSecret("c", data=tuple((f"KEY{number}", f"{{{field}}}" * 200) for number in range(32)))
+        short = refusal(lambda: rendered(desired, password="x", stamp=RotationStamp()))
+        long = refusal(lambda: rendered(desired, password="%" * 1024, stamp=RotationStamp()))
         assert short.message == long.message
 
 
 class TestRecognition:
     def test_a_password_that_is_longer_than_any_generated_one_is_none(self) -> None:
-        content = rendered(WANTED, password="x" * 256)
+        content = rendered(DESIRED, password="x" * 256)
         assert recover_password(content.data, content.annotations) == "x" * 256
         with pytest.raises(ValueError, match="generated password"):
-            rendered(WANTED, password="x" * 257)
+            rendered(DESIRED, password="x" * 257)
 
     @few
     @given(connections(), generated_passwords(), one_line(names()), st.booleans())
     def test_a_generated_password_is_recovered_from_any_template_that_is_accepted(
-        self, wanted: Connection, password: str, username: str, ours: bool
+        self, desired: DesiredSecret, password: str, username: str, ours: bool
     ) -> None:
         try:
-            check(wanted, generated=True)
+            check(desired, generated=True)
         except Refused:
             return
-        stamp = STAMP if ours else Stamp(None, "x")
-        content = rendered(wanted, password=password, username=username, stamp=stamp)
+        stamp = STAMP if ours else RotationStamp(None, "x")
+        content = rendered(desired, password=password, username=username, stamp=stamp)
         assert recover_password(content.data, content.annotations) == password
         assert read_stamp(content.annotations) == stamp
 
     def test_a_password_that_was_not_generated_leaves_no_trace_in_the_annotations(self) -> None:
-        content = rendered(stamp=Stamp())
+        content = rendered(stamp=RotationStamp())
         assert set(content.annotations) == {HASH, "example.com/for"}
         assert is_ours(content.data, content.annotations)
         assert recover_password(content.data, content.annotations) is None
 
     def test_what_is_added_says_where_the_password_stands_and_when_it_was_made(self) -> None:
-        wanted = Connection("c", data=(("B", "é:{password_url}"), ("a", "{host}")))
-        assert rendered(wanted).annotations == {
+        desired = DesiredSecret("c", data=(("B", "é:{password_url}"), ("a", "{host}")))
+        assert rendered(desired).annotations == {
             PASSWORD_IN: f"B/2+{len(GENERATED)}",
             ROTATED_AT: "2027-01-01T12:30:00.000005Z",
             ROTATE_HANDLED: "now please",
-            HASH: rendered(wanted).annotations[HASH],
+            HASH: rendered(desired).annotations[HASH],
         }
 
     @few
@@ -337,10 +339,10 @@ class TestRecognition:
         unchanged = data == content.data and annotations == content.annotations
         assert is_ours(data, annotations) == unchanged
         assert (recover_password(data, annotations) == GENERATED) == unchanged
-        assert current(Content(content.labels, annotations, data)) == unchanged
+        assert current(SecretContent(content.labels, annotations, data)) == unchanged
 
     def test_content_that_only_moves_between_keys_is_noticed(self) -> None:
-        one = rendered(Connection("c", data=(("a", "bc"), ("d", ""))))
+        one = rendered(DesiredSecret("c", data=(("a", "bc"), ("d", ""))))
         assert not is_ours({"a": b"b", "d": b"c"}, one.annotations)
         assert not is_ours({"abc": b"", "d": b""}, one.annotations)
         swapped = dict(one.annotations) | {ROTATED_AT: STAMP.rotate, ROTATE_HANDLED: one.annotations[ROTATED_AT]}
@@ -368,8 +370,8 @@ class TestRecognition:
     def test_no_annotation_is_an_error(self, annotations: dict[str, str], data: dict[str, bytes]) -> None:
         assert not is_ours(data, annotations)
         assert recover_password(data, annotations) is None
-        assert isinstance(read_stamp(annotations), Stamp)
-        assert not current(Content({}, annotations, data))
+        assert isinstance(read_stamp(annotations), RotationStamp)
+        assert not current(SecretContent({}, annotations, data))
 
     @few
     @given(
@@ -395,7 +397,7 @@ class TestRecognition:
         "moment", ["", "yesterday", "2027-13-01T00:00:00Z", "2027-01-01T00:00:00", "0000-01-01T00:00:00Z", "2027-01-01"]
     )
     def test_a_stamp_that_makes_no_sense_is_an_empty_one(self, moment: str) -> None:
-        assert read_stamp({ROTATED_AT: moment, ROTATE_HANDLED: "x"}) == Stamp()
+        assert read_stamp({ROTATED_AT: moment, ROTATE_HANDLED: "x"}) == RotationStamp()
 
 
 def sealed(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> dict[str, str]:
@@ -412,7 +414,7 @@ class TestNothingIsWrittenWhenNothingChanged:
         content = rendered(salt=b"another salt of 24 bytes")
         assert current(content)
         assert current(
-            Content({**content.labels, "x": "y"}, {**content.annotations, "example.com/x": "y"}, content.data)
+            SecretContent({**content.labels, "x": "y"}, {**content.annotations, "example.com/x": "y"}, content.data)
         )
 
     @pytest.mark.parametrize(
@@ -420,15 +422,15 @@ class TestNothingIsWrittenWhenNothingChanged:
         [
             {"username": "other"},
             {"password": "other"},
-            {"password": None, "stamp": Stamp()},
+            {"password": None, "stamp": RotationStamp()},
             {"address": replace(ADDRESS, host="other")},
             {"address": replace(ADDRESS, port=1)},
             {"address": replace(ADDRESS, sslmode="require")},
-            {"stamp": Stamp()},
+            {"stamp": RotationStamp()},
             {"stamp": replace(STAMP, rotate="again")},
-            {"wanted": replace(WANTED, data=(("URL", "{password}"),))},
-            {"wanted": replace(WANTED, labels=(("team", "other"),))},
-            {"wanted": replace(WANTED, annotations=(("example.com/more", ""),))},
+            {"desired": replace(DESIRED, data=(("URL", "{password}"),))},
+            {"desired": replace(DESIRED, labels=(("team", "other"),))},
+            {"desired": replace(DESIRED, annotations=(("example.com/more", ""),))},
         ],
     )
     def test_whatever_else_is_wanted_has_to_be_written(self, values: dict[str, object]) -> None:
@@ -436,37 +438,39 @@ class TestNothingIsWrittenWhenNothingChanged:
 
     def test_a_secret_that_nobody_rendered_is_not_current(self) -> None:
         content = rendered()
-        assert not current(Content(content.labels, {}, content.data))
-        assert not current(Content({}, content.annotations, content.data))
+        assert not current(SecretContent(content.labels, {}, content.data))
+        assert not current(SecretContent({}, content.annotations, content.data))
 
     @few
     @given(connections(), one_line(names()), st.none() | generated_passwords())
-    def test_whatever_was_rendered_is_current(self, wanted: Connection, username: str, password: str | None) -> None:
-        stamp = STAMP if password else Stamp()
+    def test_whatever_was_rendered_is_current(
+        self, desired: DesiredSecret, username: str, password: str | None
+    ) -> None:
+        stamp = STAMP if password else RotationStamp()
         try:
-            check(wanted, password_known=password is not None)
+            check(desired, password_known=password is not None)
         except Refused:
             return
-        content = rendered(wanted, username=username, password=password, stamp=stamp)
-        assert current(content, wanted, username=username, password=password, stamp=stamp)
+        content = rendered(desired, username=username, password=password, stamp=stamp)
+        assert current(content, desired, username=username, password=password, stamp=stamp)
 
     @pytest.mark.parametrize(
         "other",
         [
-            replace(WANTED, name="other"),
-            replace(WANTED, labels=()),
-            replace(WANTED, annotations=()),
-            replace(WANTED, data=(("URL", "{host}"),)),
+            replace(DESIRED, name="other"),
+            replace(DESIRED, labels=()),
+            replace(DESIRED, annotations=()),
+            replace(DESIRED, data=(("URL", "{host}"),)),
         ],
     )
-    def test_the_digest_of_the_inputs_changes_with_the_template(self, other: Connection) -> None:
-        assert inputs_digest(other, "app", ADDRESS) != inputs_digest(WANTED, "app", ADDRESS)
+    def test_the_digest_of_the_inputs_changes_with_the_template(self, other: DesiredSecret) -> None:
+        assert inputs_digest(other, "app", ADDRESS) != inputs_digest(DESIRED, "app", ADDRESS)
 
     def test_the_digest_of_the_inputs_changes_with_name_and_address_and_not_with_the_order_of_keys(self) -> None:
-        wanted = Connection("c", labels=(("a", "1"), ("b", "2")), data=(("a", "1"), ("b", "2")))
-        turned = Connection("c", labels=(("b", "2"), ("a", "1")), data=(("b", "2"), ("a", "1")))
+        desired = DesiredSecret("c", labels=(("a", "1"), ("b", "2")), data=(("a", "1"), ("b", "2")))
+        turned = DesiredSecret("c", labels=(("b", "2"), ("a", "1")), data=(("b", "2"), ("a", "1")))
         digests = {
-            inputs_digest(wanted, *where)
+            inputs_digest(desired, *where)
             for where in (
                 ("app", ADDRESS),
                 ("other", ADDRESS),
@@ -477,7 +481,7 @@ class TestNothingIsWrittenWhenNothingChanged:
             )
         }
         assert len(digests) == 6
-        assert inputs_digest(turned, "app", ADDRESS) == inputs_digest(wanted, "app", ADDRESS)
+        assert inputs_digest(turned, "app", ADDRESS) == inputs_digest(desired, "app", ADDRESS)
         assert all(digest.startswith("sha256:") for digest in digests)
 
 

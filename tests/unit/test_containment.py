@@ -31,14 +31,14 @@ from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.desired import wanted_role
+from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Allowance, Surroundings
-from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
-from pgrole_controller.core.state import Detection, Sight
-from pgrole_controller.core.status import Ending
-from pgrole_controller.core.workqueue import Retry, Success
+from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.policy import References, ServerPolicy
+from pgrole_controller.core.request import Key, Rank, Request, RequestReason
+from pgrole_controller.core.state import Detection, Observed
+from pgrole_controller.core.status import Phase
+from pgrole_controller.core.workqueue import Done, Retry
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER
@@ -51,7 +51,7 @@ SECRET = "hunter2"
 SERVER = DeclaredServer(
     "default",
     None,
-    Allowance(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"})),
+    ServerPolicy(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"})),
     Address("pg", 5432, "orders", "require"),
 )
 POISONED = Key("shop", "poisoned")
@@ -78,17 +78,17 @@ class FakeSession:
         if self._breaks == step and "poisoned" in names:
             raise Poison
 
-    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight | PgRoleError]:
+    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
         self._fail("look", [name for _, name in asked])
-        return [Sight() for _ in asked]
+        return [Observed() for _ in asked]
 
     async def carry_out(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[None]:
         assert not enforcing
         self._fail("carry_out", [plan.role_name for plan in plans])
         return [None] * len(plans)
 
-    async def look_around(self, mentioned: Sequence[Mentioned]) -> list[Surroundings | PgRoleError]:
-        return [Surroundings() for _ in mentioned]
+    async def read_references(self, mentioned: Sequence[Mentioned]) -> list[References | PgRoleError]:
+        return [References() for _ in mentioned]
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def assert_contained(findings: dict[Key, Finding]) -> None:
     assert set(findings) == {POISONED, *WELL}
     outcome = findings[POISONED].outcome
     assert outcome is not None
-    assert (outcome.reason, outcome.ending, outcome.retried) == (Reason.INTERNAL_ERROR, Ending.WORKING, True)
+    assert (outcome.reason, outcome.phase, outcome.retried) == (Reason.INTERNAL_ERROR, Phase.WORKING, True)
     assert "Poison" in outcome.message
     assert SECRET not in outcome.message
     for key in WELL:
@@ -185,16 +185,16 @@ async def test_a_decision_that_breaks_is_one_objects(
 ) -> None:
     real = getattr(reconcile_module, place)
 
-    def poisoned(ask: Any, *arguments: Any) -> Any:
-        if ask.wanted.name == "poisoned":
+    def poisoned(desired: Any, *arguments: Any) -> Any:
+        if desired.role.name == "poisoned":
             raise Poison
-        return real(ask, *arguments)
+        return real(desired, *arguments)
 
     monkeypatch.setattr(reconcile_module, place, poisoned)
     assert_contained(await visit(objects))
 
 
-@pytest.mark.parametrize("place", ["_parse", "proof_of", "ask_of"])
+@pytest.mark.parametrize("place", ["_parse", "proof_of", "desired_of"])
 async def test_an_object_that_cannot_be_read_is_the_only_one(
     objects: Objects, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,22 +217,22 @@ async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_th
     young = Key("shop", "young")
     same = {"name": "poisoned"}
     objects.store.put(stored(young, spec=same, creationTimestamp="2028-01-01T00:00:00Z"))
-    real = wanted_role
+    real = desired_role_of
 
     def poisoned(pgrole: Any) -> Any:
         if pgrole.metadata.name == "poisoned":
             raise Poison
         return real(pgrole)
 
-    monkeypatch.setattr(objects_module, "wanted_role", poisoned)
-    request = objects.read(young, "default", SERVER.allowance)
-    assert request.ask is not None, request.error
-    assert request.ask.older_rivals == ()
+    monkeypatch.setattr(objects_module, "desired_role_of", poisoned)
+    request = objects.read(young, "default", SERVER.server_policy)
+    assert request.desired is not None, request.error
+    assert request.desired.older_rivals == ()
 
 
 async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objects) -> None:
     class Failing(FakeSession):
-        async def look(self, _: Sequence[tuple[Key, str]]) -> list[Sight | PgRoleError]:
+        async def look(self, _: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
     with pytest.raises(Transient, match="away"):
@@ -278,7 +278,7 @@ async def report(objects: Objects, finding: Finding) -> list[dict[str, Any]]:
     """The statuses that are written, where Events and errands break. The reconcile ends."""
     api, broken, queue = Api(), Breaking(), Queue()
     reporter = Reporter(cast("Client", api), objects, queue, cast("Recorder", broken), cast("Errands", broken))
-    queue.put("s", Hint(finding.key, RequestReason.OBJECT))
+    queue.put("s", Request(finding.key, RequestReason.OBJECT))
     await queue.take("s", 1)
     reporter.report(finding)
     reporter.close()
@@ -289,7 +289,7 @@ async def report(objects: Objects, finding: Finding) -> list[dict[str, Any]]:
 
 
 async def test_what_breaks_while_it_is_told_is_said_on_the_object(objects: Objects) -> None:
-    finding = replace((await visit(objects))[POISONED], deed=Deed.CORRECTED)
+    finding = replace((await visit(objects))[POISONED], action=Action.CORRECTED)
     (status,) = await report(objects, finding)
     (ready,) = [one for one in status["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "InternalError")
@@ -325,7 +325,7 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
     monkeypatch.setattr(lane_module, "_declined", poisoned)
     queue = Queue()
     for key in (POISONED, *WELL):
-        queue.put("default", Hint(key, RequestReason.OBJECT))
+        queue.put("default", Request(key, RequestReason.OBJECT))
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             error = Transient(Reason.SERVER_NOT_READY, "away")
@@ -344,11 +344,11 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
     class Taking:
         def report(self, finding: Finding) -> None:
             reported[finding.key] = anyio.current_time()
-            queue.done(finding.key, Success())
+            queue.done(finding.key, Done())
 
     for key in many:
         objects.store.put(stored(key))
-        queue.put("default", Hint(key, RequestReason.SERVER_NOT_READY, Rank.DEPENDENCY))
+        queue.put("default", Request(key, RequestReason.SERVER_NOT_READY, Rank.DEPENDENCY))
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         error = Transient(Reason.SERVER_NOT_READY, "away")
@@ -356,7 +356,7 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
         await anyio.sleep(1.0)
         assert 90 <= len(reported) <= 110
         assert not changed
-        queue.put("default", Hint(POISONED, RequestReason.OBJECT, Rank.CHANGE))
+        queue.put("default", Request(POISONED, RequestReason.OBJECT, Rank.CHANGE))
         put = anyio.current_time()
         await anyio.sleep(0.1)
         assert reported[POISONED] - put < 0.05
@@ -375,9 +375,9 @@ async def test_emptying_a_role_that_breaks_is_told_to_its_object(
 
     monkeypatch.setattr(lane_module, "disown", poisoned)
     lane = Lane(SERVER, objects, Queue(), cast("Reporter", None), Identities(), Lead())
-    emptied = await lane._disown(POISONED, cast("Any", None), cast("Any", None), None)
-    assert emptied.problem is not None
-    assert emptied.problem.reason is Reason.INTERNAL_ERROR
+    reassign_result = await lane._disown(POISONED, cast("Any", None), cast("Any", None), None)
+    assert reassign_result.problem is not None
+    assert reassign_result.problem.reason is Reason.INTERNAL_ERROR
 
 
 JSON = st.recursive(
@@ -398,7 +398,7 @@ JSON = st.recursive(
 
 
 @given(spec=JSON, status=JSON, annotations=JSON, finalizers=JSON, terminating=st.booleans())
-def test_an_object_of_any_shape_is_indexed_hinted_and_read(
+def test_an_object_of_any_shape_is_indexed_requested_and_read(
     spec: Any, status: Any, annotations: Any, finalizers: Any, terminating: bool
 ) -> None:
     """What bypasses the schema, or is of a later version of the definition, is that object's error at most."""
@@ -419,7 +419,7 @@ def test_an_object_of_any_shape_is_indexed_hinted_and_read(
         assert counted() == before, "the index and the sources take any shape"
         assert objects.of_server(server_of(obj)) == {POISONED}
         assert objects.sharing(server_of(obj), role_of(obj)) == {POISONED}
-        request = objects.read(POISONED, None, SERVER.allowance)
+        request = objects.read(POISONED, None, SERVER.server_policy)
         assert request.error is None or request.error.reason in (Reason.INVALID_SPEC, Reason.INTERNAL_ERROR)
         objects.store.remove(POISONED, "uid-poisoned")
 
@@ -430,14 +430,14 @@ async def test_a_terminating_object_with_an_invalid_spec_is_told_the_way_out(obj
     going = {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": [FINALIZER]}
     spec = {"connectionLimit": "none", "deletionPolicy": "Drop"}
     objects.store.put(stored(POISONED, version=2, spec=spec, **going))
-    request = objects.read(POISONED, "default", SERVER.allowance)
+    request = objects.read(POISONED, "default", SERVER.server_policy)
     assert request.finalizer is None
     assert request.error is not None
     assert request.error.reason is Reason.INVALID_SPEC
     assert "connectionLimit" in request.error.message
     assert "set spec.deletionPolicy: Retain" in request.error.message
     objects.store.put(stored(POISONED, version=3, spec={**spec, "deletionPolicy": "Retain"}, **going))
-    assert objects.read(POISONED, "default", SERVER.allowance).finalizer is False
+    assert objects.read(POISONED, "default", SERVER.server_policy).finalizer is False
 
 
 async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(objects: Objects) -> None:
@@ -466,6 +466,6 @@ async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objec
     lane.echoes.answer(["poisoned"], 0.0)
     lane._heard(("poisoned",))
     assert [(visit.key, visit.rank) for visit in await queue.take("default", 100)] == [(POISONED, Rank.CHANGE)]
-    queue.done(POISONED, Success())
+    queue.done(POISONED, Done())
     lane._heard(("poisoned",))
     assert [(visit.key, visit.rank) for visit in await queue.take("default", 100)] == [(POISONED, Rank.DRIFT)]

@@ -12,22 +12,22 @@ from pgrole_controller.core.contest import (
     KEPT,
     LIMIT,
     LONGEST_DELAY,
-    MOST_CULPRITS,
+    MOST_SUSPECTS,
     WINDOW,
     Contests,
-    Culprit,
     Moment,
-    leave_out,
+    Suspect,
+    without_held,
 )
 from pgrole_controller.core.diff import Change, Create, Rename, SetAttribute, SetComment
-from pgrole_controller.core.password import Errand, PasswordAsk, Record, SecretsSeen
-from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordRecord, PasswordTask
+from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.role import Password, Role
 from pgrole_controller.core.status import RECONCILED, of_contest
 
 SERVER = 7
 ME = Owner("cluster", "shop", "ns", "app", "uid")
-RECORD = Record(source="s/1/key", digest="sha256:a", connection="s/1 x ")
+RECORD = PasswordRecord(source="s/1/key", digest="sha256:a", connection="s/1 x ")
 CLAIM = Claim("app", 20_000, SERVER, ME, applied="sha256:x", record=RECORD)
 DAY = datetime(2026, 5, 6, tzinfo=UTC)
 START = Moment(1_000.0, DAY)
@@ -41,7 +41,9 @@ CHANGES: dict[str, Change] = {
     "role": Create(Role("app")),
 }
 
-ERRAND = Errand("shop", "app", PasswordAsk(), None, SecretsSeen(), RECORD, Address("db", 1, "d", "require"), DAY, 4096)
+ERRAND = PasswordTask(
+    "shop", "app", DesiredPassword(), None, ObservedSecrets(), RECORD, Address("db", 1, "d", "require"), DAY, 4096
+)
 
 
 def at(seconds: float) -> Moment:
@@ -57,7 +59,7 @@ def drift(*fields: str, oid: int | None = 20_000) -> Plan:
         owner=ME if fields else None,
         applied=CLAIM.applied,
         drift=fields,
-        deed=Deed.CORRECTED if fields else Deed.NOTHING,
+        action=Action.CORRECTED if fields else Action.NOTHING,
     )
 
 
@@ -68,7 +70,7 @@ class Ring:
         self.contests = Contests()
         self.generation = 1
 
-    def plan(self, plan: Plan, seconds: float, sent: Errand | None = None) -> Plan:
+    def plan(self, plan: Plan, seconds: float, sent: PasswordTask | None = None) -> Plan:
         return self.contests.hold("uid", self.generation, plan, sent, SERVER, at(seconds))
 
     def look(self, seconds: float, *fields: str) -> tuple[str, ...]:
@@ -79,14 +81,14 @@ class Ring:
             self.plan(drift(*(name for name in fields if name not in plan.drift)), seconds)
         return plan.drift
 
-    def fight(self, *fields: str) -> None:
+    def field_contest(self, *fields: str) -> None:
         """To the first repair that is held back, at second `LIMIT`."""
         for second in range(LIMIT):
             assert self.look(second, *fields) == fields
         assert self.look(LIMIT, *fields) == ()
 
     def due(self, seconds: float) -> float:
-        return seconds + self.contests.next_look("uid", at(seconds))
+        return seconds + self.contests.next_check("uid", at(seconds))
 
     @property
     def told(self) -> str:
@@ -100,7 +102,7 @@ def ring() -> Ring:
 
 
 def test_the_sixth_repair_within_a_minute_is_held_back(ring: Ring) -> None:
-    ring.fight("connectionLimit")
+    ring.field_contest("connectionLimit")
     assert ring.told.startswith("connectionLimit: corrected 5 times within 4 s")
 
 
@@ -111,7 +113,7 @@ def test_as_many_repairs_in_more_than_a_minute_are_no_contest(ring: Ring) -> Non
 
 
 def test_a_repair_is_held_back_for_twice_as_long_each_time_up_to_five_minutes(ring: Ring) -> None:
-    ring.fight("connectionLimit")
+    ring.field_contest("connectionLimit")
     now, delays = float(LIMIT), []
     for _ in range(10):
         due = ring.due(now)
@@ -125,7 +127,7 @@ def test_a_repair_is_held_back_for_twice_as_long_each_time_up_to_five_minutes(ri
 
 
 def test_looks_in_between_do_not_change_when_it_is_repaired_nor_what_is_said(ring: Ring) -> None:
-    ring.fight("connectionLimit")
+    ring.field_contest("connectionLimit")
     due, told = ring.due(LIMIT), ring.told
     for tenth in range(15):
         assert ring.look(LIMIT + tenth / 10, "connectionLimit") == ()
@@ -134,7 +136,7 @@ def test_looks_in_between_do_not_change_when_it_is_repaired_nor_what_is_said(rin
 
 
 def test_what_is_repaired_and_stays_so_for_a_minute_is_contested_no_more(ring: Ring) -> None:
-    ring.fight("connectionLimit")
+    ring.field_contest("connectionLimit")
     repaired = ring.due(LIMIT)
     assert ring.look(repaired, "connectionLimit") == ("connectionLimit",)
     assert "it now matches the spec" in ring.told
@@ -144,19 +146,19 @@ def test_what_is_repaired_and_stays_so_for_a_minute_is_contested_no_more(ring: R
     assert ring.told
     ring.look(ends)
     assert not ring.told
-    assert ring.contests.next_look("uid", at(ends)) == 0.0
+    assert ring.contests.next_check("uid", at(ends)) == 0.0
     assert len(ring.contests) == 0
 
 
 def test_it_ends_too_when_whoever_fights_undoes_it(ring: Ring) -> None:
-    ring.fight("connectionLimit")
+    ring.field_contest("connectionLimit")
     ring.look(LIMIT + 1)
     ring.look(ring.due(LIMIT + 1))
     assert not ring.told
 
 
 def test_a_fight_that_only_pauses_goes_on_where_it_was(ring: Ring) -> None:
-    ring.fight("connectionLimit")
+    ring.field_contest("connectionLimit")
     repaired = ring.due(LIMIT)
     ring.look(repaired, "connectionLimit")
     again = repaired + WINDOW - 5
@@ -165,7 +167,7 @@ def test_a_fight_that_only_pauses_goes_on_where_it_was(ring: Ring) -> None:
 
 
 def test_who_sets_and_unsets_it_in_turn_gains_no_repair(ring: Ring) -> None:
-    ring.fight("connectionLimit")
+    ring.field_contest("connectionLimit")
     repairs = 0
     for tenth in range(100):
         repairs += bool(ring.look(LIMIT + tenth / 10, *(() if tenth % 2 else ("connectionLimit",))))
@@ -173,19 +175,19 @@ def test_who_sets_and_unsets_it_in_turn_gains_no_repair(ring: Ring) -> None:
 
 
 def test_another_field_of_the_same_role_is_repaired_at_once(ring: Ring) -> None:
-    ring.fight("connectionLimit")
+    ring.field_contest("connectionLimit")
     assert ring.look(LIMIT, "connectionLimit", "superuser") == ("superuser",)
     assert ring.look(LIMIT, "superuser") == ("superuser",)
 
 
 def test_what_is_no_drift_is_never_held_back(ring: Ring) -> None:
-    ring.fight("connectionLimit")
-    changed = replace(drift("connectionLimit"), drift=(), deed=Deed.CHANGED)
+    ring.field_contest("connectionLimit")
+    changed = replace(drift("connectionLimit"), drift=(), action=Action.CHANGED)
     assert ring.plan(changed, LIMIT) == changed
 
 
 def test_a_changed_spec_begins_anew(ring: Ring) -> None:
-    ring.fight("connectionLimit")
+    ring.field_contest("connectionLimit")
     ring.generation = 2
     assert ring.look(LIMIT, "connectionLimit") == ("connectionLimit",)
     assert not ring.told
@@ -217,42 +219,44 @@ def test_a_field_that_is_not_contested_keeps_its_repairs_for_a_minute_only(ring:
 
 class TestLeavingOut:
     def test_nothing_is_written_when_all_is_held_back(self) -> None:
-        plan = leave_out(drift("connectionLimit"), frozenset({"connectionLimit"}), SERVER)
+        plan = without_held(drift("connectionLimit"), frozenset({"connectionLimit"}), SERVER)
         assert not plan.writes
-        assert plan.deed is Deed.NOTHING
+        assert plan.action is Action.NOTHING
 
     def test_a_role_that_is_gone_is_held_back_with_all_that_belongs_to_it(self) -> None:
-        plan = leave_out(drift("role", "comment", oid=None), frozenset({"role"}), SERVER)
+        plan = without_held(drift("role", "comment", oid=None), frozenset({"role"}), SERVER)
         assert not plan.writes
 
     def test_a_role_made_again_by_somebody_does_not_keep_what_is_not_contested(self) -> None:
         gone = replace(CLAIM, role_oid=1)
-        plan = leave_out(replace(drift("superuser"), claim=gone, drift=("role", "superuser")), frozenset({"role"}), 7)
+        plan = without_held(
+            replace(drift("superuser"), claim=gone, drift=("role", "superuser")), frozenset({"role"}), 7
+        )
         assert plan.drift == ("role", "superuser")
         assert plan.owner == ME
 
     def test_a_name_is_held_back_alone_and_goes_along_with_anything_else(self) -> None:
-        assert not leave_out(drift("name"), frozenset({"name"}), SERVER).writes
-        plan = leave_out(drift("name", "superuser"), frozenset({"name"}), SERVER)
+        assert not without_held(drift("name"), frozenset({"name"}), SERVER).writes
+        plan = without_held(drift("name", "superuser"), frozenset({"name"}), SERVER)
         assert plan.changes == (CHANGES["name"], CHANGES["superuser"])
         assert plan.drift == ("name", "superuser")
 
     def test_a_rename_is_made_while_something_else_is_contested(self) -> None:
-        plan = leave_out(drift("name", "comment"), frozenset({"comment"}), SERVER)
+        plan = without_held(drift("name", "comment"), frozenset({"comment"}), SERVER)
         assert plan.changes == (CHANGES["name"],)
         assert plan.drift == ("name",)
 
     def test_a_claim_that_is_missing_is_written_all_the_same(self) -> None:
-        lost = replace(drift("comment"), claim=None, deed=Deed.RECLAIMED)
-        plan = leave_out(lost, frozenset({"comment"}), SERVER)
+        lost = replace(drift("comment"), claim=None, action=Action.RECLAIMED)
+        plan = without_held(lost, frozenset({"comment"}), SERVER)
         assert (plan.changes, plan.owner, plan.drift) == ((), ME, ())
-        assert plan.deed is Deed.RECLAIMED
+        assert plan.action is Action.RECLAIMED
 
     def test_the_record_of_a_password_that_is_held_back_is_not_kept_but_that_of_its_secret_is(self) -> None:
         new = replace(RECORD, digest="sha256:b", connection="s/2 x ")
-        plan = leave_out(replace(drift("password"), record=new), frozenset({"password"}), SERVER)
+        plan = without_held(replace(drift("password"), record=new), frozenset({"password"}), SERVER)
         assert plan.record == replace(RECORD, connection="s/2 x ")
-        plan = leave_out(
+        plan = without_held(
             replace(drift("password"), record=replace(RECORD, digest="sha256:b")), frozenset({"password"}), SERVER
         )
         assert plan.record is None
@@ -260,16 +264,16 @@ class TestLeavingOut:
     def test_a_new_password_is_set_while_something_else_is_contested(self) -> None:
         new = replace(RECORD, digest="sha256:b")
         plan = replace(drift("comment", "password"), drift=("comment",), record=new)
-        left = leave_out(plan, frozenset({"comment"}), SERVER)
+        left = without_held(plan, frozenset({"comment"}), SERVER)
         assert (left.changes, left.record, left.drift) == ((CHANGES["password"],), new, ())
-        assert left.deed is Deed.CHANGED
+        assert left.action is Action.CHANGED
 
 
 class TestPasswords:
     """What differs is only known after an errand."""
 
     @pytest.fixture(autouse=True)
-    def _fight(self, ring: Ring) -> None:
+    def _field_contest(self, ring: Ring) -> None:
         for second in range(LIMIT):
             ring.contests.repaired("uid", 1, ("password",), at(second))
         assert ring.plan(replace(drift(), errand=ERRAND), LIMIT).errand is not None
@@ -281,7 +285,7 @@ class TestPasswords:
         assert "the controller corrects it again at" in ring.told
 
     def test_another_errand_is_run(self, ring: Ring) -> None:
-        other = replace(ERRAND, secrets=SecretsSeen(stale=("old",)))
+        other = replace(ERRAND, secrets=ObservedSecrets(stale=("old",)))
         assert ring.plan(replace(drift(), errand=other), LIMIT + 1).errand == other
 
     def test_it_is_run_when_the_repair_is_due_and_the_contest_is_not_over_meanwhile(self, ring: Ring) -> None:
@@ -299,16 +303,18 @@ class TestPasswords:
 
 class TestWho:
     def test_is_asked_only_while_something_is_held_back_and_once_a_second(self, ring: Ring) -> None:
-        assert not ring.contests.asks_who("uid", at(0))
-        ring.fight("comment")
-        assert ring.contests.asks_who("uid", at(LIMIT))
-        ring.contests.blame("uid", [], at(LIMIT))
-        assert not ring.contests.asks_who("uid", at(LIMIT + 0.5))
-        assert ring.contests.asks_who("uid", at(LIMIT + 1.5))
+        assert not ring.contests.needs_suspects("uid", at(0))
+        ring.field_contest("comment")
+        assert ring.contests.needs_suspects("uid", at(LIMIT))
+        ring.contests.name_suspects("uid", [], at(LIMIT))
+        assert not ring.contests.needs_suspects("uid", at(LIMIT + 0.5))
+        assert ring.contests.needs_suspects("uid", at(LIMIT + 1.5))
 
     def test_is_named_with_what_they_wrote_quoted_and_cut(self, ring: Ring) -> None:
-        ring.fight("comment")
-        ring.contests.blame("uid", [Culprit("eve\n\x1b[2J\u202e", 'a" (b\\' + "x" * 900, "10.0.0.7")], at(LIMIT))
+        ring.field_contest("comment")
+        ring.contests.name_suspects(
+            "uid", [Suspect("eve\n\x1b[2J\u202e", 'a" (b\\' + "x" * 900, "10.0.0.7")], at(LIMIT)
+        )
         told = ring.told
         assert told.isprintable()
         assert len(told) < 400
@@ -316,11 +322,11 @@ class TestWho:
         assert '"10.0.0.7"' in told
 
     def test_stays_named_and_no_more_than_three_are(self, ring: Ring) -> None:
-        ring.fight("comment")
+        ring.field_contest("comment")
         for number in range(9):
-            ring.contests.blame("uid", [Culprit(f"user-{number}")], at(LIMIT))
-        assert ring.told.count("user-") == MOST_CULPRITS
-        assert not ring.contests.asks_who("uid", at(LIMIT + 9))
+            ring.contests.name_suspects("uid", [Suspect(f"user-{number}")], at(LIMIT))
+        assert ring.told.count("user-") == MOST_SUSPECTS
+        assert not ring.contests.needs_suspects("uid", at(LIMIT + 9))
 
 
 def test_what_is_contested_is_neither_ready_nor_retried_out_of_its_time() -> None:

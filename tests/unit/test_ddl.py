@@ -63,8 +63,8 @@ def test_a_role_with_defaults_is_created_without_options() -> None:
 
 
 def test_creation_names_only_what_differs_from_the_defaults_and_comments_after_it() -> None:
-    wanted = Role("app", login=True, inherit=False, connection_limit=5, comment="it's ours")
-    assert list(statements(diff(wanted, None))) == [
+    desired = Role("app", login=True, inherit=False, connection_limit=5, comment="it's ours")
+    assert list(statements(diff(desired, None))) == [
         'CREATE ROLE "app" WITH LOGIN NOINHERIT CONNECTION LIMIT 5',
         """COMMENT ON ROLE "app" IS 'it''s ours'""",
     ]

@@ -234,7 +234,7 @@ async def test_an_api_server_that_does_not_answer_ends_no_session(failure: Excep
         world.api.failure = failure
         before = world.lane("a").server
         world.put("a", adopt=True)
-        await world.until(lambda: world.lane("a").server.allowance.adopt, "the other policy")
+        await world.until(lambda: world.lane("a").server.server_policy.adopt, "the other policy")
         assert world.lane("a").server.access == before.access
 
 
@@ -270,7 +270,7 @@ async def test_a_session_goes_on_when_its_credentials_secret_is_deleted() -> Non
         await until_lapsed(world)
         assert lane.server.access == before.access, "the session is not ended"
         assert lane.server.lapsed, "but a new one cannot start"
-        assert lane.server.allowance.adopt, "its policy is the declared one"
+        assert lane.server.server_policy.adopt, "its policy is the declared one"
 
 
 async def test_credentials_of_a_deleted_secret_are_forgotten_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ async def test_a_pgserver_that_changed_just_before_it_was_written_to_has_its_new
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the lane")
         world.put("a", adopt=True, by=Key("", "a"))
-        await world.until(lambda: world.lane("a").server.allowance.adopt, "the other policy")
+        await world.until(lambda: world.lane("a").server.server_policy.adopt, "the other policy")
 
 
 async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:

@@ -1,4 +1,4 @@
-"""core/diff: applying the difference gives what is wanted, whatever was there."""
+"""core/diff: applying the difference gives what is desired, whatever was there."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +9,8 @@ from tests.roles import roles
 
 
 @given(roles(), st.none() | roles())
-def test_the_difference_applied_to_what_is_there_is_what_is_wanted(wanted: Role, there: Role | None) -> None:
-    assert apply(diff(wanted, there), there) == wanted
+def test_the_difference_applied_to_what_is_there_is_what_is_wanted(desired: Role, observed: Role | None) -> None:
+    assert apply(diff(desired, observed), observed) == desired
 
 
 @given(roles())
@@ -19,11 +19,11 @@ def test_equal_roles_differ_in_nothing(role: Role) -> None:
 
 
 @given(roles(), st.none() | roles())
-def test_the_difference_is_ordered_and_the_same_each_time(wanted: Role, there: Role | None) -> None:
-    changes = diff(wanted, there)
-    assert changes == diff(wanted, there)
-    if there is None:
-        assert changes[0] == Create(wanted)
+def test_the_difference_is_ordered_and_the_same_each_time(desired: Role, observed: Role | None) -> None:
+    changes = diff(desired, observed)
+    assert changes == diff(desired, observed)
+    if observed is None:
+        assert changes[0] == Create(desired)
 
 
 @given(roles(), roles())
@@ -32,8 +32,8 @@ def test_digests_are_equal_only_for_equal_roles(one: Role, other: Role) -> None:
 
 
 def test_fields_are_named_as_in_the_spec_and_each_once() -> None:
-    there = Role("other", connection_limit=3, valid_until=0, superuser=True)
-    assert field_names(diff(Role("app"), there)) == ("name", "superuser", "connectionLimit", "validUntil")
+    observed = Role("other", connection_limit=3, valid_until=0, superuser=True)
+    assert field_names(diff(Role("app"), observed)) == ("name", "superuser", "connectionLimit", "validUntil")
 
 
 def test_the_digest_of_a_role_stays_the_same_in_later_versions() -> None:

@@ -1,4 +1,4 @@
-"""core/enforcement: while Kubernetes is away what was applied before is kept, and nothing else is done. No I/O."""
+"""core/decision: while Kubernetes is away what was applied before is kept, and nothing else is done. No I/O."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,87 +12,99 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import Create, SetAttribute, SetParameter, set_password
 from pgrole_controller.core.errors import PgRoleError, Transient
-from pgrole_controller.core.password import Origin, PasswordAsk, Record, SecretsSeen, SecretVersion
-from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Policy, Surroundings
+from pgrole_controller.core.password import (
+    DesiredPassword,
+    ObservedSecrets,
+    PasswordOrigin,
+    PasswordRecord,
+    SecretVersion,
+)
+from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.policy import Policy, References
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.role import UNSEEN, Found, Membership, Password, Role, digest
+from pgrole_controller.core.role import UNSEEN, Membership, ObservedRole, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
-from pgrole_controller.core.state import Ask, Server, Sight
+from pgrole_controller.core.state import Desired, Observed, Server
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
-WANTED = Role("app", login=True)
+DESIRED = Role("app", login=True)
 OID = 20_000
 ADDRESS = Address("db", 5432, "app", "require")
 KNOWN = Generations(3, "server-uid", 5)
 HERE = Server(7, frozenset({"keeper"}), "cluster-a", ADDRESS, uid="server-uid", generation=5, notes_generations=True)
 AWAY = replace(HERE, away=True)
-DRIFTED = Found(OID, replace(WANTED, superuser=True))
+DRIFTED = ObservedRole(OID, replace(DESIRED, superuser=True))
 OURS = make_verifier("ours", b"0123456789abcdef", 4096)
 THEIRS = make_verifier("theirs", b"0123456789abcdef", 4096)
-FROM_SECRET = PasswordAsk(Origin.SECRET, secret="source", key="password")
+FROM_SECRET = DesiredPassword(PasswordOrigin.SECRET, secret="source", key="password")
 SECRET = SecretVersion("s-uid", "1")
-RECORD = Record(source="s-uid/1/password", digest=OURS.digest)
+RECORD = PasswordRecord(source="s-uid/1/password", digest=OURS.digest)
 
 
-def ask(**values: Any) -> Ask:
-    return replace(Ask(owner=ME, wanted=WANTED, generation=3), **values)
+def desired(**values: Any) -> Desired:
+    return replace(Desired(owner=ME, role=DESIRED, generation=3), **values)
 
 
 def claim(**values: Any) -> Claim:
-    return replace(Claim("app", OID, 7, ME, applied=digest(WANTED), generations=KNOWN), **values)
+    return replace(Claim("app", OID, 7, ME, applied=digest(DESIRED), generations=KNOWN), **values)
 
 
-def away(asked: Ask, sight: Sight) -> Plan:
-    return decide(asked, sight, AWAY, Policy())
+def away(asked: Desired, observed: Observed) -> Plan:
+    return decide(asked, observed, AWAY, Policy())
 
 
-def secured(**values: Any) -> Ask:
-    return ask(password=FROM_SECRET, secrets=SecretsSeen(password=SECRET), remembered=OURS, **values)
+def secured(**values: Any) -> Desired:
+    return desired(password=FROM_SECRET, secrets=ObservedSecrets(password=SECRET), remembered=OURS, **values)
 
 
 class TestWhatIsKept:
     def test_a_drift_is_set_back(self) -> None:
-        plan = away(ask(), Sight(named=DRIFTED, claim=claim()))
+        plan = away(desired(), Observed(named=DRIFTED, claim=claim()))
         assert plan.changes == (SetAttribute("app", "superuser", False),)
-        assert (plan.deed, plan.drift) == (Deed.CORRECTED, ("superuser",))
+        assert (plan.action, plan.drift) == (Action.CORRECTED, ("superuser",))
 
     def test_a_role_that_was_dropped_is_created_again_with_the_password_that_it_had(self) -> None:
-        sight = Sight(claim=claim(record=RECORD))
-        plan = away(secured(), sight)
+        observed = Observed(claim=claim(record=RECORD))
+        plan = away(secured(), observed)
         assert isinstance(plan.changes[0], Create)
         password = set_password(plan.changes)
         assert password is not None
         assert password.verifier == OURS
 
     def test_a_role_as_it_should_be_needs_nothing(self) -> None:
-        assert not away(ask(), Sight(named=Found(OID, WANTED), claim=claim())).writes
+        assert not away(desired(), Observed(named=ObservedRole(OID, DESIRED), claim=claim())).writes
 
     def test_a_password_is_set_back_from_what_is_remembered_though_its_secret_is_another_by_now(self) -> None:
-        sight = Sight(named=Found(OID, replace(WANTED, password=Password(THEIRS.digest))), claim=claim(record=RECORD))
-        plan = away(secured(), sight)
+        observed = Observed(
+            named=ObservedRole(OID, replace(DESIRED, password=Password(THEIRS.digest))), claim=claim(record=RECORD)
+        )
+        plan = away(secured(), observed)
         assert set_password(plan.changes) == Password(OURS.digest)
         assert plan.drift == ("password",)
-        changed = replace(secured(), secrets=SecretsSeen(password=SecretVersion("s-uid", "2")))
-        assert set_password(away(changed, sight).changes) == Password(OURS.digest)
+        changed = replace(secured(), secrets=ObservedSecrets(password=SecretVersion("s-uid", "2")))
+        assert set_password(away(changed, observed).changes) == Password(OURS.digest)
         assert plan.errand is None
         assert plan.record is None
 
     @pytest.mark.parametrize("remembered", [None, THEIRS])
     def test_a_verifier_that_is_not_the_claims_is_not_set(self, remembered: Any) -> None:
-        sight = Sight(named=Found(OID, replace(WANTED, password=Password(THEIRS.digest))), claim=claim(record=RECORD))
-        plan = away(replace(secured(), remembered=remembered), sight)
+        observed = Observed(
+            named=ObservedRole(OID, replace(DESIRED, password=Password(THEIRS.digest))), claim=claim(record=RECORD)
+        )
+        plan = away(replace(secured(), remembered=remembered), observed)
         assert not plan.writes
         assert [type(one) for one in plan.pending] == [Transient]
 
     def test_where_verifiers_cannot_be_seen_none_is_set(self) -> None:
-        sight = Sight(named=Found(OID, replace(WANTED, password=UNSEEN)), claim=claim(record=RECORD))
-        assert not away(secured(), sight).writes
+        observed = Observed(named=ObservedRole(OID, replace(DESIRED, password=UNSEEN)), claim=claim(record=RECORD))
+        assert not away(secured(), observed).writes
 
     def test_a_password_that_is_disabled_is_kept_so(self) -> None:
-        record = Record(source="none")
-        sight = Sight(named=Found(OID, replace(WANTED, password=Password(THEIRS.digest))), claim=claim(record=record))
-        plan = away(ask(password=PasswordAsk(Origin.NOWHERE)), sight)
+        record = PasswordRecord(source="none")
+        observed = Observed(
+            named=ObservedRole(OID, replace(DESIRED, password=Password(THEIRS.digest))), claim=claim(record=record)
+        )
+        plan = away(desired(password=DesiredPassword(PasswordOrigin.NOWHERE)), observed)
         assert plan.changes == (SetAttribute("app", "password", None),)
 
 
@@ -109,13 +121,13 @@ class TestWhatIsNotDone:
             {"report_only": True},
             {"owner": replace(ME, object_uid="uid-2")},
             {"owner": replace(ME, namespace_uid="another")},
-            {"wanted": replace(WANTED, createdb=True)},
+            {"role": replace(DESIRED, createdb=True)},
         ],
         ids=str,
     )
     def test_for_an_object_that_is_not_what_was_last_acted_on(self, values: dict[str, Any]) -> None:
         with pytest.raises(PgRoleError) as caught:
-            away(ask(**values), Sight(named=DRIFTED, claim=claim()))
+            away(desired(**values), Observed(named=DRIFTED, claim=claim()))
         assert isinstance(caught.value, Transient)
 
     @pytest.mark.parametrize(
@@ -133,55 +145,59 @@ class TestWhatIsNotDone:
     )
     def test_for_a_claim_that_says_something_else(self, values: dict[str, Any]) -> None:
         with pytest.raises(PgRoleError) as caught:
-            away(ask(), Sight(named=DRIFTED, claim=claim(**values)))
+            away(desired(), Observed(named=DRIFTED, claim=claim(**values)))
         assert isinstance(caught.value, Transient)
 
     def test_without_a_claim(self) -> None:
-        for sight in (Sight(), Sight(named=DRIFTED)):
+        for observed in (Observed(), Observed(named=DRIFTED)):
             with pytest.raises(Transient):
-                away(ask(adopt=True), sight)
+                away(desired(adopt=True), observed)
 
     def test_nothing_is_released_of_an_object_that_seems_to_be_gone(self) -> None:
-        request, sight = Target(Key("shop", "gone"), None), Sight(former=(("old", "uid-0"),))
-        here, there = _decide(request, sight, HERE), _decide(request, sight, AWAY)
+        request, observed = Target(Key("shop", "gone"), None), Observed(former=(("old", "uid-0"),))
+        here, there = _decide(request, observed, HERE), _decide(request, observed, AWAY)
         assert isinstance(here, Plan)
         assert here.writes
         assert isinstance(there, Transient)
 
     def test_nothing_is_released(self) -> None:
-        plan = away(ask(), Sight(named=DRIFTED, claim=claim(), former=(("old", "uid-0"),)))
+        plan = away(desired(), Observed(named=DRIFTED, claim=claim(), former=(("old", "uid-0"),)))
         assert plan.releases == ()
 
     def test_a_group_that_came_meanwhile_is_not_joined(self) -> None:
-        wanted = replace(WANTED, member_of=(Membership("readers"),))
-        sight = Sight(named=DRIFTED, claim=claim(), around=Surroundings(groups={"readers": ()}))
+        desired_role = replace(DESIRED, member_of=(Membership("readers"),))
+        observed = Observed(named=DRIFTED, claim=claim(), references=References(groups={"readers": ()}))
         with pytest.raises(Transient):
-            decide(ask(wanted=wanted), sight, AWAY, Policy(member_of=("readers",)))
+            decide(desired(role=desired_role), observed, AWAY, Policy(member_of=("readers",)))
 
 
 class TestWhatIsNoted:
     def test_the_generations_are_noted_with_what_is_applied(self) -> None:
-        plan = decide(ask(), Sight(), HERE, Policy())
+        plan = decide(desired(), Observed(), HERE, Policy())
         assert plan.acted_on == KNOWN
         assert plan.owner == ME
 
     def test_they_are_noted_alone_where_nothing_else_is_to_be_done(self) -> None:
-        plan = decide(ask(generation=4), Sight(named=Found(OID, WANTED), claim=claim()), HERE, Policy())
+        plan = decide(desired(generation=4), Observed(named=ObservedRole(OID, DESIRED), claim=claim()), HERE, Policy())
         assert (plan.acted_on, plan.owner, plan.changes) == (replace(KNOWN, object=4), None, ())
         assert plan.writes
 
     def test_and_not_again(self) -> None:
-        assert not decide(ask(), Sight(named=Found(OID, WANTED), claim=claim()), HERE, Policy()).writes
+        assert not decide(desired(), Observed(named=ObservedRole(OID, DESIRED), claim=claim()), HERE, Policy()).writes
 
     def test_not_where_the_claims_cannot_hold_them(self) -> None:
         server = replace(HERE, notes_generations=False)
-        plan = decide(ask(generation=4), Sight(named=Found(OID, WANTED), claim=claim()), server, Policy())
+        plan = decide(
+            desired(generation=4), Observed(named=ObservedRole(OID, DESIRED), claim=claim()), server, Policy()
+        )
         assert not plan.writes
 
     def test_not_for_an_object_that_is_refused(self) -> None:
-        wanted = replace(WANTED, parameters=(("log_statement", "all"),))
-        sight = Sight(named=DRIFTED, claim=claim(), around=Surroundings(contexts={"log_statement": "superuser"}))
-        plan = decide(ask(wanted=wanted, generation=4), sight, HERE, Policy())
+        desired_role = replace(DESIRED, parameters=(("log_statement", "all"),))
+        observed = Observed(
+            named=DRIFTED, claim=claim(), references=References(contexts={"log_statement": "superuser"})
+        )
+        plan = decide(desired(role=desired_role, generation=4), observed, HERE, Policy())
         assert plan.pending
         assert plan.acted_on is None
         assert not any(isinstance(change, SetParameter) for change in plan.changes)

@@ -18,8 +18,8 @@ from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.tally import Tally
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key, Rank, RequestReason
-from pgrole_controller.core.status import Ending, Outcome
-from pgrole_controller.core.workqueue import Visit
+from pgrole_controller.core.status import Outcome, Phase
+from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.kube.errors import Unreachable
 from pgrole_controller.kube.latency import Latency, read_path
 from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS
@@ -284,16 +284,16 @@ def test_a_request_is_counted_by_class_of_code_and_a_cancelled_one_is_not() -> N
     assert after == {("list", "4xx"): 1, ("patch", "none"): 1, ("watch", "2xx"): 1, ("delete", "none"): 0}
 
 
-async def test_the_time_of_a_repair_begins_when_the_hint_was_due() -> None:
+async def test_the_time_of_a_repair_begins_when_the_request_was_due() -> None:
     def value(suffix: str) -> float:
         labels = {"source": "secret"}
         return REGISTRY.get_sample_value(f"pgrole_repair_seconds_{suffix}", labels) or 0.0
 
     key = Key("shop", "app")
     before, now = (value("count"), value("sum")), anyio.current_time()
-    tally = Tally("counted", (Visit(key, RequestReason.SECRET, Rank.CHANGE, 7.0, 0),))
+    tally = Tally("counted", (WorkItem(key, RequestReason.SECRET, Rank.CHANGE, 7.0, 0),))
     late = anyio.current_time() - now
-    outcome = Outcome(Ending.DONE, Reason.RECONCILED, "")
+    outcome = Outcome(Phase.DONE, Reason.RECONCILED, "")
     tally.count(Finding(Target(key, None), outcome, changed_at=now + 2.0, corrected=("superuser",)))
     assert value("count") - before[0] == 1
     assert 8.99 - late < value("sum") - before[1] <= 9.01

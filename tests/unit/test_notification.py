@@ -1,4 +1,4 @@
-"""postgres/notification: a payload can come from anybody, and is only ever a hint."""
+"""postgres/notification: a payload can come from anybody, and is only ever a request."""
 
 import json
 

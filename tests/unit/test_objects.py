@@ -6,10 +6,10 @@ import pytest
 
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import RIVALS, Objects, Target, index_by_owner, index_pgrole
-from pgrole_controller.core.password import Credential
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.password import PasswordResult
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.state import Ask
+from pgrole_controller.core.state import Desired
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
 
@@ -50,51 +50,51 @@ def put(objects: Objects, name: str, *, second: int = 0, uid: str = "", version:
 
 
 async def read(objects: Objects, name: str) -> Target:
-    return objects.read(Key("shop", name), "default", Allowance())
+    return objects.read(Key("shop", name), "default", ServerPolicy())
 
 
-async def ask(objects: Objects, name: str) -> Ask:
+async def desired(objects: Objects, name: str) -> Desired:
     request = await read(objects, name)
-    assert request.ask is not None, request.error
-    return request.ask
+    assert request.desired is not None, request.error
+    return request.desired
 
 
 async def test_of_many_older_objects_for_one_role_the_oldest_few_are_read(objects: Objects) -> None:
     for number in range(300):
         put(objects, f"o{number}", second=number)
-    rivals = (await ask(objects, "o200")).older_rivals
+    rivals = (await desired(objects, "o200")).older_rivals
     assert [rival.name for rival in rivals] == [f"shop/o{number}" for number in range(RIVALS)]
-    assert [rival.name for rival in (await ask(objects, "o2")).older_rivals] == ["shop/o0", "shop/o1"]
-    assert (await ask(objects, "o0")).older_rivals == ()
+    assert [rival.name for rival in (await desired(objects, "o2")).older_rivals] == ["shop/o0", "shop/o1"]
+    assert (await desired(objects, "o0")).older_rivals == ()
 
 
 async def test_an_object_whose_status_says_that_it_had_the_role_is_read_however_young_it_is(objects: Objects) -> None:
     for number in range(50):
         put(objects, f"o{number}", second=number)
     put(objects, "o299", second=299, status=HAD)
-    assert [name for name, _ in (await ask(objects, "o20")).proven_rivals] == ["shop/o299"]
+    assert [name for name, _ in (await desired(objects, "o20")).proven_rivals] == ["shop/o299"]
 
 
 async def test_what_is_brought_for_an_object_that_went_is_not_kept(objects: Objects) -> None:
     stored = put(objects, "app")
     objects.store.remove(stored.key, stored.uid)
-    objects.hand_over(stored, Credential(source="s"))
+    objects.hand_over(stored, PasswordResult(source="s"))
     again = put(objects, "app", uid="another", version=2)
-    objects.hand_over(stored, Credential(source="s"))
-    assert (await ask(objects, "app")).credential is None
+    objects.hand_over(stored, PasswordResult(source="s"))
+    assert (await desired(objects, "app")).password_result is None
     assert not objects._brought
-    objects.hand_over(again, Credential(source="s"))
-    assert (await ask(objects, "app")).credential == Credential(source="s")
+    objects.hand_over(again, PasswordResult(source="s"))
+    assert (await desired(objects, "app")).password_result == PasswordResult(source="s")
     assert not objects._brought
 
 
 async def test_what_was_brought_does_not_outlast_a_look_at_an_object_that_is_not_understood(objects: Objects) -> None:
     stored = put(objects, "app")
-    objects.hand_over(stored, Credential(source="s"))
+    objects.hand_over(stored, PasswordResult(source="s"))
     put(objects, "app", version=2, spec={"name": "app", "connectionLimit": "none"})
     assert (await read(objects, "app")).error is not None
     put(objects, "app", version=3)
-    assert (await ask(objects, "app")).credential is None
+    assert (await desired(objects, "app")).password_result is None
 
 
 def test_an_object_asks_still_for_the_same_until_it_is_changed_replaced_or_gone(objects: Objects) -> None:

@@ -9,46 +9,46 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.ownership import ANY_NAMESPACE
-from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Policy, Surroundings
-from pgrole_controller.core.role import Found, Membership, Role, digest
-from pgrole_controller.core.state import Ask, Server, Sight
+from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.role import Membership, ObservedRole, Role, digest
+from pgrole_controller.core.state import Desired, Observed, Server
 
 ME = Owner("new", "shop", "new-ns-uid", "orders-app", "new-uid")
 BEFORE = Owner("old", "shop", "old-ns-uid", "orders-app", "old-uid")
 TRANSFERRED = replace(BEFORE, cluster="new", namespace_uid=ANY_NAMESPACE)
-WANTED = Role("app", login=True)
+DESIRED = Role("app", login=True)
 SERVER = Server(7, frozenset({"keeper"}), "new", Address("db", 5432, "app", "require"))
 OID = 20_000
 
 
-def sight(owner: Owner, *, role: Role = WANTED, released: bool = False) -> Sight:
-    claim = Claim("app", OID, SERVER.system_identifier, owner, applied=digest(WANTED), released=released)
-    return Sight(named=Found(OID, role), claim=claim)
+def observed(owner: Owner, *, role: Role = DESIRED, released: bool = False) -> Observed:
+    claim = Claim("app", OID, SERVER.system_identifier, owner, applied=digest(DESIRED), released=released)
+    return Observed(named=ObservedRole(OID, role), claim=claim)
 
 
-def look(seen: Sight, owner: Owner = ME, *, adopt: bool = False) -> Plan:
-    return decide(Ask(owner=owner, wanted=WANTED, adopt=adopt), seen, SERVER, Policy())
+def look(seen: Observed, owner: Owner = ME, *, adopt: bool = False) -> Plan:
+    return decide(Desired(owner=owner, role=DESIRED, adopt=adopt), seen, SERVER, Policy())
 
 
-def refusal(seen: Sight, owner: Owner = ME, *, adopt: bool = False) -> Reason:
+def refusal(seen: Observed, owner: Owner = ME, *, adopt: bool = False) -> Reason:
     with pytest.raises(PgRoleError) as caught:
         look(seen, owner, adopt=adopt)
     return caught.value.reason
 
 
 def test_the_object_of_the_same_place_takes_a_transferred_claim_without_any_change_of_the_role() -> None:
-    plan = look(sight(TRANSFERRED))
-    assert (plan.owner, plan.changes, plan.drift, plan.deed) == (ME, (), (), Deed.NOTHING)
+    plan = look(observed(TRANSFERRED))
+    assert (plan.owner, plan.changes, plan.drift, plan.action) == (ME, (), (), Action.NOTHING)
 
 
 def test_what_somebody_changed_meanwhile_is_drift_and_set_back() -> None:
-    plan = look(sight(TRANSFERRED, role=replace(WANTED, createdb=True)))
-    assert (plan.owner, plan.drift, plan.deed) == (ME, ("createdb",), Deed.CORRECTED)
+    plan = look(observed(TRANSFERRED, role=replace(DESIRED, createdb=True)))
+    assert (plan.owner, plan.drift, plan.action) == (ME, ("createdb",), Action.CORRECTED)
 
 
 def test_once_taken_it_is_its_alone_and_nothing_more_is_written() -> None:
-    assert not look(sight(ME)).writes
+    assert not look(observed(ME)).writes
 
 
 @pytest.mark.parametrize(
@@ -61,55 +61,61 @@ def test_once_taken_it_is_its_alone_and_nothing_more_is_written() -> None:
 )
 @pytest.mark.parametrize("adopt", [False, True])
 def test_no_other_object_takes_a_transferred_claim(other: Owner, adopt: bool) -> None:
-    assert refusal(sight(TRANSFERRED), other, adopt=adopt) is Reason.CONFLICT
+    assert refusal(observed(TRANSFERRED), other, adopt=adopt) is Reason.CONFLICT
 
 
 def test_the_cluster_that_had_it_is_told_who_has_it_now() -> None:
-    assert refusal(sight(TRANSFERRED), BEFORE, adopt=True) is Reason.CLAIMED_ELSEWHERE
+    assert refusal(observed(TRANSFERRED), BEFORE, adopt=True) is Reason.CLAIMED_ELSEWHERE
 
 
 def test_a_transferred_claim_that_was_released_waits_for_its_object() -> None:
-    assert look(sight(TRANSFERRED, released=True)).owner == ME
+    assert look(observed(TRANSFERRED, released=True)).owner == ME
     assert (
-        refusal(sight(TRANSFERRED, released=True), replace(ME, object="other", object_uid="uid")) is Reason.ROLE_EXISTS
+        refusal(observed(TRANSFERRED, released=True), replace(ME, object="other", object_uid="uid"))
+        is Reason.ROLE_EXISTS
     )
 
 
 def test_a_new_namespace_inherits_nothing_that_was_taken_in_the_namespace_before() -> None:
     assert (
-        refusal(sight(ME, released=True), replace(ME, namespace_uid="tenant", object_uid="uid")) is Reason.ROLE_EXISTS
+        refusal(observed(ME, released=True), replace(ME, namespace_uid="tenant", object_uid="uid"))
+        is Reason.ROLE_EXISTS
     )
-    assert refusal(sight(ME), replace(ME, namespace_uid="tenant", object_uid="uid")) is Reason.CONFLICT
+    assert refusal(observed(ME), replace(ME, namespace_uid="tenant", object_uid="uid")) is Reason.CONFLICT
 
 
 def test_a_retained_role_that_was_transferred_with_its_namespace_is_inherited_by_that_one_alone() -> None:
     kept = replace(BEFORE, cluster="new")
-    assert refusal(sight(kept, released=True)) is Reason.ROLE_EXISTS
-    assert look(sight(kept, released=True), replace(ME, namespace_uid="old-ns-uid")).owner is not None
+    assert refusal(observed(kept, released=True)) is Reason.ROLE_EXISTS
+    assert look(observed(kept, released=True), replace(ME, namespace_uid="old-ns-uid")).owner is not None
 
 
 def test_a_cluster_that_was_only_given_another_id_keeps_what_the_claim_remembers() -> None:
     same = replace(TRANSFERRED, object_uid=ME.object_uid)
-    plan = look(sight(same))
+    plan = look(observed(same))
     assert (plan.owner, plan.claim and plan.claim.owner.object_uid) == (ME, ME.object_uid)
 
 
 def test_nobody_inherits_what_was_not_transferred() -> None:
-    assert refusal(sight(BEFORE)) is Reason.CLAIMED_ELSEWHERE
-    assert refusal(sight(replace(BEFORE, cluster="new"))) is Reason.CONFLICT
-    assert refusal(sight(BEFORE, released=True)) is Reason.ROLE_EXISTS
+    assert refusal(observed(BEFORE)) is Reason.CLAIMED_ELSEWHERE
+    assert refusal(observed(replace(BEFORE, cluster="new"))) is Reason.CONFLICT
+    assert refusal(observed(BEFORE, released=True)) is Reason.ROLE_EXISTS
 
 
 FILES = "pg_read_server_files"
-HOLDING = replace(WANTED, member_of=(Membership(FILES),))
+HOLDING = replace(DESIRED, member_of=(Membership(FILES),))
 
 
 def look_after_restore(policy: Policy, *, oid: int = OID, held: Role = HOLDING) -> Plan:
     """The claim is of another server; the policy names a role that reaches the server's files."""
     claim = Claim("app", OID, 99, ME, applied=digest(HOLDING))
-    around = Surroundings(groups={FILES: (FILES,), "admins": ("root",)})
-    seen = Sight(named=Found(oid, held, reaches=tuple(one.role for one in held.member_of)), claim=claim, around=around)
-    return decide(Ask(owner=ME, wanted=HOLDING), seen, SERVER, policy)
+    references = References(groups={FILES: (FILES,), "admins": ("root",)})
+    seen = Observed(
+        named=ObservedRole(oid, held, reaches=tuple(one.role for one in held.member_of)),
+        claim=claim,
+        references=references,
+    )
+    return decide(Desired(owner=ME, role=HOLDING), seen, SERVER, policy)
 
 
 @pytest.mark.parametrize("oid", [OID, OID + 1])

@@ -98,8 +98,8 @@ def test_reading_never_raises_and_what_is_unreadable_is_set_back(
 )
 def test_what_cannot_be_reset_by_name_is_reset_as_a_whole(settings: list[str] | None) -> None:
     assert read_settings(settings and ["work_mem=64MB", *settings]) == ((ALL, UNREADABLE),)
-    wanted = Role("r", parameters=(("work_mem", "64MB"),))
-    changes = diff(wanted, Role("r", parameters=read_settings(settings)))
+    desired = Role("r", parameters=(("work_mem", "64MB"),))
+    changes = diff(desired, Role("r", parameters=read_settings(settings)))
     assert changes == (SetParameter("r", None, ALL, None), SetParameter("r", None, "work_mem", "64MB"))
 
 

@@ -9,99 +9,103 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.diff import Create, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
-from pgrole_controller.core.plan import Deed, Plan
+from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.role import Found, Role, digest
-from pgrole_controller.core.state import Ask, Needs, Rival, Server, Sight
+from pgrole_controller.core.role import ObservedRole, Role, digest
+from pgrole_controller.core.state import Dependents, Desired, Observed, Rival, Server
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")
-WANTED = Role("app", login=True)
+DESIRED = Role("app", login=True)
 ADDRESS = Address("db", 5432, "app", "require")
 SERVER = Server(system_identifier=7, own_roles=frozenset({"keeper"}), cluster="cluster-a", address=ADDRESS)
 POLICY = Policy()
 OID = 20_000
 
 
-def ask(**values: object) -> Ask:
-    return replace(Ask(owner=ME, wanted=WANTED), **values)  # type: ignore[arg-type]
+def desired(**values: object) -> Desired:
+    return replace(Desired(owner=ME, role=DESIRED), **values)  # type: ignore[arg-type]
 
 
 def claim(**values: object) -> Claim:
-    plain = Claim("app", OID, SERVER.system_identifier, ME, applied=digest(WANTED))
+    plain = Claim("app", OID, SERVER.system_identifier, ME, applied=digest(DESIRED))
     return replace(plain, **values)  # type: ignore[arg-type]
 
 
-def look(asked: Ask, sight: Sight, *, policy: Policy = POLICY) -> Plan:
-    return decide(asked, sight, SERVER, policy)
+def look(asked: Desired, observed: Observed, *, policy: Policy = POLICY) -> Plan:
+    return decide(asked, observed, SERVER, policy)
 
 
-def refusal(asked: Ask, sight: Sight, *, policy: Policy = POLICY) -> PgRoleError:
+def refusal(asked: Desired, observed: Observed, *, policy: Policy = POLICY) -> PgRoleError:
     with pytest.raises(PgRoleError) as caught:
-        look(asked, sight, policy=policy)
+        look(asked, observed, policy=policy)
     return caught.value
 
 
-FOUND = Found(OID, WANTED)
+FOUND = ObservedRole(OID, DESIRED)
 
 
 class TestWhoseRoleIsIt:
     """Each row of the table in the design."""
 
     def test_ours_and_as_declared_needs_nothing(self) -> None:
-        plan = look(ask(), Sight(named=FOUND, claim=claim()))
+        plan = look(desired(), Observed(named=FOUND, claim=claim()))
         assert not plan.writes
-        assert plan.deed is Deed.NOTHING
+        assert plan.action is Action.NOTHING
 
     def test_ours_and_changed_by_somebody_is_drift_and_set_back(self) -> None:
-        drifted = Found(OID, replace(WANTED, superuser=True))
-        plan = look(ask(), Sight(named=drifted, claim=claim()))
+        drifted = ObservedRole(OID, replace(DESIRED, superuser=True))
+        plan = look(desired(), Observed(named=drifted, claim=claim()))
         assert plan.changes == (SetAttribute("app", "superuser", False),)
         assert plan.drift == ("superuser",)
-        assert plan.deed is Deed.CORRECTED
+        assert plan.action is Action.CORRECTED
 
     def test_renamed_and_the_name_is_free_is_renamed_back(self) -> None:
-        plan = look(ask(), Sight(claimed=Found(OID, replace(WANTED, name="stolen")), claim=claim()))
+        plan = look(desired(), Observed(claimed=ObservedRole(OID, replace(DESIRED, name="stolen")), claim=claim()))
         assert plan.changes == (Rename("stolen", "app"),)
         assert plan.drift == ("name",)
         assert (plan.seen_as, plan.oid) == ("stolen", OID)
 
     def test_renamed_and_the_name_is_anothers_is_refused_and_names_both(self) -> None:
-        sight = Sight(named=Found(OID + 1, WANTED), claimed=Found(OID, replace(WANTED, name="stolen")), claim=claim())
-        error = refusal(ask(), sight)
+        observed = Observed(
+            named=ObservedRole(OID + 1, DESIRED),
+            claimed=ObservedRole(OID, replace(DESIRED, name="stolen")),
+            claim=claim(),
+        )
+        error = refusal(desired(), observed)
         assert error.reason is Reason.NAME_TAKEN
         assert '"stolen"' in error.message
         assert '"app"' in error.message
 
     def test_dropped_is_created_again_and_is_drift(self) -> None:
-        plan = look(ask(), Sight(claim=claim()))
-        assert plan.changes == (Create(WANTED),)
+        plan = look(desired(), Observed(claim=claim()))
+        assert plan.changes == (Create(DESIRED),)
         assert plan.drift == ("role",)
         assert plan.oid is None
 
     def test_dropped_and_made_again_takes_the_new_oid(self) -> None:
-        plan = look(ask(), Sight(named=Found(OID + 5, replace(WANTED, login=False)), claim=claim()))
+        plan = look(desired(), Observed(named=ObservedRole(OID + 5, replace(DESIRED, login=False)), claim=claim()))
         assert plan.changes == (SetAttribute("app", "login", True),)
         assert plan.oid == OID + 5
         assert plan.owner == ME
         assert plan.drift == ("role", "login")
 
     def test_dropped_and_made_again_just_as_declared_still_renews_the_claim(self) -> None:
-        plan = look(ask(), Sight(named=Found(OID + 5, WANTED), claim=claim()))
+        plan = look(desired(), Observed(named=ObservedRole(OID + 5, DESIRED), claim=claim()))
         assert plan.changes == ()
         assert plan.owner == ME
 
     def test_dropped_and_made_again_as_a_superuser_is_refused(self) -> None:
-        sight = Sight(named=Found(OID + 5, replace(WANTED, superuser=True)), claim=claim())
-        assert refusal(ask(), sight).reason is Reason.NOT_ALLOWED
+        observed = Observed(named=ObservedRole(OID + 5, replace(DESIRED, superuser=True)), claim=claim())
+        assert refusal(desired(), observed).reason is Reason.NOT_ALLOWED
 
     def test_an_oid_of_another_server_does_not_count(self) -> None:
-        sight = Sight(
-            named=Found(OID + 5, WANTED),
-            claimed=Found(OID, Role("somebody")),
+        observed = Observed(
+            named=ObservedRole(OID + 5, DESIRED),
+            claimed=ObservedRole(OID, Role("somebody")),
             claim=claim(system_identifier=99),
         )
-        plan = look(ask(), sight)
+        plan = look(desired(), observed)
         assert plan.changes == ()
         assert plan.drift == ()
         assert (plan.owner, plan.oid) == (ME, OID + 5)
@@ -109,102 +113,104 @@ class TestWhoseRoleIsIt:
 
 class TestOwnership:
     def test_a_role_without_claim_is_refused_and_the_message_says_what_adoption_would_change(self) -> None:
-        error = refusal(ask(), Sight(named=Found(OID, Role("app", createdb=True))))
+        error = refusal(desired(), Observed(named=ObservedRole(OID, Role("app", createdb=True))))
         assert error.reason is Reason.ROLE_EXISTS
         assert "login, createdb" in error.message
 
     def test_adoption_takes_it_over(self) -> None:
-        plan = look(ask(adopt=True), Sight(named=Found(OID, Role("app"))))
-        assert plan.deed is Deed.ADOPTED
+        plan = look(desired(adopt=True), Observed(named=ObservedRole(OID, Role("app"))))
+        assert plan.action is Action.ADOPTED
         assert plan.drift == ()
         assert plan.owner == ME
 
     @pytest.mark.parametrize("power", ["superuser", "createrole", "replication", "bypassrls"])
     def test_adoption_of_what_the_object_could_not_have_asked_for_is_refused(self, power: str) -> None:
-        error = refusal(ask(adopt=True), Sight(named=Found(OID, Role(**{**asdict(WANTED), power: True}))))
+        error = refusal(
+            desired(adopt=True), Observed(named=ObservedRole(OID, Role(**{**asdict(DESIRED), power: True})))
+        )
         assert error.reason is Reason.NOT_ALLOWED
         assert power in error.message
 
     def test_adoption_of_a_member_of_a_superuser_is_refused(self) -> None:
-        error = refusal(ask(adopt=True), Sight(named=Found(OID, WANTED, reaches=("admin",))))
+        error = refusal(desired(adopt=True), Observed(named=ObservedRole(OID, DESIRED, reaches=("admin",))))
         assert error.reason is Reason.NOT_ALLOWED
         assert "admin" in error.message
 
     def test_another_objects_claim_decides_and_is_named(self) -> None:
-        error = refusal(ask(adopt=True), Sight(named=FOUND, claim=claim(owner=OTHER)))
+        error = refusal(desired(adopt=True), Observed(named=FOUND, claim=claim(owner=OTHER)))
         assert error.reason is Reason.CONFLICT
         assert "shop/other" in error.message
 
     def test_another_clusters_claim_is_named_with_its_cluster(self) -> None:
-        error = refusal(ask(), Sight(named=FOUND, claim=claim(owner=replace(OTHER, cluster="cluster-b"))))
+        error = refusal(desired(), Observed(named=FOUND, claim=claim(owner=replace(OTHER, cluster="cluster-b"))))
         assert error.reason is Reason.CLAIMED_ELSEWHERE
         assert "cluster-b" in error.message
 
     def test_between_two_without_claim_the_older_goes_first(self) -> None:
-        error = refusal(ask(older_rivals=(Rival("shop/older", WANTED, POLICY),)), Sight())
+        error = refusal(desired(older_rivals=(Rival("shop/older", DESIRED, POLICY),)), Observed())
         assert error.reason is Reason.CONFLICT
         assert "shop/older" in error.message
 
     def test_a_claim_decides_against_an_older_object(self) -> None:
         assert not look(
-            ask(older_rivals=(Rival("shop/older", WANTED, POLICY),)), Sight(named=FOUND, claim=claim())
+            desired(older_rivals=(Rival("shop/older", DESIRED, POLICY),)), Observed(named=FOUND, claim=claim())
         ).writes
 
     def test_an_object_made_again_takes_its_retained_role_back(self) -> None:
-        sight = Sight(named=FOUND, claim=claim(owner=replace(ME, object_uid="uid-0"), released=True))
-        plan = look(ask(), sight)
+        observed = Observed(named=FOUND, claim=claim(owner=replace(ME, object_uid="uid-0"), released=True))
+        plan = look(desired(), observed)
         assert plan.owner == ME
         assert plan.drift == ()
 
     def test_a_new_namespace_of_the_same_name_inherits_nothing(self) -> None:
         old = replace(ME, object_uid="uid-0", namespace_uid="another")
-        error = refusal(ask(), Sight(named=FOUND, claim=claim(owner=old, released=True)))
+        error = refusal(desired(), Observed(named=FOUND, claim=claim(owner=old, released=True)))
         assert error.reason is Reason.ROLE_EXISTS
 
     def test_a_retained_role_that_became_superuser_is_not_taken_back(self) -> None:
-        sight = Sight(named=Found(OID, replace(WANTED, superuser=True)), claim=claim(released=True))
-        assert refusal(ask(), sight).reason is Reason.NOT_ALLOWED
+        observed = Observed(named=ObservedRole(OID, replace(DESIRED, superuser=True)), claim=claim(released=True))
+        assert refusal(desired(), observed).reason is Reason.NOT_ALLOWED
 
     def test_status_proves_ownership_where_the_role_carries_no_claim(self) -> None:
-        proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
-        plan = look(ask(proof=proof), Sight(named=FOUND))
-        assert plan.deed is Deed.RECLAIMED
+        proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
+        plan = look(desired(proof=proof), Observed(named=FOUND))
+        assert plan.action is Action.RECLAIMED
         assert plan.owner == ME
 
     def test_status_does_not_prove_ownership_of_what_the_object_could_not_have_asked_for(self) -> None:
-        proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
+        proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
         for terminating in (False, True):
-            asked = ask(proof=proof, terminating=terminating, drop=terminating)
-            error = refusal(asked, Sight(named=Found(OID, replace(WANTED, superuser=True))))
+            asked = desired(proof=proof, terminating=terminating, drop=terminating)
+            error = refusal(asked, Observed(named=ObservedRole(OID, replace(DESIRED, superuser=True))))
             assert error.reason is (Reason.DROP_BLOCKED if terminating else Reason.NOT_ALLOWED)
 
     @pytest.mark.parametrize("wrong", [{"role_oid": 1}, {"system_identifier": 8}, {"role_name": "x"}])
     def test_status_of_another_role_or_server_proves_nothing(self, wrong: dict[str, object]) -> None:
         proof = replace(Proof("app", OID, SERVER.system_identifier, ""), **wrong)  # type: ignore[arg-type]
-        assert refusal(ask(proof=proof), Sight(named=FOUND)).reason is Reason.ROLE_EXISTS
+        assert refusal(desired(proof=proof), Observed(named=FOUND)).reason is Reason.ROLE_EXISTS
 
     def test_status_does_not_help_against_a_claim(self) -> None:
-        proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
-        assert refusal(ask(proof=proof), Sight(named=FOUND, claim=claim(owner=OTHER))).reason is Reason.CONFLICT
+        proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
+        assert refusal(desired(proof=proof), Observed(named=FOUND, claim=claim(owner=OTHER))).reason is Reason.CONFLICT
 
     @pytest.mark.parametrize("held", [None, claim(role_oid=OID + 1)])
     def test_another_objects_role_under_our_name_is_not_taken(self, held: Claim | None) -> None:
-        renamed = Found(OID, WANTED, held_by="shop/other")
-        for asked in (ask(adopt=True), ask(terminating=True, drop=True)):
+        renamed = ObservedRole(OID, DESIRED, held_by="shop/other")
+        for asked in (desired(adopt=True), desired(terminating=True, drop=True)):
             if asked.terminating and held is None:
-                assert not look(asked, Sight(named=renamed)).changes
+                assert not look(asked, Observed(named=renamed)).changes
                 continue
-            error = refusal(asked, Sight(named=renamed, claim=held))
+            error = refusal(asked, Observed(named=renamed, claim=held))
             assert "shop/other" in error.message
 
     def test_a_retained_role_that_another_object_took_under_another_name_stays_its(self) -> None:
-        theirs = Found(OID, replace(WANTED, name="theirs"), held_by="shop/other")
-        plan = look(ask(), Sight(claimed=theirs, claim=claim(released=True)))
-        assert plan.changes == (Create(WANTED),)
+        theirs = ObservedRole(OID, replace(DESIRED, name="theirs"), held_by="shop/other")
+        plan = look(desired(), Observed(claimed=theirs, claim=claim(released=True)))
+        assert plan.changes == (Create(DESIRED),)
 
     def test_who_had_a_role_by_its_status_goes_before_an_older_object_that_would_adopt_it(self) -> None:
-        proof = Proof("app", OID, SERVER.system_identifier, digest(WANTED))
-        error = refusal(ask(adopt=True, proven_rivals=(("shop/owner", proof),)), Sight(named=FOUND))
+        proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
+        error = refusal(desired(adopt=True, proven_rivals=(("shop/owner", proof),)), Observed(named=FOUND))
         assert error.reason is Reason.CONFLICT
         assert "shop/owner" in error.message
 
@@ -213,92 +219,92 @@ class TestPolicy:
     @pytest.mark.parametrize("name", ["pg_read_all_data", "keeper", "rds_admin"])
     def test_protected_names_are_refused(self, name: str) -> None:
         policy = Policy(protected=("rds_*",))
-        error = refusal(ask(wanted=Role(name), adopt=True), Sight(), policy=policy)
+        error = refusal(desired(role=Role(name), adopt=True), Observed(), policy=policy)
         assert error.reason is Reason.PROTECTED
 
     def test_the_bootstrap_superuser_is_refused_by_its_oid(self) -> None:
-        error = refusal(ask(adopt=True), Sight(named=Found(10, Role("app", superuser=True))))
+        error = refusal(desired(adopt=True), Observed(named=ObservedRole(10, Role("app", superuser=True))))
         assert error.reason is Reason.PROTECTED
 
     def test_attributes_beyond_the_policy_are_refused_before_anything_else_is_changed(self) -> None:
-        error = refusal(ask(wanted=replace(WANTED, superuser=True)), Sight())
+        error = refusal(desired(role=replace(DESIRED, superuser=True)), Observed())
         assert error.reason is Reason.NOT_ALLOWED
         assert "superuser" in error.message
 
     def test_attributes_within_the_policy_are_applied(self) -> None:
         policy = Policy(attributes=frozenset({"superuser"}))
-        assert look(ask(wanted=replace(WANTED, superuser=True)), Sight(), policy=policy).writes
+        assert look(desired(role=replace(DESIRED, superuser=True)), Observed(), policy=policy).writes
 
 
 class TestDriftPolicy:
     def test_under_report_drift_is_left_as_it_is(self) -> None:
-        drifted = Found(OID, replace(WANTED, createdb=True))
-        plan = look(ask(report_only=True), Sight(named=drifted, claim=claim()))
+        drifted = ObservedRole(OID, replace(DESIRED, createdb=True))
+        plan = look(desired(report_only=True), Observed(named=drifted, claim=claim()))
         assert not plan.writes
         assert plan.reported == ("createdb",)
 
     def test_under_report_a_changed_spec_is_applied(self) -> None:
-        plan = look(ask(report_only=True), Sight(named=FOUND, claim=claim(applied="sha256:older")))
+        plan = look(desired(report_only=True), Observed(named=FOUND, claim=claim(applied="sha256:older")))
         assert plan.writes
 
     def test_a_changed_spec_is_not_drift(self) -> None:
-        there = Found(OID, replace(WANTED, login=False))
-        plan = look(ask(), Sight(named=there, claim=claim(applied="sha256:older")))
+        there = ObservedRole(OID, replace(DESIRED, login=False))
+        plan = look(desired(), Observed(named=there, claim=claim(applied="sha256:older")))
         assert plan.drift == ()
-        assert plan.deed is Deed.CHANGED
+        assert plan.action is Action.CHANGED
 
     def test_a_suspended_object_changes_nothing(self) -> None:
-        assert refusal(ask(suspended=True), Sight(claim=claim())).reason is Reason.SUSPENDED
+        assert refusal(desired(suspended=True), Observed(claim=claim())).reason is Reason.SUSPENDED
 
 
 class TestTheEnd:
     def test_retain_releases_the_claim_and_leaves_the_role(self) -> None:
-        plan = look(ask(terminating=True), Sight(named=FOUND, claim=claim()))
+        plan = look(desired(terminating=True), Observed(named=FOUND, claim=claim()))
         assert plan.changes == ()
         assert plan.releases == (("app", "uid-1"),)
 
     def test_what_is_released_already_is_not_released_again(self) -> None:
-        assert not look(ask(terminating=True), Sight(named=FOUND, claim=claim(released=True))).writes
+        assert not look(desired(terminating=True), Observed(named=FOUND, claim=claim(released=True))).writes
 
     def test_drop_drops_the_role_and_forgets_the_claim(self) -> None:
-        plan = look(ask(terminating=True, drop=True), Sight(named=FOUND, claim=claim()))
+        plan = look(desired(terminating=True, drop=True), Observed(named=FOUND, claim=claim()))
         assert plan.changes == (Drop("app"),)
         assert plan.forget
 
     def test_drop_of_a_renamed_role_drops_it_under_its_present_name(self) -> None:
-        sight = Sight(claimed=Found(OID, Role("stolen")), claim=claim())
-        assert look(ask(terminating=True, drop=True), sight).changes == (Drop("stolen"),)
+        observed = Observed(claimed=ObservedRole(OID, Role("stolen")), claim=claim())
+        assert look(desired(terminating=True, drop=True), observed).changes == (Drop("stolen"),)
 
     @pytest.mark.parametrize("held", [None, claim(owner=OTHER), claim(owner=OTHER, released=True)])
     def test_drop_touches_nothing_that_is_not_ours(self, held: Claim | None) -> None:
-        plan = look(ask(terminating=True, drop=True), Sight(named=FOUND, claim=held))
+        plan = look(desired(terminating=True, drop=True), Observed(named=FOUND, claim=held))
         assert plan.changes == ()
         assert plan.releases == ()
 
     def test_drop_waits_while_the_role_is_needed_and_says_where_and_the_way_out(self) -> None:
-        sight = Sight(named=FOUND, claim=claim(), needs=(Needs("orders", 3), Needs("", 1)))
-        error = refusal(ask(terminating=True, drop=True), sight)
+        observed = Observed(named=FOUND, claim=claim(), dependents=(Dependents("orders", 3), Dependents("", 1)))
+        error = refusal(desired(terminating=True, drop=True), observed)
         assert isinstance(error, Waiting)
         assert error.reason is Reason.DROP_BLOCKED
         assert '3 in database "orders"' in error.message
         assert "Retain" in error.message
 
     def test_drop_of_a_role_that_was_replaced_by_a_superuser_is_blocked(self) -> None:
-        sight = Sight(named=Found(OID + 1, replace(WANTED, superuser=True)), claim=claim())
-        assert refusal(ask(terminating=True, drop=True), sight).reason is Reason.DROP_BLOCKED
+        observed = Observed(named=ObservedRole(OID + 1, replace(DESIRED, superuser=True)), claim=claim())
+        assert refusal(desired(terminating=True, drop=True), observed).reason is Reason.DROP_BLOCKED
 
     def test_drop_of_a_suspended_object_is_blocked(self) -> None:
-        error = refusal(ask(terminating=True, drop=True, suspended=True), Sight(named=FOUND, claim=claim()))
+        error = refusal(desired(terminating=True, drop=True, suspended=True), Observed(named=FOUND, claim=claim()))
         assert error.reason is Reason.DROP_BLOCKED
 
     def test_drop_of_a_role_that_is_gone_already_forgets_the_claim(self) -> None:
-        plan = look(ask(terminating=True, drop=True), Sight(claim=claim()))
+        plan = look(desired(terminating=True, drop=True), Observed(claim=claim()))
         assert plan.changes == ()
         assert plan.forget
 
     def test_an_object_that_is_gone_releases_all_that_it_claimed(self) -> None:
-        assert decide_absent(Sight(former=(("app", "uid-1"),))).releases == (("app", "uid-1"),)
+        assert decide_absent(Observed(former=(("app", "uid-1"),))).releases == (("app", "uid-1"),)
 
     def test_a_name_claimed_by_an_earlier_object_of_the_same_key_is_released(self) -> None:
-        plan = look(ask(), Sight(named=FOUND, claim=claim(), former=(("old_app", "uid-0"),)))
+        plan = look(desired(), Observed(named=FOUND, claim=claim(), former=(("old_app", "uid-0"),)))
         assert plan.releases == (("old_app", "uid-0"),)

@@ -1,4 +1,4 @@
-"""core/policy and core/restraint: what is refused, what is not left, and what is taken away meanwhile. No I/O."""
+"""core/policy and core/decision: what is refused, what is not left, and what is taken away meanwhile. No I/O."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,15 +10,15 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import RevokeMembership, RevokeOption, SetAttribute, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Policy, Reached, Surroundings, matches, names_itself
-from pgrole_controller.core.role import POWERS, Found, Grant, Membership, Role, digest, membership_of
-from pgrole_controller.core.state import Ask, Rival, Server, Sight
+from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.policy import Policy, Reached, References, matches, names_itself
+from pgrole_controller.core.role import POWERS, Grant, Membership, ObservedRole, Role, digest, membership_of
+from pgrole_controller.core.state import Desired, Observed, Rival, Server
 from pgrole_controller.core.status import of_read_back
 
 ME = Owner("cluster", "team-a", "ns-uid", "app", "uid-1")
 SERVER = Server(7, frozenset({"keeper"}), "cluster", Address("db", 5432, "app", "require"))
-WANTED = Role("team-a_app", login=True)
+DESIRED = Role("team-a_app", login=True)
 OID = 20_000
 POLICY = Policy(
     role_names=("team-a_*",),
@@ -28,30 +28,30 @@ POLICY = Policy(
     reassign_to=("team-a_*",),
     adopt=True,
 )
-AROUND = Surroundings(groups={"readers": (), "team-a_group": (), "team-b_app": ()})
+REFERENCES = References(groups={"readers": (), "team-a_group": (), "team-b_app": ()})
 
 
-def ask(**values: object) -> Ask:
-    return replace(Ask(owner=ME, wanted=WANTED), **values)  # type: ignore[arg-type]
+def desired(**values: object) -> Desired:
+    return replace(Desired(owner=ME, role=DESIRED), **values)  # type: ignore[arg-type]
 
 
-def claimed(wanted: Role = WANTED) -> Claim:
-    return Claim(wanted.name, OID, SERVER.system_identifier, ME, applied=digest(wanted))
+def claimed(desired_role: Role = DESIRED) -> Claim:
+    return Claim(desired_role.name, OID, SERVER.system_identifier, ME, applied=digest(desired_role))
 
 
 def joins(*groups: str, admin: bool = False) -> Role:
-    return replace(WANTED, member_of=tuple(Membership(group, admin=admin) for group in groups))
+    return replace(DESIRED, member_of=tuple(Membership(group, admin=admin) for group in groups))
 
 
-def refusal(asked: Ask, sight: Sight | None = None, policy: Policy = POLICY) -> PgRoleError:
+def refusal(asked: Desired, observed: Observed | None = None, policy: Policy = POLICY) -> PgRoleError:
     with pytest.raises(PgRoleError) as caught:
-        decide(asked, sight or Sight(around=AROUND), SERVER, policy)
+        decide(asked, observed or Observed(references=REFERENCES), SERVER, policy)
     return caught.value
 
 
-def leading(group: str, *hard: str, **powers: tuple[str, ...]) -> Surroundings:
+def leading(group: str, *hard: str, **powers: tuple[str, ...]) -> References:
     reached = tuple(Reached(name, held) for name, held in powers.items())
-    return Surroundings(groups={group: hard}, reached={group: (Reached(group), *reached)})
+    return References(groups={group: hard}, reached={group: (Reached(group), *reached)})
 
 
 NAMES = [
@@ -80,18 +80,18 @@ NAMES = [
 class TestNames:
     @pytest.mark.parametrize("name", NAMES)
     def test_no_name_but_the_namespaces_own_passes(self, name: str) -> None:
-        error = refusal(ask(wanted=replace(WANTED, name=name)))
+        error = refusal(desired(role=replace(DESIRED, name=name)))
         assert error.reason is Reason.NOT_ALLOWED
         assert "spec.name" in error.message
         assert "team-a_*" in error.message
 
     @pytest.mark.parametrize("name", ["team-a_", "team-a_*", "team-a_[x]", "team-a_\u0430", "team-a_a ", "team-a_\n"])
     def test_within_its_prefix_a_namespace_has_any_name(self, name: str) -> None:
-        assert decide(ask(wanted=Role(name)), Sight(), SERVER, POLICY).deed is Deed.CREATED
+        assert decide(desired(role=Role(name)), Observed(), SERVER, POLICY).action is Action.CREATED
 
     @pytest.mark.parametrize("name", ["readers ", "Readers", "re\u0430ders", "read\u200bers", "readers\n", "reader"])
     def test_no_look_alike_of_a_group_passes(self, name: str) -> None:
-        error = refusal(ask(wanted=joins(name)))
+        error = refusal(desired(role=joins(name)))
         assert (error.reason, "membership" in error.message) == (Reason.NOT_ALLOWED, True)
 
     def test_a_bracket_in_a_pattern_is_a_bracket(self) -> None:
@@ -106,7 +106,7 @@ class TestNames:
     @pytest.mark.parametrize("power", POWERS)
     def test_no_power_passes_that_the_policy_does_not_name(self, power: str) -> None:
         values: dict[str, Any] = {power: True}
-        error = refusal(ask(wanted=replace(WANTED, **values)))
+        error = refusal(desired(role=replace(DESIRED, **values)))
         assert error.reason is Reason.NOT_ALLOWED
         assert power in error.message
 
@@ -114,98 +114,115 @@ class TestNames:
 class TestReach:
     @pytest.mark.parametrize("group", ["readers", "team-a_group"])
     def test_what_becomes_a_way_to_a_hard_role_is_refused_also_where_the_policy_names_it(self, group: str) -> None:
-        around = leading(group, "pg_execute_server_program")
-        error = refusal(ask(wanted=joins(group)), Sight(around=around))
+        references = leading(group, "pg_execute_server_program")
+        error = refusal(desired(role=joins(group)), Observed(references=references))
         assert error.reason is Reason.NOT_ALLOWED
         assert "pg_execute_server_program" in error.message
 
     def test_the_policy_lets_a_hard_role_be_reached_by_naming_that_very_role(self) -> None:
-        around = leading("readers", "pg_read_server_files")
+        references = leading("readers", "pg_read_server_files")
         policy = replace(POLICY, member_of=("readers", "pg_read_server_files"))
-        assert decide(ask(wanted=joins("readers")), Sight(around=around), SERVER, policy).writes
+        assert decide(desired(role=joins("readers")), Observed(references=references), SERVER, policy).writes
         for near in ("*", "pg_read_server_*", "pg_read_server_file?"):
-            refusal(ask(wanted=joins("readers")), Sight(around=around), replace(POLICY, member_of=("readers", near)))
+            refusal(
+                desired(role=joins("readers")),
+                Observed(references=references),
+                replace(POLICY, member_of=("readers", near)),
+            )
 
     @pytest.mark.parametrize("power", ["createrole", "createdb", "replication", "bypassrls"])
     def test_a_power_behind_a_membership_is_as_one_of_its_own(self, power: str) -> None:
-        around = leading("readers", made=(power,))
-        error = refusal(ask(wanted=joins("readers")), Sight(around=around))
+        references = leading("readers", made=(power,))
+        error = refusal(desired(role=joins("readers")), Observed(references=references))
         assert error.reason is Reason.NOT_ALLOWED
         assert f"made ({power})" in error.message
         allowing = replace(POLICY, attributes=frozenset({power}))
-        assert decide(ask(wanted=joins("readers")), Sight(around=around), SERVER, allowing).writes
+        assert decide(desired(role=joins("readers")), Observed(references=references), SERVER, allowing).writes
 
     def test_a_protected_role_is_joined_by_its_name_alone(self) -> None:
-        around = leading("rds_superuser")
+        references = leading("rds_superuser")
         anything = replace(POLICY, member_of=("*",))
-        assert "protected" in refusal(ask(wanted=joins("rds_superuser")), Sight(around=around), anything).message
+        assert (
+            "protected"
+            in refusal(desired(role=joins("rds_superuser")), Observed(references=references), anything).message
+        )
         named = replace(POLICY, member_of=("rds_superuser",))
-        assert decide(ask(wanted=joins("rds_superuser")), Sight(around=around), SERVER, named).writes
+        assert decide(desired(role=joins("rds_superuser")), Observed(references=references), SERVER, named).writes
 
     def test_admin_is_had_of_the_namespaces_own_roles_alone(self) -> None:
-        error = refusal(ask(wanted=joins("readers", admin=True)))
+        error = refusal(desired(role=joins("readers", admin=True)))
         assert error.reason is Reason.NOT_ALLOWED
         assert 'admin of "readers"' in error.message
-        assert decide(ask(wanted=joins("team-a_group", admin=True)), Sight(around=AROUND), SERVER, POLICY).writes
+        assert decide(
+            desired(role=joins("team-a_group", admin=True)), Observed(references=REFERENCES), SERVER, POLICY
+        ).writes
 
 
 class TestParameters:
     @pytest.mark.parametrize("name", ["role", "session_authorization", "log_statement", "plperl.on_init", "cron.host"])
     @pytest.mark.parametrize("scoped", [False, True])
     def test_what_only_superusers_set_needs_its_name_in_the_policy(self, name: str, scoped: bool) -> None:
-        around = Surroundings(
+        references = References(
             contexts={"log_statement": "superuser"}, modules=frozenset({"cron"}), databases=frozenset({"db"})
         )
         held = ((name, "x"),)
-        wanted = replace(WANTED, database_parameters=(("db", held),)) if scoped else replace(WANTED, parameters=held)
-        error = refusal(ask(wanted=wanted), Sight(around=around))
+        desired_role = (
+            replace(DESIRED, database_parameters=(("db", held),)) if scoped else replace(DESIRED, parameters=held)
+        )
+        error = refusal(desired(role=desired_role), Observed(references=references))
         assert error.reason is Reason.NOT_ALLOWED
         assert f'"{name}"' in error.message
         allowing = replace(POLICY, parameters=frozenset({name}))
-        assert decide(ask(wanted=wanted), Sight(around=around), SERVER, allowing).writes
+        assert decide(desired(role=desired_role), Observed(references=references), SERVER, allowing).writes
 
 
 class TestAdoption:
     def test_what_is_a_member_of_more_than_the_policy_allows_is_not_adopted(self) -> None:
-        found = Found(OID, joins("team-b_app"))
+        found = ObservedRole(OID, joins("team-b_app"))
         for ignore in (frozenset[str](), frozenset({"member_of"})):
-            error = refusal(ask(adopt=True, ignore=ignore), Sight(named=found, around=AROUND))
+            error = refusal(desired(adopt=True, ignore=ignore), Observed(named=found, references=REFERENCES))
             assert error.reason is Reason.NOT_ALLOWED
             assert 'membership in "team-b_app"' in error.message
 
     def test_what_the_object_could_have_asked_for_is_no_hindrance(self) -> None:
-        found = Found(OID, joins("readers"))
-        assert decide(ask(adopt=True), Sight(named=found, around=AROUND), SERVER, POLICY).deed is Deed.ADOPTED
+        found = ObservedRole(OID, joins("readers"))
+        assert (
+            decide(desired(adopt=True), Observed(named=found, references=REFERENCES), SERVER, POLICY).action
+            is Action.ADOPTED
+        )
 
 
 class TestRivals:
     @pytest.mark.parametrize(
         "rival",
         [
-            Rival("team-b/other", WANTED, replace(POLICY, role_names=("team-b_*",))),
-            Rival("team-b/other", WANTED, replace(POLICY, admitted=False)),
-            Rival("team-a/other", replace(WANTED, superuser=True), POLICY),
+            Rival("team-b/other", DESIRED, replace(POLICY, role_names=("team-b_*",))),
+            Rival("team-b/other", DESIRED, replace(POLICY, admitted=False)),
+            Rival("team-a/other", replace(DESIRED, superuser=True), POLICY),
             Rival("team-a/other", joins("team-b_app"), POLICY),
             Rival("team-a/other", joins("readers", admin=True), POLICY),
-            Rival("team-a/other", replace(WANTED, parameters=(("role", "postgres"),)), POLICY),
+            Rival("team-a/other", replace(DESIRED, parameters=(("role", "postgres"),)), POLICY),
         ],
     )
     def test_an_older_one_that_is_refused_stands_in_nobodys_way(self, rival: Rival) -> None:
-        assert decide(ask(older_rivals=(rival,)), Sight(around=AROUND), SERVER, POLICY).deed is Deed.CREATED
+        assert (
+            decide(desired(older_rivals=(rival,)), Observed(references=REFERENCES), SERVER, POLICY).action
+            is Action.CREATED
+        )
 
     def test_an_older_one_that_does_not_adopt_stands_in_no_adopters_way(self) -> None:
-        sight = Sight(named=Found(OID, WANTED), around=AROUND)
-        rival = Rival("team-a/other", WANTED, POLICY)
-        assert decide(ask(adopt=True, older_rivals=(rival,)), sight, SERVER, POLICY).deed is Deed.ADOPTED
+        observed = Observed(named=ObservedRole(OID, DESIRED), references=REFERENCES)
+        rival = Rival("team-a/other", DESIRED, POLICY)
+        assert decide(desired(adopt=True, older_rivals=(rival,)), observed, SERVER, POLICY).action is Action.ADOPTED
         other = replace(rival, adopt=True)
-        assert refusal(ask(adopt=True, older_rivals=(rival, other)), sight).reason is Reason.CONFLICT
+        assert refusal(desired(adopt=True, older_rivals=(rival, other)), observed).reason is Reason.CONFLICT
 
     def test_the_first_that_could_have_it_is_named(self) -> None:
         rivals = (
-            Rival("team-a/first", replace(WANTED, superuser=True), POLICY),
-            Rival("team-a/second", WANTED, POLICY),
+            Rival("team-a/first", replace(DESIRED, superuser=True), POLICY),
+            Rival("team-a/second", DESIRED, POLICY),
         )
-        assert "team-a/second" in refusal(ask(older_rivals=rivals)).message
+        assert "team-a/second" in refusal(desired(older_rivals=rivals)).message
 
 
 POWERFUL = replace(
@@ -216,9 +233,14 @@ POWERFUL = replace(
 class TestWhatIsLeftToOthers:
     def test_a_field_that_is_ignored_is_left_as_far_as_it_could_have_been_asked_for(self) -> None:
         every = frozenset({"superuser", "member_of", "parameters", "connection_limit"})
-        wanted = digest(Role(WANTED.name, login=True))
-        claim = replace(claimed(), applied=wanted)
-        plan = decide(ask(ignore=every), Sight(Found(OID, POWERFUL), claim=claim, around=AROUND), SERVER, POLICY)
+        desired_role = digest(Role(DESIRED.name, login=True))
+        claim = replace(claimed(), applied=desired_role)
+        plan = decide(
+            desired(ignore=every),
+            Observed(ObservedRole(OID, POWERFUL), claim=claim, references=REFERENCES),
+            SERVER,
+            POLICY,
+        )
         assert plan.changes == (
             SetAttribute("team-a_app", "superuser", False),
             RevokeMembership("team-a_app", "team-b_app", ()),
@@ -226,38 +248,40 @@ class TestWhatIsLeftToOthers:
         assert plan.drift == ("superuser", "memberOf")
 
     def test_under_report_all_of_it_is_told_of_and_left(self) -> None:
-        sight = Sight(Found(OID, POWERFUL), claim=claimed(), around=AROUND)
-        plan = decide(ask(report_only=True), sight, SERVER, POLICY)
+        observed = Observed(ObservedRole(OID, POWERFUL), claim=claimed(), references=REFERENCES)
+        plan = decide(desired(report_only=True), observed, SERVER, POLICY)
         assert not plan.writes
         assert plan.reported == ("superuser", "connectionLimit", "memberOf", "parameters")
         assert of_read_back(plan).reason is Reason.DRIFT_REPORTED
 
     def test_admin_of_what_is_not_the_namespaces_is_not_left(self) -> None:
         held = membership_of("readers", [Grant("postgres", admin=True, inherit=True, set=True)])
-        sight = Sight(Found(OID, replace(WANTED, member_of=(held,))), claim=claimed(), around=AROUND)
-        plan = decide(ask(ignore=frozenset({"member_of"})), sight, SERVER, POLICY)
+        observed = Observed(
+            ObservedRole(OID, replace(DESIRED, member_of=(held,))), claim=claimed(), references=REFERENCES
+        )
+        plan = decide(desired(ignore=frozenset({"member_of"})), observed, SERVER, POLICY)
         assert plan.changes == (RevokeOption("team-a_app", "readers", "admin", ("postgres",)),)
 
     def test_what_a_role_has_of_those_that_it_created_is_left(self) -> None:
         made = membership_of("made", [Grant("postgres", admin=True, inherit=False, set=False, by_creation=True)])
-        there = replace(WANTED, createrole=True, member_of=(made,))
+        there = replace(DESIRED, createrole=True, member_of=(made,))
         policy = replace(POLICY, attributes=frozenset({"createrole"}))
-        sight = Sight(Found(OID, there), claim=claimed(), around=AROUND)
-        assert not decide(ask(ignore=frozenset({"createrole", "member_of"})), sight, SERVER, policy).changes
+        observed = Observed(ObservedRole(OID, there), claim=claimed(), references=REFERENCES)
+        assert not decide(desired(ignore=frozenset({"createrole", "member_of"})), observed, SERVER, policy).changes
 
 
-def restrained(asked: Ask, there: Role, claim: Claim | None = None, policy: Policy = POLICY) -> Plan:
-    sight = Sight(named=Found(OID, there), claim=claim or claimed(asked.wanted), around=AROUND)
-    return decide(asked, sight, SERVER, policy)
+def limited(asked: Desired, there: Role, claim: Claim | None = None, policy: Policy = POLICY) -> Plan:
+    observed = Observed(named=ObservedRole(OID, there), claim=claim or claimed(asked.role), references=REFERENCES)
+    return decide(asked, observed, SERVER, policy)
 
 
 class TestWhileRefused:
     """The policy was tightened, or the spec changed to what is refused."""
 
-    wanted = replace(joins("team-b_app"), createdb=True, parameters=(("log_statement", "all"),))
+    role = replace(joins("team-b_app"), createdb=True, parameters=(("log_statement", "all"),))
 
     def test_what_was_allowed_once_stays_and_is_refused(self) -> None:
-        plan = restrained(ask(wanted=self.wanted), self.wanted)
+        plan = limited(desired(role=self.role), self.role)
         assert not plan.writes
         outcome = of_read_back(plan)
         assert (outcome.reason, outcome.ready) == (Reason.NOT_ALLOWED, False)
@@ -265,42 +289,42 @@ class TestWhileRefused:
 
     def test_what_others_gave_is_taken_away_and_nothing_is_given(self) -> None:
         there = replace(
-            self.wanted,
+            self.role,
             superuser=True,
             createdb=False,
             connection_limit=9,
             member_of=joins("readers").member_of,
             parameters=(("log_statement", "none"), ("work_mem", "1GB")),
         )
-        plan = restrained(ask(wanted=self.wanted), there)
+        plan = limited(desired(role=self.role), there)
         assert plan.changes == (
             SetAttribute("team-a_app", "superuser", False),
             RevokeMembership("team-a_app", "readers", ()),
             SetParameter("team-a_app", None, "work_mem", None),
         )
-        assert (plan.deed, plan.applied) == (Deed.CORRECTED, digest(self.wanted))
+        assert (plan.action, plan.applied) == (Action.CORRECTED, digest(self.role))
         assert plan.drift == ("superuser", "memberOf", "parameters")
         assert plan.pending[0].reason is Reason.NOT_ALLOWED
 
     def test_of_a_changed_spec_only_what_is_beyond_the_policy_is_taken_away(self) -> None:
         there = replace(joins("readers", "team-b_app"), superuser=True, login=True, parameters=(("work_mem", "1GB"),))
-        plan = restrained(ask(wanted=replace(WANTED, login=False, bypassrls=True)), there, claimed())
+        plan = limited(desired(role=replace(DESIRED, login=False, bypassrls=True)), there, claimed())
         assert plan.changes == (
             SetAttribute("team-a_app", "superuser", False),
             RevokeMembership("team-a_app", "team-b_app", ()),
         )
-        assert plan.applied == digest(WANTED)
+        assert plan.applied == digest(DESIRED)
 
     def test_under_report_nothing_is_taken_away(self) -> None:
-        there = replace(self.wanted, superuser=True, parameters=(("log_statement", "all"), ("work_mem", "1GB")))
-        sight = Sight(Found(OID, there), claim=claimed(self.wanted), around=AROUND)
+        there = replace(self.role, superuser=True, parameters=(("log_statement", "all"), ("work_mem", "1GB")))
+        observed = Observed(ObservedRole(OID, there), claim=claimed(self.role), references=REFERENCES)
         with pytest.raises(Refused):
-            decide(ask(wanted=self.wanted, report_only=True), sight, SERVER, POLICY)
+            decide(desired(role=self.role, report_only=True), observed, SERVER, POLICY)
 
     def test_a_role_that_was_renamed_is_restrained_under_the_name_that_it_has(self) -> None:
-        there = Found(OID, replace(self.wanted, name="away", superuser=True))
-        sight = Sight(claimed=there, claim=claimed(self.wanted), around=AROUND)
-        plan = decide(ask(wanted=self.wanted), sight, SERVER, POLICY)
+        there = ObservedRole(OID, replace(self.role, name="away", superuser=True))
+        observed = Observed(claimed=there, claim=claimed(self.role), references=REFERENCES)
+        plan = decide(desired(role=self.role), observed, SERVER, POLICY)
         assert plan.changes == (SetAttribute("away", "superuser", False),)
         assert plan.owner is None
 
@@ -315,10 +339,14 @@ class TestWhileRefused:
         ],
     )
     def test_what_is_not_the_objects_for_certain_is_not_touched(self, claim: Claim | None) -> None:
-        sight = Sight(named=Found(OID, replace(WANTED, superuser=True)), claim=claim, around=AROUND)
-        error = refusal(ask(wanted=replace(WANTED, bypassrls=True)), sight)
+        observed = Observed(
+            named=ObservedRole(OID, replace(DESIRED, superuser=True)), claim=claim, references=REFERENCES
+        )
+        error = refusal(desired(role=replace(DESIRED, bypassrls=True)), observed)
         assert error.reason is Reason.NOT_ALLOWED
 
     def test_a_suspended_object_is_left_alone(self) -> None:
-        sight = Sight(named=Found(OID, replace(WANTED, superuser=True)), claim=claimed(), around=AROUND)
-        assert refusal(ask(suspended=True), sight).reason is Reason.SUSPENDED
+        observed = Observed(
+            named=ObservedRole(OID, replace(DESIRED, superuser=True)), claim=claimed(), references=REFERENCES
+        )
+        assert refusal(desired(suspended=True), observed).reason is Reason.SUSPENDED

@@ -5,30 +5,30 @@ import anyio.lowlevel
 import pytest
 
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
-from pgrole_controller.core.workqueue import After, Retry, Success, Visit
+from pgrole_controller.core.request import Key, Rank, Request, RequestReason
+from pgrole_controller.core.workqueue import Done, Retry, RetryAfter, WorkItem
 from tests.timelapse import in_timelapse
 
 A, B = Key("shop", "a"), Key("shop", "b")
 DEADLINE = 30.0
 
 
-def hint(key: Key, reason: RequestReason = RequestReason.NOTIFY) -> Hint:
-    return Hint(key, reason, Rank.CHANGE)
+def request(key: Key, reason: RequestReason = RequestReason.NOTIFY) -> Request:
+    return Request(key, reason, Rank.CHANGE)
 
 
 async def delay(queue: Queue, key: Key, seconds: float) -> None:
     """The key is due again after so many seconds."""
-    queue.put("s", hint(key))
+    queue.put("s", request(key))
     assert [visit.key for visit in await queue.take("s", 1)] == [key]
-    queue.done(key, After(seconds))
+    queue.done(key, RetryAfter(seconds))
 
 
 class Taker:
     """One `take` in a task of its own."""
 
     def __init__(self, queue: Queue, lane: str = "s", limit: int = 10) -> None:
-        self.visits: tuple[Visit, ...] | None = None
+        self.visits: tuple[WorkItem, ...] | None = None
         self.wakes = 0
         self.ended = anyio.Event()
         self._queue, self._lane, self._limit = queue, lane, limit
@@ -45,13 +45,13 @@ async def settle() -> None:
 
 async def test_take_gives_what_is_ready_as_one_batch() -> None:
     queue = Queue()
-    queue.put("s", hint(A))
-    queue.put("s", hint(B))
-    queue.put("s", hint(A))
+    queue.put("s", request(A))
+    queue.put("s", request(B))
+    queue.put("s", request(A))
     assert [visit.key for visit in await queue.take("s", 10)] == [A, B]
 
 
-async def test_take_waits_until_a_hint_comes_from_a_callback() -> None:
+async def test_take_waits_until_a_request_comes_from_a_callback() -> None:
     queue = Queue()
     taker = Taker(queue)
     with anyio.fail_after(DEADLINE):
@@ -59,18 +59,18 @@ async def test_take_waits_until_a_hint_comes_from_a_callback() -> None:
             tasks.start_soon(taker.run)
             await settle()
             assert taker.visits is None
-            queue.put("s", hint(A))
+            queue.put("s", request(A))
     assert taker.visits is not None
     assert [visit.reason for visit in taker.visits] == [RequestReason.NOTIFY]
 
 
-async def test_a_hint_for_another_lane_does_not_end_the_wait() -> None:
+async def test_a_request_for_another_lane_does_not_end_the_wait() -> None:
     queue = Queue()
     taker = Taker(queue)
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
-            queue.put("t", hint(A))
+            queue.put("t", request(A))
             await settle()
             assert taker.visits is None
             assert [visit.key for visit in await queue.take("t", 10)] == [A]
@@ -91,7 +91,7 @@ async def test_a_delayed_key_wakes_when_it_is_due_and_not_before() -> None:
 async def test_a_key_that_is_due_earlier_shortens_a_wait_that_is_under_way() -> None:
     queue = Queue()
     await delay(queue, A, 3600.0)
-    queue.put("s", hint(B))
+    queue.put("s", request(B))
     await queue.take("s", 10)
     taker = Taker(queue)
     with anyio.fail_after(DEADLINE):
@@ -99,7 +99,7 @@ async def test_a_key_that_is_due_earlier_shortens_a_wait_that_is_under_way() -> 
             tasks.start_soon(taker.run)
             await settle()
             assert taker.visits is None
-            queue.done(B, After(0.02))
+            queue.done(B, RetryAfter(0.02))
             await taker.ended.wait()
     assert taker.visits is not None
     assert [visit.key for visit in taker.visits] == [B]
@@ -107,38 +107,38 @@ async def test_a_key_that_is_due_earlier_shortens_a_wait_that_is_under_way() -> 
 
 async def test_the_end_of_a_visit_wakes_for_what_came_meanwhile() -> None:
     queue = Queue()
-    queue.put("s", hint(A, RequestReason.OBJECT))
+    queue.put("s", request(A, RequestReason.OBJECT))
     await queue.take("s", 10)
-    queue.put("s", hint(A, RequestReason.SECRET))
+    queue.put("s", request(A, RequestReason.SECRET))
     taker = Taker(queue)
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
             await settle()
             assert taker.visits is None
-            queue.done(A, Success())
+            queue.done(A, Done())
     assert taker.visits is not None
     assert [visit.reason for visit in taker.visits] == [RequestReason.SECRET]
 
 
 async def test_the_end_of_a_visit_wakes_the_lane_that_the_key_moved_to() -> None:
     queue = Queue()
-    queue.put("s", hint(A))
+    queue.put("s", request(A))
     await queue.take("s", 10)
-    queue.put("t", hint(A, RequestReason.SERVER))
+    queue.put("t", request(A, RequestReason.SERVER))
     taker = Taker(queue, lane="t")
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
             await settle()
-            queue.done(A, Success())
+            queue.done(A, Done())
     assert taker.visits is not None
     assert [visit.reason for visit in taker.visits] == [RequestReason.SERVER]
 
 
 async def test_a_failed_visit_comes_again_by_itself() -> None:
     queue = Queue(draw=lambda: 0.99)
-    queue.put("s", hint(A))
+    queue.put("s", request(A))
     await queue.take("s", 10)
     begun = anyio.current_time()
     queue.done(A, Retry())
@@ -150,9 +150,9 @@ async def test_a_failed_visit_comes_again_by_itself() -> None:
 
 async def test_after_comes_again_by_itself() -> None:
     queue = Queue()
-    queue.put("s", hint(A))
+    queue.put("s", request(A))
     await queue.take("s", 10)
-    queue.done(A, After(0.02))
+    queue.done(A, RetryAfter(0.02))
     with anyio.fail_after(DEADLINE):
         assert [visit.key for visit in await queue.take("s", 10)] == [A]
 
@@ -171,10 +171,10 @@ async def test_close_ends_every_wait_with_nothing() -> None:
 
 async def test_a_closed_queue_gives_nothing_and_visits_under_way_can_be_ended() -> None:
     queue = Queue()
-    queue.put("s", hint(A))
+    queue.put("s", request(A))
     await queue.take("s", 10)
     queue.close()
-    queue.put("s", hint(B))
+    queue.put("s", request(B))
     assert queue.closed
     assert await queue.take("s", 10) == ()
     queue.done(A, Retry())
@@ -185,7 +185,7 @@ async def test_a_cancelled_wait_loses_nothing_and_the_lane_can_be_waited_for_aga
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(queue.take, "s", 10)
         await settle()
-        queue.put("s", hint(A))
+        queue.put("s", request(A))
         tasks.cancel_scope.cancel()
     with anyio.fail_after(DEADLINE):
         assert [visit.key for visit in await queue.take("s", 10)] == [A]
@@ -208,19 +208,19 @@ async def test_take_lets_others_run_even_when_something_is_always_ready() -> Non
     async def stop() -> None:
         stopped.set()
 
-    queue.put("s", hint(A))
+    queue.put("s", request(A))
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop)
             while not stopped.is_set():
                 [visit] = await queue.take("s", 1)
-                queue.done(visit.key, After(0.0))
+                queue.done(visit.key, RetryAfter(0.0))
 
 
 async def test_figures_are_those_of_the_lane() -> None:
     queue = Queue()
     await delay(queue, B, 3600.0)
-    queue.put("s", hint(A))
+    queue.put("s", request(A))
     depth, oldest = queue.figures("s")
     assert depth == 1
     assert 0.0 <= oldest < DEADLINE
@@ -233,10 +233,10 @@ async def test_a_held_queue_gives_nothing_and_everything_when_it_is_released() -
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
             tasks.start_soon(other.run)
-            queue.put("s", hint(A))
-            queue.put("s", hint(B, RequestReason.OBJECT))
-            queue.put("s", hint(A))
-            queue.put("other", hint(Key("shop", "c")))
+            queue.put("s", request(A))
+            queue.put("s", request(B, RequestReason.OBJECT))
+            queue.put("s", request(A))
+            queue.put("other", request(Key("shop", "c")))
             await settle()
             assert (taker.visits, other.visits) == (None, None)
             queue.release()
@@ -250,7 +250,7 @@ async def test_a_held_queue_gives_nothing_and_everything_when_it_is_released() -
 async def test_a_visit_that_was_held_did_not_wait() -> None:
     """A standby hears of drifts for days that another process repairs."""
     queue = Queue(held=True)
-    queue.put("s", hint(A))
+    queue.put("s", request(A))
     await anyio.sleep(3600.0)
     assert queue.figures("s").oldest >= 3600.0
     queue.release()
@@ -265,7 +265,7 @@ async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
-            queue.put("s", hint(A))
+            queue.put("s", request(A))
             await settle()
             queue.close()
     assert taker.visits == ()
@@ -274,7 +274,7 @@ async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
 async def test_a_lane_that_is_removed_leaves_nothing_of_what_waited_in_it() -> None:
     queue = Queue()
     await delay(queue, B, 3600.0)
-    queue.put("s", hint(A))
+    queue.put("s", request(A))
     queue.remove("s")
     assert queue.figures("s").depth == 0
     taker = Taker(queue)
@@ -283,7 +283,7 @@ async def test_a_lane_that_is_removed_leaves_nothing_of_what_waited_in_it() -> N
             tasks.start_soon(taker.run)
             await settle()
             assert taker.visits is None
-            queue.put("s", hint(B))
+            queue.put("s", request(B))
     assert taker.visits is not None
     assert [visit.key for visit in taker.visits] == [B]
 
@@ -294,14 +294,14 @@ class TestCalm:
     @in_timelapse
     async def test_what_is_no_drift_waits_until_then(self) -> None:
         queue = Queue()
-        queue.put("s", hint(A))
+        queue.put("s", request(A))
         began = anyio.current_time()
         assert [visit.key for visit in await queue.take("s", 10, began + 5.0)] == [A]
         assert anyio.current_time() - began == pytest.approx(5.0, abs=0.1)
 
     @in_timelapse
     async def test_what_comes_meanwhile_shares_the_batch(self) -> None:
-        queue, taken = Queue(), list[Visit]()
+        queue, taken = Queue(), list[WorkItem]()
         calm_until = anyio.current_time() + 5.0
 
         async def take() -> None:
@@ -311,14 +311,14 @@ class TestCalm:
             tasks.start_soon(take)
             for key in (A, B):
                 await anyio.sleep(1.0)
-                queue.put("s", hint(key))
+                queue.put("s", request(key))
         assert [visit.key for visit in taken] == [A, B]
         assert anyio.current_time() >= calm_until
 
     @in_timelapse
     async def test_a_drift_begins_at_once_and_takes_along_what_waits(self) -> None:
-        queue, taken = Queue(), list[Visit]()
-        queue.put("s", hint(A))
+        queue, taken = Queue(), list[WorkItem]()
+        queue.put("s", request(A))
         began = anyio.current_time()
 
         async def take() -> None:
@@ -328,14 +328,14 @@ class TestCalm:
             tasks.start_soon(take)
             await anyio.sleep(1.0)
             assert not taken
-            queue.put("s", Hint(B, RequestReason.NOTIFY, Rank.DRIFT))
+            queue.put("s", Request(B, RequestReason.NOTIFY, Rank.DRIFT))
         assert {visit.key for visit in taken} == {A, B}
         assert anyio.current_time() - began < 2.0
 
     @in_timelapse
     async def test_a_change_that_turns_out_to_be_a_drift_waits_no_longer(self) -> None:
-        queue, taken = Queue(), list[Visit]()
-        queue.put("s", hint(A))
+        queue, taken = Queue(), list[WorkItem]()
+        queue.put("s", request(A))
         began = anyio.current_time()
 
         async def take() -> None:
@@ -344,14 +344,14 @@ class TestCalm:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
             await anyio.sleep(1.0)
-            queue.put("s", Hint(A, RequestReason.NOTIFY, Rank.DRIFT))
+            queue.put("s", Request(A, RequestReason.NOTIFY, Rank.DRIFT))
         assert [visit.rank for visit in taken] == [Rank.DRIFT]
         assert anyio.current_time() - began < 2.0
 
     @in_timelapse
     async def test_a_closed_queue_is_not_waited_for(self) -> None:
         queue, began = Queue(), anyio.current_time()
-        queue.put("s", hint(A))
+        queue.put("s", request(A))
         taker = Taker(queue)
 
         async def take() -> None:

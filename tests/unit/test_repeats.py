@@ -18,12 +18,12 @@ from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.password import Credential
-from pgrole_controller.core.plan import Deed, Plan
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.password import PasswordResult
+from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.role import Found, Role
-from pgrole_controller.core.state import Detection, Sight
+from pgrole_controller.core.role import ObservedRole, Role
+from pgrole_controller.core.state import Detection, Observed
 from pgrole_controller.core.status import RECONCILED
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, pack
@@ -32,9 +32,12 @@ from tests.timelapse import in_timelapse
 
 KEY = Key("shop", "app")
 SERVER = DeclaredServer(
-    "default", None, Allowance(("*",), role_names=("*",), attributes=frozenset({"login"})), Address("pg", 5432, "o", "")
+    "default",
+    None,
+    ServerPolicy(("*",), role_names=("*",), attributes=frozenset({"login"})),
+    Address("pg", 5432, "o", ""),
 )
-NOBODY_ELSE = Allowance(("other",))
+NOBODY_ELSE = ServerPolicy(("other",))
 
 
 class FakeSession:
@@ -46,20 +49,20 @@ class FakeSession:
 
     def __init__(self) -> None:
         self.enforcing = False
-        self.sight = Sight()
+        self.observed = Observed()
         self.looks = 0
         self.again = 0
         self.plans: list[Plan] = []
 
-    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Sight]:
+    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Observed]:
         self.looks += 1
-        return [self.sight for _ in asked]
+        return [self.observed for _ in asked]
 
     async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
         self.again += len(asked)
-        return [row == self.sight.row for row in before]
+        return [row == self.observed.row for row in before]
 
-    async def look_around(self, mentioned: Sequence[object]) -> list[object]:
+    async def read_references(self, mentioned: Sequence[object]) -> list[object]:
         assert not mentioned
         return []
 
@@ -67,7 +70,7 @@ class FakeSession:
         assert not enforcing
         self.plans += plans
         for plan in plans:
-            if plan.deed is Deed.CREATED and plan.owner:
+            if plan.action is Action.CREATED and plan.owner:
                 claim = Claim(
                     plan.role_name, 20_000, 7, plan.owner, plan.applied, generations=plan.acted_on or Generations()
                 )
@@ -76,7 +79,9 @@ class FakeSession:
 
     def store(self, role: Role, claim: Claim | None = None) -> None:
         now = datetime.now(UTC)
-        self.sight = Sight(Found(20_000, role), claim=claim or self.sight.claim, at=now, row=(role, claim))
+        self.observed = Observed(
+            ObservedRole(20_000, role), claim=claim or self.observed.claim, at=now, row=(role, claim)
+        )
 
 
 class World:
@@ -124,7 +129,7 @@ class World:
     async def made(self) -> "World":
         """After the first reconcile, which makes the role."""
         assert (await self.reconcile()).outcome == RECONCILED
-        assert [plan.deed for plan in self.session.plans] == [Deed.CREATED]
+        assert [plan.action for plan in self.session.plans] == [Action.CREATED]
         self.session.looks = 0
         return self
 
@@ -133,7 +138,11 @@ async def test_what_follows_a_change_is_compared_and_says_the_same() -> None:
     world = await World().made()
     for count in (1, 2, 3):
         finding = await world.reconcile()
-        assert (finding.outcome, finding.deed, finding.claim) == (RECONCILED, Deed.NOTHING, world.session.sight.claim)
+        assert (finding.outcome, finding.action, finding.claim) == (
+            RECONCILED,
+            Action.NOTHING,
+            world.session.observed.claim,
+        )
         assert (world.session.looks, world.session.again) == (0, count)
     assert len(world.session.plans) == 1
 
@@ -152,7 +161,7 @@ class TestInvariant2ANotifyIsNeverTrusted:
         world = await World().made()
         world.session.store(Role("app", login=False))
         finding = await world.reconcile()
-        assert finding.deed is Deed.CORRECTED
+        assert finding.action is Action.CORRECTED
         assert world.session.plans[-1].drift == ("login",)
 
     async def test_a_role_that_somebody_else_changed_is_read_at_once(self) -> None:
@@ -171,8 +180,8 @@ def _share_role(world: World) -> None:
 
 def _label_namespace(world: World) -> None:
     requirement = SimpleNamespace(is_met=lambda labels: not labels)
-    allowance = Allowance(labels=cast("Any", (requirement,)), role_names=("*",), attributes=frozenset({"login"}))
-    world.server = DeclaredServer("default", None, allowance, SERVER.address)
+    server_policy = ServerPolicy(labels=cast("Any", (requirement,)), role_names=("*",), attributes=frozenset({"login"}))
+    world.server = DeclaredServer("default", None, server_policy, SERVER.address)
     world.label({"team": "b"}, 2)
 
 
@@ -181,13 +190,13 @@ def _change_policy(world: World) -> None:
 
 
 def _change_server(world: World) -> None:
-    world.server = DeclaredServer("default", None, SERVER.allowance, SERVER.address, generation=2)
+    world.server = DeclaredServer("default", None, SERVER.server_policy, SERVER.address, generation=2)
 
 
 def _bring(world: World) -> None:
     stored = world.objects.store.get(KEY)
     assert stored is not None
-    world.objects.hand_over(stored, Credential())
+    world.objects.hand_over(stored, PasswordResult())
 
 
 def _contest(world: World) -> None:

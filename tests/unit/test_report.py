@@ -1,4 +1,4 @@
-"""core/report and core/outcome: how a look ended, as the object says it."""
+"""core/status and core/status: how a look ended, as the object says it."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,9 +12,9 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.status import (
     PROGRESSING,
     RECONCILED,
-    Ending,
     Outcome,
-    Standing,
+    Phase,
+    StatusDetails,
     build_status,
     of_error,
     of_read_back,
@@ -33,9 +33,9 @@ def said(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def build(
-    outcome: Outcome, previous: dict[str, Any] | None = None, *, now: datetime = NOW, **standing: Any
+    outcome: Outcome, previous: dict[str, Any] | None = None, *, now: datetime = NOW, **details: Any
 ) -> dict[str, Any]:
-    return build_status(previous or {}, outcome, Standing("default", **standing), 3, now)
+    return build_status(previous or {}, outcome, StatusDetails("default", **details), 3, now)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_a_long_message_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "ending"),
+    ("error", "phase"),
     [
-        (Refused(Reason.CONFLICT, ""), Ending.STALLED),
-        (Waiting(Reason.DROP_BLOCKED, ""), Ending.WORKING),
-        (Transient(Reason.DATABASE_ERROR, ""), Ending.WORKING),
-        (Refused(Reason.SUSPENDED, ""), Ending.PAUSED),
+        (Refused(Reason.CONFLICT, ""), Phase.STALLED),
+        (Waiting(Reason.DROP_BLOCKED, ""), Phase.WORKING),
+        (Transient(Reason.DATABASE_ERROR, ""), Phase.WORKING),
+        (Refused(Reason.SUSPENDED, ""), Phase.PAUSED),
     ],
 )
-def test_what_is_refused_is_not_retried_and_what_waits_is(error: PgRoleError, ending: Ending) -> None:
-    assert of_error(error).ending is ending
+def test_what_is_refused_is_not_retried_and_what_waits_is(error: PgRoleError, phase: Phase) -> None:
+    assert of_error(error).phase is phase

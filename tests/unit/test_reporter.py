@@ -19,22 +19,28 @@ from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.statuses import Said, Statuses
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.password import Credential, Errand, PasswordAsk, Record, SecretsSeen
-from pgrole_controller.core.request import Hint, Key, RequestReason
-from pgrole_controller.core.status import RECONCILED, Ending, Outcome
-from pgrole_controller.core.workqueue import After
+from pgrole_controller.core.password import (
+    DesiredPassword,
+    ObservedSecrets,
+    PasswordRecord,
+    PasswordResult,
+    PasswordTask,
+)
+from pgrole_controller.core.request import Key, Request, RequestReason
+from pgrole_controller.core.status import RECONCILED, Outcome, Phase
+from pgrole_controller.core.workqueue import RetryAfter
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
 
-ERRAND = Errand(
+ERRAND = PasswordTask(
     "shop",
     "app",
-    PasswordAsk(),
+    DesiredPassword(),
     None,
-    SecretsSeen(),
-    Record(),
+    ObservedSecrets(),
+    PasswordRecord(),
     Address("pg", 5432, "orders", "require"),
     datetime(2027, 1, 1, tzinfo=UTC),
     4096,
@@ -47,9 +53,9 @@ class Runs:
     def __init__(self) -> None:
         self.run_for: list[str] = []
 
-    async def run(self, errand: Errand, owner: Stored) -> Credential:
+    async def run(self, errand: PasswordTask, owner: Stored) -> PasswordResult:
         self.run_for.append(owner.resource_version)
-        return Credential(source="s", errand=errand)
+        return PasswordResult(source="s", errand=errand)
 
 
 @pytest.fixture
@@ -75,13 +81,13 @@ async def test_no_errand_is_run_for_an_object_that_changed_is_deleted_or_gone(
     seen = made(1)
     objects.store.put(seen)
     finding = Finding(Target(seen.key, seen), errand=ERRAND)
-    assert await reporter._write(finding) == After(0.0)
+    assert await reporter._write(finding) == RetryAfter(0.0)
     assert runs.run_for == ["1"]
     if now is None:
         objects.store.remove(seen.key, seen.uid)
     else:
         objects.store.put(now)
-    assert await reporter._write(finding) == After(0.0)
+    assert await reporter._write(finding) == RetryAfter(0.0)
     assert runs.run_for == ["1"]
 
 
@@ -116,7 +122,7 @@ async def test_what_the_reporter_writes_causes_no_visit_of_its_own_and_hides_nob
     recorder = Recorder(cast("Client", api))
     reporter = Reporter(cast("Client", api), objects, queue, recorder, cast("Errands", None))
     outcome, finalizer = (RECONCILED, None) if write == "status" else (None, True)
-    queue.put("default", Hint(seen.key, RequestReason.OBJECT))
+    queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
     reporter.report(Finding(Target(seen.key, seen, finalizer=finalizer), outcome=outcome))
     reporter.close()
@@ -136,13 +142,13 @@ async def test_no_errand_is_begun_by_one_that_does_not_lead_any_more(objects: Ob
     await reporter.run()
     objects.store.put(made(1))
     result = await reporter._write(Finding(Target(made(1).key, made(1)), errand=ERRAND))
-    assert isinstance(result, After)
+    assert isinstance(result, RetryAfter)
     assert result.seconds > 0
     assert runs.run_for == []
 
 
 KEY = Key("shop", "app")
-OTHER = Outcome(Ending.STALLED, Reason.CONFLICT, "another has it")
+OTHER = Outcome(Phase.STALLED, Reason.CONFLICT, "another has it")
 
 
 async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Objects) -> None:

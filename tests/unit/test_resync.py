@@ -14,9 +14,9 @@ from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.resync import resync
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key, RequestReason
-from pgrole_controller.core.workqueue import Success
+from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.store import Store
 
 
@@ -31,18 +31,18 @@ class FakeObjects:
 
 
 async def test_a_shorter_period_holds_at_once() -> None:
-    server = DeclaredServer("main", None, Allowance(), Address("", 5432, "", ""), resync_seconds=1e6)
+    server = DeclaredServer("main", None, ServerPolicy(), Address("", 5432, "", ""), resync_seconds=1e6)
     queue = Queue()
     lane = Lane(server, cast("Objects", FakeObjects()), queue, cast("Reporter", None), Identities(), Lead())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(resync, lane, lambda: 0.0)
         with anyio.fail_after(30):
             (first,) = await queue.take("main", 10)
-        queue.done(first.key, Success())
+        queue.done(first.key, Done())
         lane.declare(replace(server, resync_seconds=0.05))
         for _ in range(3):
             with anyio.fail_after(30):
                 (visit,) = await queue.take("main", 10)
             assert visit.reason is RequestReason.RESYNC
-            queue.done(visit.key, Success())
+            queue.done(visit.key, Done())
         tasks.cancel_scope.cancel()

@@ -8,19 +8,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pgrole_controller.core.request import Hint, Key, Rank, RequestReason
+from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import (
     FIRST_BACKOFF,
     LONGEST_BACKOFF,
     PATIENCE,
     PLACES_PER_TURN,
-    After,
-    Figures,
-    Result,
+    Backlog,
+    Done,
+    NextAttempt,
     Retry,
+    RetryAfter,
     Schedule,
-    Success,
-    Visit,
+    WorkItem,
 )
 
 A, B, C = (Key("shop", name) for name in "abc")
@@ -31,23 +31,23 @@ def without_jitter() -> Schedule:
     return Schedule(lambda: 0.0)
 
 
-def change(key: Key, reason: RequestReason = RequestReason.OBJECT) -> Hint:
-    return Hint(key, reason, Rank.CHANGE)
+def change(key: Key, reason: RequestReason = RequestReason.OBJECT) -> Request:
+    return Request(key, reason, Rank.CHANGE)
 
 
-def drift(key: Key) -> Hint:
-    return Hint(key, RequestReason.NOTIFY, Rank.DRIFT)
+def drift(key: Key) -> Request:
+    return Request(key, RequestReason.NOTIFY, Rank.DRIFT)
 
 
-def resync(key: Key) -> Hint:
-    return Hint(key, RequestReason.RESYNC, Rank.RESYNC)
+def resync(key: Key) -> Request:
+    return Request(key, RequestReason.RESYNC, Rank.RESYNC)
 
 
-def dependency(key: Key) -> Hint:
-    return Hint(key, RequestReason.SECRET, Rank.DEPENDENCY)
+def dependency(key: Key) -> Request:
+    return Request(key, RequestReason.SECRET, Rank.DEPENDENCY)
 
 
-def keys_of(visits: tuple[Visit, ...]) -> list[Key]:
+def keys_of(visits: tuple[WorkItem, ...]) -> list[Key]:
     return [visit.key for visit in visits]
 
 
@@ -62,19 +62,19 @@ def fail(schedule: Schedule, key: Key, now: float, times: int = 1) -> float:
     return now
 
 
-def test_a_hint_leads_to_one_visit_with_its_reason() -> None:
+def test_a_request_leads_to_one_visit_with_its_reason() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A, RequestReason.NOTIFY), 1.0)
-    assert schedule.take("s", 3.0, MANY) == (Visit(A, RequestReason.NOTIFY, Rank.CHANGE, 2.0, 0),)
+    assert schedule.take("s", 3.0, MANY) == (WorkItem(A, RequestReason.NOTIFY, Rank.CHANGE, 2.0, 0),)
     assert schedule.take("s", 3.0, MANY) == ()
-    assert schedule.done(A, 4.0, Success()) is None
+    assert schedule.done(A, 4.0, Done()) is None
     assert schedule.next_at("s") is None
 
 
-def test_hints_for_a_key_that_waits_lead_to_one_visit_with_the_best_rank_and_its_reason() -> None:
+def test_requests_for_a_key_that_waits_lead_to_one_visit_with_the_best_rank_and_its_reason() -> None:
     schedule = without_jitter()
-    for hint in (resync(A), change(A, RequestReason.NOTIFY), change(A, RequestReason.OBJECT), dependency(A)):
-        schedule.add("s", hint, 1.0)
+    for request in (resync(A), change(A, RequestReason.NOTIFY), change(A, RequestReason.OBJECT), dependency(A)):
+        schedule.add("s", request, 1.0)
     [visit] = schedule.take("s", 1.0, MANY)
     assert (visit.rank, visit.reason) == (Rank.CHANGE, RequestReason.NOTIFY)
 
@@ -88,7 +88,7 @@ def test_a_key_that_is_ready_moves_up_when_its_rank_gets_better() -> None:
     assert keys_of(schedule.take("s", 2.0, MANY)) == [C, A, B]
 
 
-def test_hints_during_a_visit_lead_to_exactly_one_more_after_it() -> None:
+def test_requests_during_a_visit_lead_to_exactly_one_more_after_it() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -96,20 +96,20 @@ def test_hints_during_a_visit_lead_to_exactly_one_more_after_it() -> None:
         schedule.add("s", change(A, RequestReason.NOTIFY), 2.0)
     assert schedule.take("s", 3.0, MANY) == ()
     assert schedule.next_at("s") is None
-    assert schedule.done(A, 4.0, Success()) == "s"
-    assert schedule.take("s", 4.0, MANY) == (Visit(A, RequestReason.NOTIFY, Rank.CHANGE, 1.0, 0),)
-    assert schedule.done(A, 5.0, Success()) is None
+    assert schedule.done(A, 4.0, Done()) == "s"
+    assert schedule.take("s", 4.0, MANY) == (WorkItem(A, RequestReason.NOTIFY, Rank.CHANGE, 1.0, 0),)
+    assert schedule.done(A, 5.0, Done()) is None
 
 
 def test_a_visit_cannot_be_ended_twice_nor_before_it_began() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     with pytest.raises(LookupError, match="shop/a"):
-        schedule.done(A, 1.0, Success())
+        schedule.done(A, 1.0, Done())
     schedule.take("s", 1.0, MANY)
-    schedule.done(A, 1.0, Success())
+    schedule.done(A, 1.0, Done())
     with pytest.raises(LookupError, match="no reconcile of shop/a is in progress"):
-        schedule.done(A, 1.0, Success())
+        schedule.done(A, 1.0, Done())
 
 
 def test_of_several_times_the_earliest_counts() -> None:
@@ -119,11 +119,11 @@ def test_of_several_times_the_earliest_counts() -> None:
     assert schedule.next_at("s") == 10.0
     assert schedule.take("s", 9.9, MANY) == ()
     assert keys_of(schedule.take("s", 10.0, MANY)) == [A]
-    schedule.done(A, 10.0, Success())
+    schedule.done(A, 10.0, Done())
     assert schedule.take("s", 99.0, MANY) == ()
 
 
-def test_a_hint_now_beats_a_delayed_one() -> None:
+def test_a_request_now_beats_a_delayed_one() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 100.0)
     schedule.add("s", resync(A), 1.0)
@@ -134,8 +134,8 @@ def test_a_hint_now_beats_a_delayed_one() -> None:
 def test_better_ranks_go_first_and_equal_ones_in_their_order() -> None:
     schedule = without_jitter()
     keys = [Key("shop", str(number)) for number in range(6)]
-    for key, hint in zip(keys, [resync, dependency, change, change, dependency, resync], strict=True):
-        schedule.add("s", hint(key), 1.0)
+    for key, request in zip(keys, [resync, dependency, change, change, dependency, resync], strict=True):
+        schedule.add("s", request(key), 1.0)
     assert keys_of(schedule.take("s", 1.0, 4)) == [keys[2], keys[3], keys[1], keys[4]]
     assert keys_of(schedule.take("s", 1.0, 4)) == [keys[0], keys[5]]
 
@@ -237,20 +237,20 @@ def test_success_makes_the_next_failure_the_first() -> None:
     now = fail(schedule, A, 0.0, times=5)
     [visit] = schedule.take("s", now, MANY)
     assert visit.failures == 5
-    schedule.done(A, now, Success())
+    schedule.done(A, now, Done())
     schedule.add("s", change(A), now)
     assert fail(schedule, A, now) == now + FIRST_BACKOFF
 
 
-@pytest.mark.parametrize("hint", [change(A), dependency(A)])
-def test_a_change_ends_a_back_off_at_once_and_the_count_of_failures_stays(hint: Hint) -> None:
+@pytest.mark.parametrize("request", [change(A), dependency(A)])
+def test_a_change_ends_a_back_off_at_once_and_the_count_of_failures_stays(request: Request) -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     fail(schedule, A, 0.0, times=3)
-    schedule.add("s", hint, 7.0)
+    schedule.add("s", request, 7.0)
     assert schedule.next_at("s") == 7.0
     [visit] = schedule.take("s", 7.0, MANY)
-    assert (visit.rank, visit.failures) == (hint.rank, 3)
+    assert (visit.rank, visit.failures) == (request.rank, 3)
     schedule.done(A, 7.0, Retry())
     assert schedule.next_at("s") == 7.0 + 16.0
     assert schedule.take("s", 22.9, MANY) == ()
@@ -265,7 +265,7 @@ def test_a_resync_does_not_end_a_back_off() -> None:
     schedule.add("s", resync(A), 1.5)
     assert schedule.next_at("s") == 1.0 + FIRST_BACKOFF
     assert keys_of(schedule.take("s", 3.0, MANY)) == [A]
-    schedule.done(A, 3.0, Success())
+    schedule.done(A, 3.0, Done())
     assert schedule.next_at("s") is None
 
 
@@ -294,7 +294,7 @@ def test_after_comes_again_in_its_time_and_counts_as_neither_failure_nor_success
     schedule.add("s", change(A, RequestReason.NOTIFY), 0.0)
     now = fail(schedule, A, 0.0, times=2)
     schedule.take("s", now, MANY)
-    schedule.done(A, now, After(0.5))
+    schedule.done(A, now, RetryAfter(0.5))
     assert schedule.take("s", now + 0.4, MANY) == ()
     [visit] = schedule.take("s", now + 0.5, MANY)
     assert visit.failures == 2
@@ -304,8 +304,8 @@ def test_after_nothing_is_ready_at_once_with_the_rank_of_its_visit() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A, RequestReason.NOTIFY), 0.0)
     schedule.take("s", 0.0, MANY)
-    assert schedule.done(A, 1.0, After(0.0)) == "s"
-    assert schedule.take("s", 1.0, MANY) == (Visit(A, RequestReason.NOTIFY, Rank.CHANGE, 0.0, 0),)
+    assert schedule.done(A, 1.0, RetryAfter(0.0)) == "s"
+    assert schedule.take("s", 1.0, MANY) == (WorkItem(A, RequestReason.NOTIFY, Rank.CHANGE, 0.0, 0),)
 
 
 def test_lanes_do_not_see_each_other() -> None:
@@ -339,7 +339,7 @@ def test_a_key_that_is_visited_in_one_lane_is_not_visited_in_another() -> None:
     schedule.take("s", 1.0, MANY)
     schedule.add("t", change(A), 2.0)
     assert schedule.take("t", 2.0, MANY) == ()
-    assert schedule.done(A, 3.0, Success()) == "t"
+    assert schedule.done(A, 3.0, Done()) == "t"
     assert schedule.take("s", 3.0, MANY) == ()
     assert keys_of(schedule.take("t", 3.0, MANY)) == [A]
 
@@ -353,25 +353,25 @@ def test_what_failed_in_another_lane_is_forgotten() -> None:
     assert visit.failures == 0
 
 
-@pytest.mark.parametrize("result", [Success(), Retry(), After(1.0)])
-def test_a_visit_in_a_removed_lane_ends_without_another(result: Result) -> None:
+@pytest.mark.parametrize("result", [Done(), Retry(), RetryAfter(1.0)])
+def test_a_visit_in_a_removed_lane_ends_without_another(result: NextAttempt) -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
     schedule.add("s", change(A), 1.5)
-    schedule.remove_lane("s")
+    schedule.remove_server("s")
     assert schedule.done(A, 2.0, result) is None
     assert schedule.next_at("s") is None
 
 
-def test_a_key_of_a_removed_lane_that_is_hinted_during_its_visit_is_visited_after_it() -> None:
+def test_a_key_of_a_removed_lane_that_is_requested_during_its_visit_is_visited_after_it() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
-    schedule.remove_lane("s")
+    schedule.remove_server("s")
     schedule.add("s", change(A), 1.5)
     assert schedule.take("s", 1.5, MANY) == ()
-    assert schedule.done(A, 2.0, Success()) == "s"
+    assert schedule.done(A, 2.0, Done()) == "s"
     assert keys_of(schedule.take("s", 2.0, MANY)) == [A]
 
 
@@ -379,8 +379,8 @@ def test_a_lane_of_the_name_of_a_removed_one_begins_empty() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.add("s", change(B), 9.0)
-    schedule.remove_lane("s")
-    schedule.remove_lane("unknown")
+    schedule.remove_server("s")
+    schedule.remove_server("unknown")
     assert schedule.take("s", 9.0, MANY) == ()
     schedule.add("s", change(A), 9.0)
     assert keys_of(schedule.take("s", 9.0, MANY)) == [A]
@@ -392,7 +392,7 @@ def test_a_removed_lane_takes_its_keys_along() -> None:
     schedule.take("s", 1.0, MANY)
     schedule.add("s", change(B), 1.0)
     schedule.add("t", change(C), 1.0)
-    schedule.remove_lane("s")
+    schedule.remove_server("s")
     assert schedule.done(A, 2.0, Retry()) is None
     assert schedule.take("s", 99.0, MANY) == ()
     assert keys_of(schedule.take("t", 2.0, MANY)) == [C]
@@ -401,11 +401,11 @@ def test_a_removed_lane_takes_its_keys_along() -> None:
 def test_what_was_due_before_a_restart_waits_since_then_and_what_is_due_later_stays_so() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 100.0)
-    assert schedule.figures("s", 150.0) == Figures(1, 50.0)  # looked at, as a scrape does
+    assert schedule.figures("s", 150.0) == Backlog(1, 50.0)  # looked at, as a scrape does
     schedule.add("s", change(B), 160.0)
     schedule.add("s", change(C), 900.0)
     schedule.restart(500.0)
-    assert schedule.figures("s", 500.0) == Figures(2, 0.0)
+    assert schedule.figures("s", 500.0) == Backlog(2, 0.0)
     assert {visit.key: visit.waited for visit in schedule.take("s", 501.0, 10)} == {A: 1.0, B: 1.0}
     assert schedule.next_at("s") == 900.0
     assert [visit.waited for visit in schedule.take("s", 900.0, 10)] == [0.0]
@@ -413,15 +413,15 @@ def test_what_was_due_before_a_restart_waits_since_then_and_what_is_due_later_st
 
 def test_figures_say_how_many_wait_and_for_how_long() -> None:
     schedule = without_jitter()
-    assert schedule.figures("s", 1.0) == Figures(0, 0.0)
+    assert schedule.figures("s", 1.0) == Backlog(0, 0.0)
     schedule.add("s", resync(A), 1.0)
     schedule.add("s", change(B), 4.0)
     schedule.add("s", change(C), 90.0)
-    assert schedule.figures("s", 5.0) == Figures(2, 4.0)
+    assert schedule.figures("s", 5.0) == Backlog(2, 4.0)
     schedule.take("s", 5.0, 1)
-    assert schedule.figures("s", 6.0) == Figures(1, 5.0)
+    assert schedule.figures("s", 6.0) == Backlog(1, 5.0)
     schedule.take("s", 6.0, 1)
-    assert schedule.figures("s", 6.0) == Figures(0, 0.0)
+    assert schedule.figures("s", 6.0) == Backlog(0, 0.0)
 
 
 def test_keys_at_rest_cost_nothing() -> None:
@@ -430,18 +430,18 @@ def test_keys_at_rest_cost_nothing() -> None:
         schedule.add("s", change(Key("shop", str(number))), 0.0)
     while visits := schedule.take("s", 0.0, 100):
         for visit in visits:
-            schedule.done(visit.key, 0.0, Success())
+            schedule.done(visit.key, 0.0, Done())
     assert schedule._entries == {}
-    assert schedule._lanes["s"].delayed == []
+    assert schedule._queues["s"].delayed == []
 
 
-def test_a_key_that_fails_and_is_hinted_for_ever_leaves_nothing_behind() -> None:
+def test_a_key_that_fails_and_is_requested_for_ever_leaves_nothing_behind() -> None:
     schedule = without_jitter()
     for round_ in range(10_000):
         schedule.add("s", change(A), round_ / 100)
         schedule.take("s", round_ / 100, MANY)
         schedule.done(A, round_ / 100, Retry())
-    assert len(schedule._lanes["s"].delayed) < 100
+    assert len(schedule._queues["s"].delayed) < 100
 
 
 @dataclass
@@ -460,19 +460,19 @@ class Expected:
 class Model:
     keys: dict[Key, Expected] = field(default_factory=dict)
 
-    def add(self, lane: str, hint: Hint, at: float) -> None:
-        key = self.keys.setdefault(hint.key, Expected(lane))
+    def add(self, lane: str, request: Request, at: float) -> None:
+        key = self.keys.setdefault(request.key, Expected(lane))
         if key.lane != lane:
             key.lane, key.failures, key.backing_off = lane, 0, False
-        self._wait(key, hint.rank, at)
+        self._wait(key, request.rank, at)
 
-    def done(self, name: Key, now: float, result: Result, rank: Rank, delay: float) -> None:
+    def done(self, name: Key, now: float, result: NextAttempt, rank: Rank, delay: float) -> None:
         key = self.keys[name]
         key.visited = False
         match result:
             case _ if not key.lane:
                 key.due = None
-            case Success():
+            case Done():
                 key.failures = 0
             case Retry():
                 key.failures += 1
@@ -480,7 +480,7 @@ class Model:
                     key.due = None
                 self._wait(key, Rank.DEPENDENCY, now + delay)
                 key.backing_off = key.due == now + delay
-            case After(seconds):
+            case RetryAfter(seconds):
                 self._wait(key, rank, now + seconds)
 
     def due(self, lane: str, now: float) -> set[Key]:
@@ -512,14 +512,14 @@ class Interleavings(RuleBasedStateMachine):
         super().__init__()
         self.schedule = without_jitter()
         self.model = Model()
-        self.visits: dict[Key, Visit] = {}
+        self.visits: dict[Key, WorkItem] = {}
         self.now = 100.0
 
     @rule(key=_KEYS, lane=_LANES, rank=_RANKS, delay=_DELAYS)
     def put(self, key: Key, lane: str, rank: Rank, delay: float) -> None:
-        hint = Hint(key, RequestReason.OBJECT, rank)
-        self.model.add(lane, hint, self.now + delay)
-        self.schedule.add(lane, hint, self.now + delay)
+        request = Request(key, RequestReason.OBJECT, rank)
+        self.model.add(lane, request, self.now + delay)
+        self.schedule.add(lane, request, self.now + delay)
 
     @rule(lane=_LANES, limit=st.integers(1, 4))
     def take(self, lane: str, limit: int) -> None:
@@ -540,8 +540,8 @@ class Interleavings(RuleBasedStateMachine):
             self.visits[visit.key] = visit
 
     @precondition(lambda self: self.visits)
-    @rule(data=st.data(), result=st.sampled_from([Success(), Success(), Retry(), After(0.0), After(2.5)]))
-    def done(self, data: st.DataObject, result: Result) -> None:
+    @rule(data=st.data(), result=st.sampled_from([Done(), Done(), Retry(), RetryAfter(0.0), RetryAfter(2.5)]))
+    def done(self, data: st.DataObject, result: NextAttempt) -> None:
         visit = self.visits.pop(data.draw(st.sampled_from(sorted(self.visits))))
         failures = self.model.keys[visit.key].failures
         delay = min(FIRST_BACKOFF * 2.0**failures, LONGEST_BACKOFF)
@@ -551,8 +551,8 @@ class Interleavings(RuleBasedStateMachine):
         assert lane == (key.lane if key.due is not None else None)
 
     @rule(lane=_LANES)
-    def remove_lane(self, lane: str) -> None:
-        self.schedule.remove_lane(lane)
+    def remove_server(self, lane: str) -> None:
+        self.schedule.remove_server(lane)
         for key, known in self.model.keys.items():
             if known.lane == lane:
                 self.model.keys[key] = Expected(lane="", visited=known.visited)
@@ -590,10 +590,10 @@ class Interleavings(RuleBasedStateMachine):
         assert set(self.schedule._entries) == held
 
     def teardown(self) -> None:
-        """In the end every hint has had its visit."""
+        """In the end every request has had its visit."""
         for name in list(self.visits):
-            self.schedule.done(name, self.now, Success())
-            self.model.done(name, self.now, Success(), Rank.CHANGE, 0.0)
+            self.schedule.done(name, self.now, Done())
+            self.model.done(name, self.now, Done(), Rank.CHANGE, 0.0)
         for lane in ("s", "t"):
             waiting = {name for name, key in self.model.keys.items() if key.lane == lane and key.due is not None}
             assert set(keys_of(self.schedule.take(lane, self.now + 1_000.0, MANY))) == waiting
@@ -609,7 +609,7 @@ TestInterleavings.settings = settings(max_examples=200, stateful_step_count=40, 
 
 
 @pytest.mark.parametrize("batch", [1, 100])
-def test_who_is_hinted_again_and_again_goes_after_all_that_were_hinted_before(batch: int) -> None:
+def test_who_is_requested_again_and_again_goes_after_all_that_were_requested_before(batch: int) -> None:
     """Anybody may announce every declared role at any rate: each is queued once, and waits behind everybody else."""
     schedule, now = without_jitter(), 0.0
     forged = [Key("shop", f"forged-{number}") for number in range(MANY)]
@@ -622,7 +622,7 @@ def test_who_is_hinted_again_and_again_goes_after_all_that_were_hinted_before(ba
         for key in forged:  # all of them, before each batch and during it
             schedule.add("s", change(key, RequestReason.NOTIFY), now)
         for visit in visits:
-            schedule.done(visit.key, now, Success())
+            schedule.done(visit.key, now, Done())
         now += 0.001
         visits = schedule.take("s", now, batch)
         taken += len(visits)

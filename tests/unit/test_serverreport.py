@@ -21,7 +21,7 @@ from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.controller.serverreport import FINALIZER, ServerReporter
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason, Waiting
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.status import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
@@ -65,7 +65,12 @@ def metadata(generation: int, uid: str) -> dict[str, Any]:
 
 def declared(generation: int, uid: str) -> DeclaredServer:
     return DeclaredServer(
-        "main", None, Allowance(), Address("", 5432, "", ""), age=("2027-01-01T00:00:00Z", uid), generation=generation
+        "main",
+        None,
+        ServerPolicy(),
+        Address("", 5432, "", ""),
+        age=("2027-01-01T00:00:00Z", uid),
+        generation=generation,
     )
 
 

@@ -32,9 +32,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("14", Servers(14)), ("docker:17", Servers(17, docker=True))])
-def test_a_version_is_of_this_machine_unless_docker_is_named(text: str, wanted: Servers) -> None:
-    assert read_choice(text) == wanted
+@pytest.mark.parametrize(("text", "desired"), [("14", Servers(14)), ("docker:17", Servers(17, docker=True))])
+def test_a_version_is_of_this_machine_unless_docker_is_named(text: str, desired: Servers) -> None:
+    assert read_choice(text) == desired
 
 
 @pytest.mark.parametrize("text", ["", "13", "docker", "docker:", "podman:16", "16.4"])

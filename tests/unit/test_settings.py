@@ -3,7 +3,7 @@
 import pytest
 
 from pgrole_controller.dsn import split_methods, verifies_by_default
-from pgrole_controller.settings import SETTINGS, Settings, WrongSetting, allowance_of, read_settings
+from pgrole_controller.settings import SETTINGS, Settings, WrongSetting, read_settings, server_policy_of
 
 
 def read(environment: dict[str, str] | None = None, **flags: str) -> Settings:
@@ -127,7 +127,7 @@ def test_durations_are_written_as_in_go(text: str, seconds: float) -> None:
 
 
 def test_what_is_allowed_comes_beside_createdb() -> None:
-    policy = allowance_of(read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"}))
+    policy = server_policy_of(read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"}))
     assert policy.attributes == {"createdb", "createrole", "bypassrls"}
     assert policy.protected == ("rds_*", "cloudsql*")
 

@@ -9,9 +9,9 @@ from pgrole_controller.controller.namespaces import UNSAID_SECONDS, Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.sources import NamespaceSource, PgRoleSource, SecretSource
-from pgrole_controller.core.policy import Allowance
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key, Rank, RequestReason
-from pgrole_controller.core.workqueue import Success
+from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
@@ -38,7 +38,7 @@ class World:
     def put(self, name: str, version: int, *, by: Key | None = None, **more: Any) -> None:
         self.store.put(made(name, version, **more), by)
 
-    async def hinted(self) -> dict[Key, tuple[RequestReason, Rank]]:
+    async def requested(self) -> dict[Key, tuple[RequestReason, Rank]]:
         """What is due now, which is visited with that."""
         if not self.queue.figures("default").depth:
             return {}
@@ -77,20 +77,20 @@ def world() -> World:
 async def test_a_secret_that_the_controller_writes_for_one_object_wakes_the_others_that_read_it(world: World) -> None:
     world.put("app", 1, spec=WRITES_SECRET)
     world.put("other", 2, spec=READS_SECRET)
-    assert set(await world.hinted()) == {APP, OTHER}
+    assert set(await world.requested()) == {APP, OTHER}
     for key in (APP, OTHER):
-        world.queue.done(key, Success())
+        world.queue.done(key, Done())
     world.secrets.put(secret(3), by=APP)
-    assert await world.hinted() == {OTHER: (RequestReason.SECRET, Rank.CHANGE)}
+    assert await world.requested() == {OTHER: (RequestReason.SECRET, Rank.CHANGE)}
 
 
 async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_others_that_read_it(world: World) -> None:
     world.secrets.put(secret(1))
     world.put("other", 2, spec=READS_SECRET)
-    await world.hinted()
-    world.queue.done(OTHER, Success())
+    await world.requested()
+    world.queue.done(OTHER, Done())
     world.secrets.remove(Key("shop", "app-pw"), "s", by=APP)
-    assert await world.hinted() == {OTHER: (RequestReason.SECRET, Rank.CHANGE)}
+    assert await world.requested() == {OTHER: (RequestReason.SECRET, Rank.CHANGE)}
 
 
 @pytest.mark.parametrize(
@@ -102,38 +102,38 @@ async def test_what_the_controller_writes_onto_an_object_causes_no_look_at_it(
     world: World, written: dict[str, Any]
 ) -> None:
     world.put("app", 1)
-    await world.hinted()
-    world.queue.done(APP, Success())
+    await world.requested()
+    world.queue.done(APP, Done())
     world.put("app", 2, by=APP, **written)
-    assert await world.hinted() == {}
+    assert await world.requested() == {}
 
 
 async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_looked_at(world: World) -> None:
     world.put("app", 1)
-    await world.hinted()
+    await world.requested()
     world.put("app", 3, by=APP, generation=2, spec={"login": True}, finalizers=[FINALIZER])
-    world.queue.done(APP, Success())
-    assert await world.hinted() == {APP: (RequestReason.OBJECT, Rank.CHANGE)}
+    world.queue.done(APP, Done())
+    assert await world.requested() == {APP: (RequestReason.OBJECT, Rank.CHANGE)}
 
 
 async def test_a_status_that_somebody_else_wrote_is_looked_at_in_no_hurry(world: World) -> None:
     world.put("app", 1)
-    await world.hinted()
-    world.queue.done(APP, Success())
+    await world.requested()
+    world.queue.done(APP, Done())
     world.put("app", 2, status={"role": {}})
-    assert await world.hinted() == {APP: (RequestReason.OBJECT, Rank.RESYNC)}
+    assert await world.requested() == {APP: (RequestReason.OBJECT, Rank.RESYNC)}
 
 
 async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(world: World) -> None:
     world.store.put(made("app", 1, namespace="new"))
     key = Key("new", "app")
-    await world.hinted()
-    request = world.objects.read(key, "default", Allowance())
+    await world.requested()
+    request = world.objects.read(key, "default", ServerPolicy())
     assert request.unsaid
-    world.queue.done(key, Success())
+    world.queue.done(key, Done())
     world.namespaces.put(pack({"metadata": {"name": "new", "uid": "n2", "resourceVersion": "2"}}))
-    assert await world.hinted() == {key: (RequestReason.NAMESPACE, Rank.DEPENDENCY)}
-    assert world.objects.read(key, "default", Allowance()).error is None
+    assert await world.requested() == {key: (RequestReason.NAMESPACE, Rank.DEPENDENCY)}
+    assert world.objects.read(key, "default", ServerPolicy()).error is None
 
 
 @in_timelapse
@@ -141,15 +141,15 @@ async def test_an_object_that_is_to_be_dropped_waits_for_its_namespace_as_any_ot
     world, key = World(), Key("new", "app")
     going: dict[str, Any] = {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": [FINALIZER]}
     world.store.put(made("app", 1, namespace="new", spec={"deletionPolicy": "Drop"}, **going))
-    request = world.objects.read(key, "default", Allowance())
+    request = world.objects.read(key, "default", ServerPolicy())
     assert (request.unsaid, request.finalizer) == (True, None)
     await anyio.sleep(UNSAID_SECONDS)
-    request = world.objects.read(key, "default", Allowance())
+    request = world.objects.read(key, "default", ServerPolicy())
     assert (request.unsaid, request.finalizer) == (False, None)
     assert request.error is not None
     assert "namespace new" in request.error.message
     assert "set spec.deletionPolicy: Retain" in request.error.message
     world.namespaces.put(pack({"metadata": {"name": "new", "uid": "n2", "resourceVersion": "2"}}))
-    request = world.objects.read(key, "default", Allowance())
-    assert request.ask is not None
-    assert request.ask.terminating
+    request = world.objects.read(key, "default", ServerPolicy())
+    assert request.desired is not None
+    assert request.desired.terminating
