@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.stand import NAMESPACE, Stand
+from pgrole_controller.kube.apply import MANAGER, apply_status
 from pgrole_controller.kube.client import APPLY, PGROLES, Client
-from pgrole_controller.kube.status import MANAGER, apply_status
 from pgrole_controller.kube.store import pack, parse
 
 _REQUESTS = 300

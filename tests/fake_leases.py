@@ -8,17 +8,17 @@ from typing import Any, Literal, cast
 
 import anyio
 
-from pgrole_controller.core.lease import Timing
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
-from pgrole_controller.kube.contact import Contact
-from pgrole_controller.kube.lease import Elector, Term
+from pgrole_controller.kube.election import Elector, Term
+from pgrole_controller.kube.lease import LeaseTiming
+from pgrole_controller.kube.transport import Reachability
 from tests.timelapse import pause
 
 LEASE = Key("pgrole-system", "pgrole-controller")
 PATH = "/apis/coordination.k8s.io/v1/namespaces/pgrole-system/leases"
 DEADLINE = 600.0
-TIMING = Timing()
+TIMING = LeaseTiming()
 
 Answer = Callable[[], Awaitable[bytes]]
 Fault = Callable[[Answer], Awaitable[bytes]]
@@ -151,7 +151,7 @@ class Line:
     """Between one process and the API server. `unheard`: what is asked arrives, and no answer comes back."""
 
     def __init__(self, api: Api) -> None:
-        self.contact = Contact()
+        self.reachability = Reachability()
         self.failing: Failing | None = None
         self._api = api
 

@@ -33,9 +33,9 @@ from pgrole_controller.controller.threads import Threads
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
+from pgrole_controller.kube.election import Elector, Term
 from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
 from pgrole_controller.kube.events import Recorder
-from pgrole_controller.kube.lease import Elector, Term
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.store import Change, Store, parse
 from pgrole_controller.signals import Signal

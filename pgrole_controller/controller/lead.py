@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from pgrole_controller.kube.lease import Term
+from pgrole_controller.kube.election import Term
 from pgrole_controller.postgres.fence import Candidacy
 from pgrole_controller.signals import Signal
 

@@ -199,7 +199,7 @@ class Namespaces:
                     self._questions[name].failure = str(error)
                 failures += 1
                 with anyio.move_on_after(_BACKOFF.delay(failures, random.random())):  # noqa: S311 -- jitter
-                    await self._client.contact.back()
+                    await self._client.reachability.wait_until_back()
                 continue
             if forgotten == self._forgotten[name]:  # else it may be the namespace before
                 self._take(found)

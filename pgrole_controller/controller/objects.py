@@ -23,7 +23,7 @@ from pgrole_controller.core.plan import ReassignResult
 from pgrole_controller.core.policy import Policy, ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
-from pgrole_controller.kube.finalizers import FINALIZER
+from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, mapping, sequence
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`

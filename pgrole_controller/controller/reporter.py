@@ -22,10 +22,10 @@ from pgrole_controller.core.plan import Action
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, of_error
 from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
+from pgrole_controller.kube.apply import FINALIZER, apply_finalizer
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.events import Recorder
-from pgrole_controller.kube.finalizers import FINALIZER, apply_finalizer
 from pgrole_controller.kube.store import Stored
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,9 @@ from pgrole_controller.controller.objects import Objects
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, Phase, build_conditions, of_error
+from pgrole_controller.kube.apply import apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, KubeError
-from pgrole_controller.kube.finalizers import apply_finalizer
-from pgrole_controller.kube.status import apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error
+from pgrole_controller.kube.apply import apply_status, unchanged
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
-from pgrole_controller.kube.status import apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored, mapping
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class Statuses:
 
     async def _put_again(self, said: Said, delay: float) -> None:
         with anyio.move_on_after(delay):
-            await self._client.contact.back()
+            await self._client.reachability.wait_until_back()
             await anyio.sleep(LEASE_SECONDS)
         if self._failed.get(said.key, (None, 0.0))[0] is said and not self._closed:
             self._enqueue(said)

@@ -13,13 +13,47 @@ import anyio
 
 from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
-from pgrole_controller.kube.contact import Contact
 from pgrole_controller.kube.credentials import ConfigException
-from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable
-from pgrole_controller.kube.latency import Latency
-from pgrole_controller.kube.lines import LIMIT, LineSplitter
+from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
 from pgrole_controller.kube.resource import CONFIGMAPS, EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Resource
-from pgrole_controller.kube.transport import Transport
+from pgrole_controller.kube.transport import Reachability, RequestTimer, Transport
+
+LIMIT = 64 * 2**20  # bytes; etcd refuses objects above 1.5 MiB, aggregated servers may not
+
+
+class LineTooLong(BadStream):
+    pass
+
+
+class LineSplitter:
+    """Chunks in, whole lines out. A last line without its newline is never given out: it is truncated."""
+
+    __slots__ = ("_limit", "_pending", "_size")
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._pending: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that this chunk completes, without newlines, blank ones left out."""
+        head, *rest = chunk.split(b"\n")
+        self._hold(head)
+        if not rest:
+            return []
+        first = b"".join(self._pending)
+        *whole, tail = rest
+        self._pending, self._size = [], 0
+        self._hold(tail)
+        return [line for line in (first, *whole) if line.strip()]
+
+    def _hold(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._limit:
+            message = f"a line of the watch is longer than {self._limit} bytes"
+            raise LineTooLong(message)
+        self._pending.append(part)
+
 
 __all__ = [
     "CONFIGMAPS",
@@ -92,10 +126,10 @@ class Client:
         transport: Transport,
         known: credentials.Credentials,
         may_write: Callable[[], bool] = lambda: True,
-        contact: Contact | None = None,
+        reachability: Reachability | None = None,
     ) -> None:
         """Use `connect`."""
-        self.contact = contact or Contact()
+        self.reachability = reachability or Reachability()
         self._transport = transport
         self._credentials = known
         self._may_write = may_write
@@ -129,7 +163,7 @@ class Client:
 
     def limited(self, may_write: Callable[[], bool]) -> "Client":
         """One that reads always, and writes while `may_write` is true: else nothing is sent, and Unreachable raised."""
-        return Client(self._transport, self._credentials, may_write, self.contact)
+        return Client(self._transport, self._credentials, may_write, self.reachability)
 
     async def request(
         self,
@@ -150,7 +184,7 @@ class Client:
             raise Unreachable(f"{method} {path}: not sent, another process leads")
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIMEOUT)
         headers = {"Accept": accept, "Content-Type": content_type or JSON}
-        with Latency(method, path) as latency:
+        with RequestTimer(method, path) as latency:
             response = await self._send(method, path, query, headers, limits, body)
             latency.status = response.status
             async with _Released(response):
@@ -171,7 +205,7 @@ class Client:
         Raises ApiError for any answer but 200, Unreachable.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=inactivity)
-        with Latency("GET", path, watch=True) as latency:
+        with RequestTimer("GET", path, watch=True) as latency:
             response = await self._send("GET", path, query, {"Accept": accept}, limits, None)
             latency.status = response.status
         async with _Released(response):
@@ -211,9 +245,9 @@ class Client:
             sent = headers if token is None else {**headers, "Authorization": token}
             response = await self._transport.send(method, path, query=query, headers=sent, limits=limits, body=body)
         except _TRANSPORT as error:
-            self.contact.note_failure()
+            self.reachability.note_failure()
             raise _unreachable(method, path, error) from error
-        self.contact.note_answer(response.status)
+        self.reachability.note_answer(response.status)
         return response
 
     async def _renew(self, before: int, method: str, path: str) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import anyio
 
-from pgrole_controller.kube import library
+from pgrole_controller import imports
 from pgrole_controller.kube.errors import NotConfigured
 
-library.register()
+imports.register_kubernetes()
 
 # What reads kubeconfigs is imported where there is one: in a cluster neither it nor yaml is.
 from kubernetes_asyncio.client import Configuration  # noqa: E402 - light only once it is registered

@@ -142,7 +142,7 @@ class Recorder:
             except Unreachable:
                 attempt = 0
                 with anyio.move_on_after(AWAY_DELAY):
-                    await self._client.contact.back()
+                    await self._client.reachability.wait_until_back()
             except ApiError as error:
                 if NAMESPACE_GOES in error.causes:
                     log.info("event skipped: namespace is terminating", extra=_name(occurrence))

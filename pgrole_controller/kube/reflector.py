@@ -24,9 +24,8 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff, Streak
-from pgrole_controller.kube.client import JSON, Client, read_status
+from pgrole_controller.kube.client import JSON, LIMIT, Client, LineTooLong, read_status
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
-from pgrole_controller.kube.lines import LIMIT, LineTooLong
 from pgrole_controller.kube.resource import Resource
 from pgrole_controller.kube.store import Listener, Store, Stored, is_older, pack, pack_metadata
 
@@ -39,7 +38,7 @@ _PASSING = (408, 410, 429)  # of the answers below 500: not what was asked for i
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class WatchTiming:
     """Seconds, but for `page` (objects) and `line_limit` (bytes)."""
 
     page: int = 500
@@ -55,7 +54,7 @@ class Timing:
     line_limit: int = LIMIT
 
 
-DEFAULT: Final = Timing()
+DEFAULT: Final = WatchTiming()
 
 
 class _Expired(Exception):
@@ -76,7 +75,7 @@ async def reflect(
     name: str | None = None,
     metadata_only: bool = False,
     prepare: Callable[[], Awaitable[None]] | None = None,
-    timing: Timing = DEFAULT,
+    timing: WatchTiming = DEFAULT,
     clock: Callable[[], float] = time.monotonic,
     draw: Callable[[], float] = random.random,
 ) -> None:
@@ -102,7 +101,7 @@ class _Reflection:
         name: str | None,
         metadata_only: bool,
         prepare: Callable[[], Awaitable[None]] | None,
-        timing: Timing,
+        timing: WatchTiming,
         clock: Callable[[], float],
         draw: Callable[[], float],
     ) -> None:
@@ -170,7 +169,7 @@ class _Reflection:
             },
         )
         with anyio.move_on_after(delay):
-            await self._client.contact.back()
+            await self._client.reachability.wait_until_back()
 
     async def _list(self) -> str:
         """Lists everything, replaces the store; the version to watch from."""

@@ -50,7 +50,7 @@ class Stored:
         return (self.uid, self.resource_version) == (other.uid, other.resource_version)
 
 
-class Parsed:
+class ParseCache:
     """The objects that were read last, by their bodies: each is asked for several times within moments.
 
     So many bytes of JSON are kept as were read, of an object at most `largest`: however large somebody's objects are,
@@ -84,7 +84,7 @@ class Parsed:
             self._size -= gone
 
 
-_parsed = Parsed()
+_parsed = ParseCache()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,104 @@
 
 A request asks nothing of the machine: the proxy is found once, and ~/.netrc is not read. (aiohttp's `trust_env` does
 both for each request, in a thread.)
+
+Requests are timed by verb, resource and class of code, for the metrics. No label holds a name of an object.
 """
 
 import json
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+
+from pgrole_controller import metrics
+from pgrole_controller.kube.errors import Unreachable
+from pgrole_controller.signals import Signal
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+
+
+class RequestTimer:
+    """Measures one request, from its beginning to the end of the context; one that is cancelled is left out.
+
+    Set `status` once the answer has begun.
+    """
+
+    __slots__ = ("_began", "_resource", "_verb", "status")
+
+    def __init__(self, method: str, path: str, *, watch: bool = False) -> None:
+        self._resource, named = read_path(path)
+        self._verb = "watch" if watch else name_verb(method, named=named)
+        self.status: int | None = None
+        self._began = 0.0
+
+    def __enter__(self) -> Self:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.status is None and not isinstance(error, Unreachable):
+            return
+        code = "none" if self.status is None else f"{self.status // 100}xx"
+        seconds = time.perf_counter() - self._began
+        metrics.API_REQUEST_SECONDS.labels(self._verb, self._resource, code).observe(seconds)
+
+
+def read_path(path: str) -> tuple[str, bool]:
+    """The resource of a path, as `pgroles` or `pgroles/status`, and whether it names one object."""
+    parts = path.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        rest = rest[2:]
+    if not rest:
+        return metrics.OTHER, False
+    return "/".join((rest[0], *rest[2:3])), len(rest) > 1
+
+
+def name_verb(method: str, *, named: bool) -> str:
+    """As RBAC calls it."""
+    if method == "GET":
+        return "get" if named else "list"
+    if method == "DELETE":
+        return "delete" if named else "deletecollection"
+    return _VERBS.get(method, metrics.OTHER)
+
+
+#: Without any answer for so long, in seconds, a request that fails means that it is away.
+SILENT_SECONDS = 5.0
+
+
+class Reachability:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._answered_at = clock()
+        self._away = False
+        self._back = Signal()
+
+    def note_answer(self, status: int) -> None:
+        """One came; those of an overloaded server, or of a proxy before none, do not count."""
+        if status == 429 or status >= 500:
+            return
+        self._answered_at = self._clock()
+        if self._away:
+            self._away = False
+            self._back.pulse()
+
+    def note_failure(self) -> None:
+        """None came."""
+        self._away = self._away or self._clock() - self._answered_at >= SILENT_SECONDS
+
+    async def wait_until_back(self) -> None:
+        """Until it answers again after it was away."""
+        await self._back.wait()
+
 
 _CONNECTIONS = 100
 _READ_BUFFER = 2**21  # bytes; a line of a watch holds a whole object

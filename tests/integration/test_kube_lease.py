@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 
-from pgrole_controller.core.lease import Timing
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import MERGE_PATCH, Client, Unreachable
-from pgrole_controller.kube.lease import Elector, Term
+from pgrole_controller.kube.election import Elector, Term
+from pgrole_controller.kube.lease import LeaseTiming
 from pgrole_controller.kube.resource import LEASES
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.deadline import reached
@@ -23,9 +23,9 @@ RBAC = "rbac.authorization.k8s.io/v1"
 USER = "pgrole-controller"  # who may do nothing here, unless it is granted
 DEADLINE = 60.0
 #: Shorter than a controller's; the order of the three is the same.
-SHORT = Timing(duration=3, deadline=2.0, period=0.4)
+SHORT = LeaseTiming(duration=3, deadline=2.0, period=0.4)
 #: Renewed as often, and held for long: nobody is to lose it, on a machine that may be busy.
-HELD = Timing(duration=60, deadline=40.0, period=0.4)
+HELD = LeaseTiming(duration=60, deadline=40.0, period=0.4)
 MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
 
@@ -123,7 +123,7 @@ async def test_one_that_is_not_renewed_is_taken_after_its_duration_by_the_own_cl
 
 
 async def test_one_that_another_took_is_lost_at_once(client: Client, lease: Key) -> None:
-    async with running(Elector(client, lease, "one", Timing(period=9.0))) as term:
+    async with running(Elector(client, lease, "one", LeaseTiming(period=9.0))) as term:
         await led(term)
         with anyio.fail_after(5.0 + DEADLINE / 2):
             while not term.lost.is_set():
@@ -145,7 +145,7 @@ async def test_one_that_is_deleted_is_made_again_and_the_term_goes_on(client: Cl
 
 
 async def test_confirm_is_a_renewal_at_once(client: Client, lease: Key) -> None:
-    async with running(Elector(client, lease, "one", Timing(period=9.0))) as term:
+    async with running(Elector(client, lease, "one", LeaseTiming(period=9.0))) as term:
         await led(term)
         before = (await read(client, lease))["renewTime"]
         with anyio.fail_after(8.0):

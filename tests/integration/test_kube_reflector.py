@@ -12,11 +12,11 @@ import anyio.lowlevel
 import pytest
 
 from pgrole_controller.core.request import Key
+from pgrole_controller.kube.apply import apply_status
 from pgrole_controller.kube.client import MERGE_PATCH, ApiError, Client, Unreachable
-from pgrole_controller.kube.reflector import Timing, reflect
+from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import SECRETS, Resource
 from pgrole_controller.kube.secrets import read_secret, stored_of
-from pgrole_controller.kube.status import apply_status
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
@@ -36,7 +36,7 @@ from tests.fake_apiserver import (
     status_body,
 )
 
-QUICK = Timing(backoff_first=0.02, backoff_most=0.05, short=0.5, inactivity=30.0, page=3)
+QUICK = WatchTiming(backoff_first=0.02, backoff_most=0.05, short=0.5, inactivity=30.0, page=3)
 DEADLINE = 30.0
 
 
@@ -57,7 +57,7 @@ class Followed:
         tasks: anyio.abc.TaskGroup,
         client: Client,
         namespace: str | None = None,
-        timing: Timing = QUICK,
+        timing: WatchTiming = QUICK,
         resource: Resource = WIDGETS,
         metadata_only: bool = False,
     ) -> None:
@@ -183,7 +183,7 @@ async def test_a_restart_of_the_api_server_loses_and_repeats_nothing(own_server:
 async def test_a_frozen_api_server_is_left_after_the_inactivity_limit_and_found_again(
     own_server: ApiServer, real: Path
 ) -> None:
-    timing = Timing(backoff_first=0.05, backoff_most=0.1, inactivity=1.0, list_timeout=2.0)
+    timing = WatchTiming(backoff_first=0.05, backoff_most=0.1, inactivity=1.0, list_timeout=2.0)
     async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
         namespace = await make_namespace(client)
         followed = Followed(tasks, client, namespace, timing)
@@ -291,7 +291,7 @@ async def test_a_server_that_says_expired_for_ever_is_not_asked_in_a_tight_loop(
 
 async def asked_seldom(fake: FakeApiServer, client: Client) -> None:
     """With waits of at least 0.1 s, at most ten rounds fit into a second."""
-    timing = Timing(backoff_first=0.2, backoff_most=0.2, short=5.0)
+    timing = WatchTiming(backoff_first=0.2, backoff_most=0.2, short=5.0)
     async with anyio.create_task_group() as tasks:
         Followed(tasks, client, timing=timing)
         await until(lambda: fake.count("watch") >= 4, "four watches")
@@ -359,7 +359,7 @@ async def test_a_half_open_connection_is_left_after_the_inactivity_limit(
     fake: FakeApiServer, faked: Client, headers: bool
 ) -> None:
     fake.faults["watch"].append(freeze(headers=headers))
-    timing = Timing(inactivity=0.3, backoff_first=0.02, backoff_most=0.05)
+    timing = WatchTiming(inactivity=0.3, backoff_first=0.02, backoff_most=0.05)
     async with anyio.create_task_group() as tasks:
         followed = Followed(tasks, faked, timing=timing)
         await until(lambda: fake.count("watch") >= 2, "another watch")
@@ -380,7 +380,7 @@ async def test_a_line_of_five_mebibytes_is_taken(fake: FakeApiServer, faked: Cli
 
 
 async def test_a_line_beyond_the_limit_leads_to_a_list(fake: FakeApiServer, faked: Client) -> None:
-    timing = Timing(backoff_first=0.02, backoff_most=0.05, line_limit=10_000)
+    timing = WatchTiming(backoff_first=0.02, backoff_most=0.05, line_limit=10_000)
     async with anyio.create_task_group() as tasks:
         followed = Followed(tasks, faked, timing=timing)
         await until(lambda: fake.count("watch") == 1, "a watch")
@@ -639,7 +639,7 @@ async def test_a_list_that_is_not_allowed_is_said_until_it_is(
 
 async def test_a_list_that_is_refused_is_not_asked_for_in_a_tight_loop(fake: FakeApiServer, faked: Client) -> None:
     fake.always["list"] = refuse(403, "Forbidden")
-    timing = Timing(backoff_first=0.2, backoff_most=0.2)
+    timing = WatchTiming(backoff_first=0.2, backoff_most=0.2)
     async with anyio.create_task_group() as tasks:
         followed = Followed(tasks, faked, timing=timing)
         await until(lambda: fake.count("list") >= 1, "a list")

@@ -11,10 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
+from pgrole_controller.kube.apply import FINALIZER, apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.client import EVENTS, MERGE_PATCH, NAMESPACES, ApiError, Client
 from pgrole_controller.kube.events import Recorder
-from pgrole_controller.kube.finalizers import FINALIZER, apply_finalizer
-from pgrole_controller.kube.status import apply_status, unchanged
 from pgrole_controller.kube.store import Stored, pack
 from pgrole_controller.local.apiserver import ApiServer
 from tests.fake_apiserver import (

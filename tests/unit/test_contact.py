@@ -7,10 +7,10 @@ import anyio
 import pytest
 
 from pgrole_controller.kube.client import Client, Unreachable
-from pgrole_controller.kube.contact import SILENT_SECONDS, Contact
 from pgrole_controller.kube.reflector import DEFAULT, reflect
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.transport import SILENT_SECONDS, Reachability
 from tests.timelapse import in_timelapse
 
 DEADLINE = 600.0
@@ -20,16 +20,16 @@ class Away:
     """An API server that gives no answer until it is there."""
 
     def __init__(self) -> None:
-        self.contact = Contact(anyio.current_time)
+        self.reachability = Reachability(anyio.current_time)
         self.there = False
         self.asked: list[float] = []
 
     async def request(self, *_: object, **__: object) -> bytes:
         self.asked.append(anyio.current_time())
         if not self.there:
-            self.contact.note_failure()
+            self.reachability.note_failure()
             raise Unreachable("refused")
-        self.contact.note_answer(200)
+        self.reachability.note_answer(200)
         return json.dumps({"metadata": {"resourceVersion": "1"}, "items": []}).encode()
 
     def stream(self, *_: object, **__: object) -> object:
@@ -57,24 +57,24 @@ async def test_one_that_was_away_for_long_is_listed_when_it_answers_anybody() ->
             tasks.cancel_scope.cancel()
 
 
-def of(clock: list[float]) -> Contact:
-    return Contact(lambda: clock[0])
+def of(clock: list[float]) -> Reachability:
+    return Reachability(lambda: clock[0])
 
 
-async def is_back(contact: Contact, *statuses: int) -> bool:
+async def is_back(reachability: Reachability, *statuses: int) -> bool:
     """Whether one of these answers ends a wait."""
     ended = False
 
     async def wait() -> None:
         nonlocal ended
-        await contact.back()
+        await reachability.wait_until_back()
         ended = True
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
         for status in statuses:
-            contact.note_answer(status)
+            reachability.note_answer(status)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     return ended
@@ -82,19 +82,19 @@ async def is_back(contact: Contact, *statuses: int) -> bool:
 
 async def test_a_failure_while_others_are_answered_is_nobodys_absence() -> None:
     clock = [0.0]
-    contact = of(clock)
+    reachability = of(clock)
     for clock[0] in (1.0, 3.0, 5.0, 7.0):
-        contact.note_answer(200)
-        contact.note_failure()
-        assert not await is_back(contact, 200)
+        reachability.note_answer(200)
+        reachability.note_failure()
+        assert not await is_back(reachability, 200)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_it_is_not_back_when_it_or_a_proxy_only_refuses(status: int) -> None:
     clock = [0.0]
-    contact = of(clock)
+    reachability = of(clock)
     clock[0] = SILENT_SECONDS
-    contact.note_failure()
-    assert not await is_back(contact, status)
-    assert await is_back(contact, status, 404)
-    assert not await is_back(contact, 200)  # once for each time
+    reachability.note_failure()
+    assert not await is_back(reachability, status)
+    assert await is_back(reachability, status, 404)
+    assert not await is_back(reachability, 200)  # once for each time

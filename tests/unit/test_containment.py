@@ -39,9 +39,9 @@ from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.state import Detection, Observed
 from pgrole_controller.core.status import Phase
 from pgrole_controller.core.workqueue import Done, Retry
+from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
-from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.postgres.inspect import Mentioned
 from pgrole_controller.postgres.session import Session

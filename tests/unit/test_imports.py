@@ -122,7 +122,7 @@ def test_a_library_that_is_laid_out_in_another_way_is_imported_as_ever(tmp_path:
     (package / "config" / "__init__.py").write_text("from kubernetes_asyncio.client import ApiClient, Configuration\n")
     code = """
 from pgrole_controller.kube import library
-library.register()
+library.register_kubernetes()
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio import client, config
 assert client.Configuration is config.Configuration is Configuration

@@ -8,7 +8,7 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.store import Change, Parsed, Store, Stored, is_older, pack, pack_metadata
+from pgrole_controller.kube.store import Change, ParseCache, Store, Stored, is_older, pack, pack_metadata
 
 
 def made(name: str = "a", uid: str = "u1", version: str = "1", **spec: object) -> Stored:
@@ -48,14 +48,14 @@ def compressed(obj: dict[str, Any]) -> bytes:
 
 
 def test_an_object_that_is_asked_for_again_is_not_parsed_again() -> None:
-    parsed = Parsed()
+    parsed = ParseCache()
     body = compressed({"a": 1})
     assert parsed.get(body) == {"a": 1}
     assert parsed.get(body) is parsed.get(body)
 
 
 def test_of_parsed_objects_so_many_bytes_are_kept_as_were_read_the_last_ones() -> None:
-    parsed = Parsed(most=100, largest=60)
+    parsed = ParseCache(most=100, largest=60)
     first, second, third = (compressed({"a": letter * 30}) for letter in "xyz")  # 39 bytes each
     kept = parsed.get(first), parsed.get(second)
     assert parsed.get(first) is kept[0]
@@ -65,7 +65,7 @@ def test_of_parsed_objects_so_many_bytes_are_kept_as_were_read_the_last_ones() -
 
 
 def test_a_large_object_is_parsed_each_time_however_small_it_is_compressed() -> None:
-    parsed = Parsed(most=1000, largest=60)
+    parsed = ParseCache(most=1000, largest=60)
     body = compressed({"a": "x" * 60})
     assert len(body) < 60
     assert parsed.get(body) is not parsed.get(body)

@@ -5,49 +5,59 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.core.lease import LONGEST_SECONDS, Record, Seen, Timing, give_up, miss, renew, see, take
+from pgrole_controller.kube.lease import (
+    LONGEST_SECONDS,
+    LeaseRecord,
+    LeaseTiming,
+    ObservedLease,
+    observe,
+    observe_missing,
+    release,
+    renew,
+    take,
+)
 
 
 class TestRules:
-    HELD = Record("a", 15, "then", "then", 3)
+    HELD = LeaseRecord("a", 15, "then", "then", 3)
 
     def test_a_lease_is_free_when_it_was_seen_unchanged_for_its_duration(self) -> None:
-        assert see(None, self.HELD, "1", 100.0).free_at == 115.0
+        assert observe(None, self.HELD, "1", 100.0).free_at == 115.0
 
     def test_one_that_is_renewed_is_held_from_then_on(self) -> None:
-        renewed = renew(self.HELD, Timing(), "now")
-        assert see(see(None, self.HELD, "1", 100.0), renewed, "2", 110.0).free_at == 125.0
+        renewed = renew(self.HELD, LeaseTiming(), "now")
+        assert observe(observe(None, self.HELD, "1", 100.0), renewed, "2", 110.0).free_at == 125.0
 
     def test_a_new_version_alone_is_no_renewal(self) -> None:
-        assert see(see(None, self.HELD, "1", 100.0), self.HELD, "2", 110.0).free_at == 115.0
+        assert observe(observe(None, self.HELD, "1", 100.0), self.HELD, "2", 110.0).free_at == 115.0
 
     def test_one_that_was_given_up_is_free_at_once(self) -> None:
-        assert see(None, give_up(self.HELD, "now"), "2", 110.0).free_at == 110.0
+        assert observe(None, release(self.HELD, "now"), "2", 110.0).free_at == 110.0
 
     def test_one_that_was_deleted_is_its_holders_as_long_as_before(self) -> None:
-        gone = miss(see(None, self.HELD, "1", 100.0))
+        gone = observe_missing(observe(None, self.HELD, "1", 100.0))
         assert gone is not None
         assert (gone.version, gone.free_at) == (None, 115.0)
 
     def test_one_that_was_never_seen_is_nobodys(self) -> None:
-        assert miss(None) is None
-        assert take(None, "b", Timing(), "now") == Record("b", 15, "now", "now", 0)
+        assert observe_missing(None) is None
+        assert take(None, "b", LeaseTiming(), "now") == LeaseRecord("b", 15, "now", "now", 0)
 
     def test_a_duration_that_somebody_wrote_by_hand_is_not_waited_for(self) -> None:
-        for_ever = Record("a", 2**31 - 1, "then", "then", 0)
-        assert see(None, for_ever, "1", 100.0).free_at == 100.0 + LONGEST_SECONDS
+        for_ever = LeaseRecord("a", 2**31 - 1, "then", "then", 0)
+        assert observe(None, for_ever, "1", 100.0).free_at == 100.0 + LONGEST_SECONDS
 
     def test_another_holder_is_a_transition_and_the_same_one_is_none(self) -> None:
-        seen = see(None, self.HELD, "1", 100.0)
-        assert take(seen, "b", Timing(), "now") == Record("b", 15, "now", "now", 4)
-        assert take(seen, "a", Timing(), "now") == Record("a", 15, "then", "now", 3)
+        seen = observe(None, self.HELD, "1", 100.0)
+        assert take(seen, "b", LeaseTiming(), "now") == LeaseRecord("b", 15, "now", "now", 4)
+        assert take(seen, "a", LeaseTiming(), "now") == LeaseRecord("a", 15, "then", "now", 3)
 
     def test_transitions_stay_a_number_that_a_lease_can_hold(self) -> None:
-        many = see(None, Record("a", 15, "then", "then", 2**31 - 1), "1", 100.0)
-        assert take(many, "b", Timing(), "now").transitions == 2**31 - 1
+        many = observe(None, LeaseRecord("a", 15, "then", "then", 2**31 - 1), "1", 100.0)
+        assert take(many, "b", LeaseTiming(), "now").transitions == 2**31 - 1
 
     def test_whoever_held_it_stops_before_another_may_take_it(self) -> None:
-        timing = Timing()
+        timing = LeaseTiming()
         transaction_seconds = 4.0
         assert timing.deadline + transaction_seconds < timing.duration
         assert timing.period * 3 < timing.deadline
@@ -60,25 +70,25 @@ class World:
     or time passes. A write holds from when it was sent, as far as whoever sent it knows: `until`.
     """
 
-    TIMING = Timing()
+    TIMING = LeaseTiming()
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.stored: tuple[Record, int] | None = None
+        self.stored: tuple[LeaseRecord, int] | None = None
         self.version = 0
-        self.seen: dict[str, Seen | None] = {"a": None, "b": None}
+        self.seen: dict[str, ObservedLease | None] = {"a": None, "b": None}
         self.until = {"a": -1.0, "b": -1.0}
-        self.sent: dict[str, tuple[float, Record, str | None] | None] = {"a": None, "b": None}
+        self.sent: dict[str, tuple[float, LeaseRecord, str | None] | None] = {"a": None, "b": None}
 
     def leading(self, name: str) -> bool:
         return self.now < self.until[name]
 
     def look(self, name: str) -> None:
         if self.stored is None:
-            self.seen[name] = miss(self.seen[name])
+            self.seen[name] = observe_missing(self.seen[name])
         else:
             record, version = self.stored
-            self.seen[name] = see(self.seen[name], record, str(version), self.now)
+            self.seen[name] = observe(self.seen[name], record, str(version), self.now)
 
     def send(self, name: str) -> None:
         """Takes or renews, as far as the rules let it by what it has seen."""
@@ -100,7 +110,7 @@ class World:
         self.stored = (record, self.version)
         if answered:
             self.until[name] = at + self.TIMING.deadline
-            self.seen[name] = see(self.seen[name], record, str(self.version), self.now)
+            self.seen[name] = observe(self.seen[name], record, str(self.version), self.now)
 
     def delete(self) -> None:
         """By hand, while everybody has seen the Lease."""

@@ -21,8 +21,8 @@ from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.core.status import Outcome, Phase
 from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.kube.errors import Unreachable
-from pgrole_controller.kube.latency import Latency, read_path
 from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS
+from pgrole_controller.kube.transport import RequestTimer, read_path
 from pgrole_controller.metrics import REGISTRY, Scrape, ServerFigures, forget_server, render
 from tests.unit.test_docs import anchors, table_row
 
@@ -272,13 +272,13 @@ def test_a_request_is_counted_by_class_of_code_and_a_cancelled_one_is_not() -> N
         return REGISTRY.get_sample_value("pgrole_api_request_seconds_count", labels) or 0.0
 
     before = {pair: count(*pair) for pair in (("list", "4xx"), ("patch", "none"), ("watch", "2xx"), ("delete", "none"))}
-    with Latency("GET", PGSERVERS.path()) as latency:
+    with RequestTimer("GET", PGSERVERS.path()) as latency:
         latency.status = 409
-    with pytest.raises(Unreachable), Latency("PATCH", PGSERVERS.path(name="x")):
+    with pytest.raises(Unreachable), RequestTimer("PATCH", PGSERVERS.path(name="x")):
         raise Unreachable("away")
-    with Latency("GET", PGSERVERS.path(), watch=True) as latency:
+    with RequestTimer("GET", PGSERVERS.path(), watch=True) as latency:
         latency.status = 200
-    with pytest.raises(TimeoutError), Latency("DELETE", PGSERVERS.path(name="x")):
+    with pytest.raises(TimeoutError), RequestTimer("DELETE", PGSERVERS.path(name="x")):
         raise TimeoutError
     after = {pair: count(*pair) - number for pair, number in before.items()}
     assert after == {("list", "4xx"): 1, ("patch", "none"): 1, ("watch", "2xx"): 1, ("delete", "none"): 0}

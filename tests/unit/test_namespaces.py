@@ -15,9 +15,9 @@ from pgrole_controller.controller import namespaces as module
 from pgrole_controller.controller.namespaces import REFRESH_SECONDS, Namespaces, NamespaceUnknown
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.contact import Contact
 from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
 from pgrole_controller.kube.store import Store, pack
+from pgrole_controller.kube.transport import Reachability
 from tests.timelapse import in_timelapse
 
 OLD, NEW, OTHER = Key("shop", "old"), Key("shop", "new"), Key("shop", "other")
@@ -33,7 +33,7 @@ class Api(Client):
         self.asked = 0
         self.answers = anyio.Event()
         self.failure: KubeError | None = None
-        self.contact = Contact()
+        self.reachability = Reachability()
         self.answers.set()
 
     async def request(self, *_: Any, **__: Any) -> bytes:

@@ -29,9 +29,9 @@ from pgrole_controller.core.password import (
 from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import RECONCILED, Outcome, Phase
 from pgrole_controller.core.workqueue import RetryAfter
+from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
-from pgrole_controller.kube.finalizers import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
 
 ERRAND = PasswordTask(
