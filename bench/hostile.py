@@ -20,8 +20,7 @@ import anyio
 import asyncpg
 
 from bench.neighbours import Serve, listening
-from pgrole_controller.local.deadline import reached
-from pgrole_controller.local.process import Process, bound_to_us
+from pgrole_controller.local.process import Process, reached, tied_to_parent
 
 #: What one message of those that flood carries, in bytes.
 LARGE = 20_000_000
@@ -242,7 +241,7 @@ async def flood(dsn: str, payloads: Sequence[str]) -> NoReturn:
 @asynccontextmanager
 async def serving_hostile(folder: Path) -> AsyncIterator[dict[str, int]]:
     """The ports of one server of each kind, in a process of their own."""
-    process = Process("hostile servers", bound_to_us([*_COMMAND]), folder / "hostile.log")
+    process = Process("hostile servers", tied_to_parent([*_COMMAND]), folder / "hostile.log")
     ports: dict[str, int] = {}
 
     async def is_told() -> bool:
@@ -263,7 +262,7 @@ async def serving_hostile(folder: Path) -> AsyncIterator[dict[str, int]]:
 @asynccontextmanager
 async def attacking(dsn: str, folder: Path) -> AsyncIterator[None]:
     """A tenant does all that it may, in a process of its own."""
-    process = Process("attack", bound_to_us([*_COMMAND, dsn]), folder / "attack.log")
+    process = Process("attack", tied_to_parent([*_COMMAND, dsn]), folder / "attack.log")
     await process.start()
     try:
         yield

@@ -31,11 +31,10 @@ from bench.neighbours import SMALL, Neighbour, neighbours
 from bench.observe import Quantiles, cpu_seconds
 from pgrole_controller.local.apiserver import ApiServer, api_server
 from pgrole_controller.local.binaries import find
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
-from pgrole_controller.local.process import Process, bound_to_us
+from pgrole_controller.local.process import Process, reached, tied_to_parent
 from pgrole_controller.postgres.notification import CHANNEL, EVERYTHING, read_names
 
 if TYPE_CHECKING:
@@ -356,7 +355,7 @@ def _controller(api: ApiServer, folder: Path) -> Process:
         *("--health-port", "0", "--log-format", "json"),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "PGROLE_DSN"}
-    return Process("controller", bound_to_us(command), folder / "controller.log", environment)
+    return Process("controller", tied_to_parent(command), folder / "controller.log", environment)
 
 
 def main() -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import anyio
 import asyncpg
 
-from pgrole_controller.local.deadline import reached
-from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
+from pgrole_controller.local.process import reached
+from pgrole_controller.local.workspace import free_port
 
 #: Starts a PostgreSQL with these settings.
 Start = Callable[[Mapping[str, str]], AbstractAsyncContextManager[PostgresServer]]

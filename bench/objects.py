@@ -13,7 +13,7 @@ import aiohttp
 import anyio
 
 from bench.stand import NAMESPACE, Stand, role_name
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 
 PATH = f"/apis/pgrole.dev/v1alpha1/namespaces/{NAMESPACE}/pgroles"
 _WRITERS = 16

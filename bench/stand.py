@@ -18,7 +18,7 @@ from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer, postgres
-from pgrole_controller.local.process import Process, bound_to_us
+from pgrole_controller.local.process import Process, tied_to_parent
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[Any]
@@ -100,5 +100,5 @@ def _controller(api: ApiServer, server: PostgresServer, folder: Path, profile: P
         *("--health-port", "0", "--log-format", "json"),
     ]
     return Process(
-        "controller", bound_to_us(command), folder / "controller.log", {**os.environ, "PGROLE_DSN": server.dsn()}
+        "controller", tied_to_parent(command), folder / "controller.log", {**os.environ, "PGROLE_DSN": server.dsn()}
     )

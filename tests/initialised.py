@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from pgrole_controller.local.home import home
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
+from pgrole_controller.local.workspace import server_folder
 
 #: Nothing of a test outlasts a loss of power.
 UNSAFE = {"fsync": "off", "full_page_writes": "off"}
@@ -37,7 +37,7 @@ class Original:
 @asynccontextmanager
 async def initialised(version: int) -> AsyncIterator[Original]:
     """Made by initdb, removed at the end."""
-    with home(None, "pgrole-initdb-") as folder:
+    with server_folder(None, "pgrole-initdb-") as folder:
         async with postgres(folder, version=version, settings=UNSAFE) as server:
             pass
         yield Original(version, server.programs, server.data)
@@ -46,7 +46,7 @@ async def initialised(version: int) -> AsyncIterator[Original]:
 @asynccontextmanager
 async def copied(original: Original, settings: Mapping[str, str]) -> AsyncIterator[PostgresServer]:
     """A running server with a copy of `original`, stopped and removed at the end."""
-    with home(None, "pgrole-postgres-") as folder:
+    with server_folder(None, "pgrole-postgres-") as folder:
         password = secrets.token_urlsafe(18)
         await anyio.to_thread.run_sync(_copy, original, folder, password)
         async with postgres(folder, version=original.version, settings={**UNSAFE, **settings}) as server:

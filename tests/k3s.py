@@ -16,12 +16,11 @@ import pytest
 import yaml
 
 from pgrole_controller.local import credentials
-from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.apiserver import ApiServer, RemoteApiServer
 from pgrole_controller.local.apiserver import api_server as local_api_server
 from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.binaries import KUBERNETES, Binaries
-from pgrole_controller.local.home import home
-from pgrole_controller.local.remote import RemoteApiServer
+from pgrole_controller.local.workspace import server_folder
 from tests.servers import started
 
 CHOICES = ("local", "k3s")
@@ -43,7 +42,7 @@ async def api_server(binaries: Binaries | None) -> AsyncIterator[ApiServer]:
         async with local_api_server(binaries=binaries, audit=True) as server:
             yield server
         return
-    with home(None, "pgrole-k3s-") as folder:
+    with server_folder(None, "pgrole-k3s-") as folder:
         async with _container(folder) as server:
             yield server
 

@@ -3,6 +3,8 @@
 No controller runs beside it: nothing is garbage-collected, and a deleted namespace stays terminating. Users are known
 by token; RBAC is on, `admin` is in system:masters, and what `pgrole-controller` may do is for RBAC objects to say.
 ServiceAccounts get tokens, and none of their own accord, since there are no pods.
+
+An API server that somebody else runs, in a container, is spoken to in the same way, and never started or stopped.
 """
 
 import json
@@ -12,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import anyio
@@ -20,11 +22,9 @@ import anyio
 from pgrole_controller.local import credentials
 from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.binaries import Binaries, find
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.display import Display
-from pgrole_controller.local.home import home
-from pgrole_controller.local.ports import free_port
-from pgrole_controller.local.process import LocalError, Process, bound_to_us
+from pgrole_controller.local.process import LocalError, Process, reached, tied_to_parent
+from pgrole_controller.local.workspace import free_port, server_folder
 
 READY_SECONDS = 90.0
 _ANSWER = aiohttp.ClientTimeout(total=30, connect=5)
@@ -34,7 +34,7 @@ _CERTIFICATE_SECONDS = 300 * 86400  # those it makes for itself are valid for a 
 Json = dict[str, Any]
 
 
-class ApiError(LocalError):
+class LocalApiError(LocalError):
     """The API server answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -166,7 +166,7 @@ class ApiServer:
             is_json = response.content_type == "application/json"
             answer: Json = json.loads(text) if is_json else {"message": text}
             if response.status >= 400:
-                raise ApiError(response.status, str(answer.get("message", text)))
+                raise LocalApiError(response.status, str(answer.get("message", text)))
             return answer
 
     async def _is_ready(self) -> bool:
@@ -182,7 +182,7 @@ class ApiServer:
         try:
             for path in _READY_PATHS:
                 await self.request("GET", path)
-        except (ApiError, aiohttp.ClientError, TimeoutError, ssl.SSLError):
+        except (LocalApiError, aiohttp.ClientError, TimeoutError, ssl.SSLError):
             return False
         return True
 
@@ -212,7 +212,7 @@ async def api_server(
     request of a ServiceAccount. Raises LocalError.
     """
     binaries = binaries or await find(Display(sys.stderr))
-    with home(state, "pgrole-apiserver-") as folder:
+    with server_folder(state, "pgrole-apiserver-") as folder:
         server = ApiServer(folder, binaries, users or {}, AuditLog(folder) if audit else None)
         try:
             await server.start()
@@ -240,7 +240,7 @@ def _drop_old_certificates(folder: Path) -> None:
 
 def _etcd_command(program: Path, folder: Path, port: int) -> list[str]:
     url = f"http://127.0.0.1:{port}"
-    return bound_to_us(
+    return tied_to_parent(
         [
             program,
             f"--data-dir={folder / 'etcd'}",
@@ -255,7 +255,7 @@ def _etcd_command(program: Path, folder: Path, port: int) -> list[str]:
 
 def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int, further: Sequence[str]) -> list[str]:
     key = folder / "service-account.key"
-    return bound_to_us(
+    return tied_to_parent(
         [
             program,
             f"--etcd-servers=http://127.0.0.1:{etcd_port}",
@@ -273,3 +273,42 @@ def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int, f
             *further,
         ]
     )
+
+
+class RemoteApiServer(ApiServer):
+    """`tokens` are of its users, admin among them; kubeconfigs are written to `folder` when they are asked for."""
+
+    def __init__(
+        self, folder: Path, *, url: str, ca: Path, tokens: Mapping[str, str], audit: AuditLog | None = None
+    ) -> None:
+        self.folder = folder
+        self.version = ""
+        self.url = url
+        self.ca = ca
+        self.token = tokens[credentials.ADMIN]
+        self._tokens = dict(tokens)
+        self.kubeconfig = folder / f"{credentials.ADMIN}.kubeconfig"
+        self._audit = audit
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Wait until it is ready. Raises LocalError when it is not in time."""
+        if not await reached(self._answers, READY_SECONDS, every=0.2):
+            raise LocalError(f"the API server at {self.url} was not ready after {READY_SECONDS:.0f} s")
+        self.version = str((await self.request("GET", "/version"))["gitVersion"])
+
+    async def stop(self) -> None:
+        """End what is open to it."""
+        await self._close_session()
+
+    async def kill(self) -> None:
+        self._refuse("killed")
+
+    def pause(self) -> None:
+        self._refuse("frozen")
+
+    def resume(self) -> None:
+        self._refuse("frozen")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise LocalError(f"the API server at {self.url} was not started here: it cannot be {what}")

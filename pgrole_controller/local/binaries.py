@@ -2,26 +2,194 @@
 
 In this order, the first that has both: the folder that KUBEBUILDER_ASSETS names (the convention of envtest), the cache,
 the envtest release archive, and Go, which builds them from the module proxy. What was fetched or built stays in the
-cache, a folder for each version of Kubernetes, and only complete folders are ever moved there.
-"""
+cache, a folder for each version of Kubernetes, and only complete folders are ever moved there."""
 
+import asyncio
+import hashlib
 import os
 import platform
 import shutil
+import signal
+import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+import anyio
+import anyio.to_thread
 import platformdirs
+import yaml
 
-from pgrole_controller.local.archive import INDEX_URL, ArchiveError, fetch_archive
-from pgrole_controller.local.build import BuildError, build
 from pgrole_controller.local.display import Display
-from pgrole_controller.local.lock import alone
-from pgrole_controller.local.process import LocalError
+from pgrole_controller.local.process import LocalError, tied_to_parent
+from pgrole_controller.local.workspace import exclusive
+
+INDEX_URL = "https://raw.githubusercontent.com/kubernetes-sigs/controller-tools/HEAD/envtest-releases.yaml"
+_PROGRAMS = ("kube-apiserver", "etcd")
+# Many machines cannot reach it, and often by silence: the wait before the next way is short.
+_TIMEOUT = aiohttp.ClientTimeout(total=600, connect=5, sock_connect=5, sock_read=15)
+
+
+class ArchiveError(Exception):
+    """The archive could not be had, or is not what was published."""
+
+
+async def fetch_archive(into: Path, minor: str, machine: str, display: Display, index_url: str) -> str:
+    """Put both programs of the newest release of `minor` (like 1.36) into a folder. Its version, like v1.36.0.
+
+    `machine` is like linux-amd64. Raises ArchiveError; nothing of an archive is unpacked before its SHA-512 was right.
+    """
+    display.say(f"Looking for the envtest release of Kubernetes {minor} (a few seconds, then about 60 MB)")
+    try:
+        async with _getting(index_url) as response:
+            index = yaml.safe_load(await response.text())
+    except (TimeoutError, aiohttp.ClientError, OSError, yaml.YAMLError) as error:
+        raise ArchiveError(f"{index_url}: {type(error).__name__} {error}") from error
+    version, url, published = _newest(index, minor, machine)
+    content = await download(url, display)
+    found = hashlib.sha512(content).hexdigest()
+    if found != published:
+        raise ArchiveError(f"{url} has SHA-512 {found[:16]}…, but the published one is {published[:16]}…: not used")
+    packed = into / "archive.tar.gz"
+    packed.write_bytes(content)
+    await anyio.to_thread.run_sync(_unpack, packed, into)
+    packed.unlink()
+    return version
+
+
+@asynccontextmanager
+async def _getting(url: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async with (
+        aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True, raise_for_status=True) as session,
+        session.get(url) as response,
+    ):
+        yield response
+
+
+async def download(url: str, display: Display) -> bytes:
+    """What is at a URL, telling how far it is. Raises ArchiveError."""
+    content = bytearray()
+    try:
+        async with _getting(url) as response:
+            total = response.content_length or 0
+            async for chunk in response.content.iter_chunked(1 << 18):
+                content += chunk
+                of = f" of {total >> 20}" if total else ""
+                display.advance(f"fetching {url.rpartition('/')[2]}: {len(content) >> 20}{of} MB")
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise ArchiveError(f"{url}: {type(error).__name__} {error}") from error
+    return bytes(content)
+
+
+def _newest(index: object, minor: str, machine: str) -> tuple[str, str, str]:
+    """Version, URL and SHA-512 of the newest patch release of `minor`."""
+    releases = index.get("releases") if isinstance(index, dict) else None
+    fitting: list[tuple[int, str, str, str]] = []
+    for version, archives in (releases or {}).items():
+        patch = version.removeprefix(f"v{minor}.")
+        archive = archives.get(f"envtest-{version}-{machine}.tar.gz") if archives else None
+        if patch.isdecimal() and archive:
+            fitting.append((int(patch), version, archive["selfLink"], archive["hash"].lower()))
+    if not fitting:
+        raise ArchiveError(f"Kubernetes {minor} has no published release for {machine}")
+    _, version, url, published = max(fitting)
+    return version, url, published
+
+
+def _unpack(packed: Path, into: Path) -> None:
+    try:
+        with tarfile.open(packed) as archive:
+            for member in archive:
+                name = Path(member.name).name
+                content = archive.extractfile(member) if member.isfile() and name in _PROGRAMS else None
+                if content is not None:
+                    target = into / name
+                    target.write_bytes(content.read())
+                    target.chmod(0o755)
+    except tarfile.TarError as error:
+        raise ArchiveError(f"{packed.name} is not readable: {error}") from error
+
+
+_MODULE = Path(__file__).with_name("controlplane")
+
+
+class BuildError(Exception):
+    """Go is missing, or it failed; the message has its last lines."""
+
+
+async def build(into: Path, version: str, display: Display, environment: Mapping[str, str] = os.environ) -> None:
+    """Build both programs into a folder. `version`, like 1.36.3, is what it says of itself. Raises BuildError."""
+    go = shutil.which("go", path=environment.get("PATH"))
+    if go is None:
+        raise BuildError("`go` is not on the PATH")
+    # An older Go fetches the one that go.mod asks for; elsewhere "local" is often set and refuses to.
+    settings = {**environment, "GOTOOLCHAIN": "auto", "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": ""}
+    with tempfile.TemporaryDirectory(prefix="pgrole-controlplane-") as scratch:
+        module = Path(scratch)
+        for name in ("go.mod", "go.sum"):
+            shutil.copyfile(_MODULE / name, module / name)
+        display.say(
+            "Building kube-apiserver and etcd with Go, once: 4 minutes on 2 cores (seconds if Go has them cached)"
+        )
+        display.say("  counting packages (the first time Go fetches their sources now, about 300 MB)")
+        packages = await _run([go, "list", "-deps", "tool"], module, settings, display, "fetched {} modules")
+        total = len(packages)
+        await _run(
+            [go, "build", "-v", "-trimpath", f"-ldflags={_ldflags(version)}", "-o", f"{into}/", "tool"],
+            module,
+            settings,
+            display,
+            f"compiled {{}} of at most {total} packages",
+        )
+    (into / "server").rename(into / "etcd")
+
+
+def _ldflags(version: str) -> str:
+    major, minor, _ = version.split(".")
+    package = "k8s.io/component-base/version"
+    return f"-s -w -X {package}.gitVersion=v{version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+
+
+async def _run(
+    command: list[str], folder: Path, environment: Mapping[str, str], display: Display, progress: str
+) -> list[str]:
+    """The lines of a Go command's output; its other lines are counted into `progress`."""
+    with (folder / "output").open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *tied_to_parent(command, signal.SIGTERM),
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    assert process.stderr is not None  # noqa: S101
+    said: deque[str] = deque(maxlen=12)
+    try:
+        count = 0
+        async for line in process.stderr:
+            count += 1
+            said.append(line.decode(errors="replace").rstrip())
+            display.advance(progress.format(count))
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            with anyio.CancelScope(shield=True):
+                await process.wait()
+    if code != 0:
+        last = "\n".join(f"      {line}" for line in said)
+        raise BuildError(f"`go {command[1]}` failed with exit code {code}:\n{last}")
+    return (folder / "output").read_text(encoding="utf-8").splitlines()
+
 
 KUBERNETES = "1.36.3"
 _NAMES = ("kube-apiserver", "etcd")
@@ -74,7 +242,7 @@ async def find(display: Display, environment: Mapping[str, str] = os.environ, in
         return found
     cache = cache_directory(environment)
     cache.mkdir(parents=True, exist_ok=True)
-    async with alone(cache / "lock", "kube-apiserver and etcd", display):
+    async with exclusive(cache / "lock", "kube-apiserver and etcd", display):
         found = find_present(environment)
         if found is not None:
             return found

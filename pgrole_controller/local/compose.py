@@ -22,13 +22,11 @@ import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.local import credentials
-from pgrole_controller.local.apiserver import Json
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.apiserver import Json, RemoteApiServer
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply, apply_crds, apply_folder, path_of, read_folder
-from pgrole_controller.local.process import LocalError
-from pgrole_controller.local.remote import RemoteApiServer
-from pgrole_controller.local.rights import Installation, install
+from pgrole_controller.local.process import LocalError, reached
+from pgrole_controller.local.rights import RightsScope, install
 
 _KEYS = Path("/keys")
 _PASSWORD = Path("/password/postgres")
@@ -68,7 +66,7 @@ def make_keys() -> None:
 
 async def prepare_cluster(display: Display) -> None:
     """Raises LocalError when the API server is not ready in time, or refuses something."""
-    demo, installation = read_demo(os.environ), Installation()
+    demo, installation = read_demo(os.environ), RightsScope()
     async with _api_server() as server:
         display.say(f"API server {server.version} ready")
         await apply_crds(server)
@@ -115,7 +113,7 @@ async def _api_server() -> AsyncIterator[RemoteApiServer]:
         await server.stop()
 
 
-def _credentials_of_server(installation: Installation) -> Json:
+def _credentials_of_server(installation: RightsScope) -> Json:
     """The Secret that deploy/compose/server.yaml names."""
     return {
         "apiVersion": "v1",

@@ -3,12 +3,13 @@
 The controller has the account and the rights in Kubernetes that it has in a cluster.
 
 Stays until SIGINT, SIGTERM or SIGHUP, then stops all in the reverse order and leaves no process and, without a state
-folder, no file.
-"""
+folder, no file."""
 
 import asyncio
 import fcntl
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,15 +26,61 @@ import anyio
 from pgrole_controller import resources
 from pgrole_controller.local.apiserver import ApiServer, Json, api_server
 from pgrole_controller.local.binaries import find
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.display import Display
-from pgrole_controller.local.guide import guide
 from pgrole_controller.local.manifests import apply_crds, apply_folder, path_of
-from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer, postgres
-from pgrole_controller.local.process import LocalError, Process, bound_to_us
-from pgrole_controller.local.rights import Installation, install
+from pgrole_controller.local.process import LocalError, Process, reached, tied_to_parent
+from pgrole_controller.local.rights import RightsScope, install
+from pgrole_controller.local.workspace import free_port
 from pgrole_controller.settings import read_settings
+
+_RULE = "─" * 78
+
+
+def guide(*, kubeconfig: Path, dsn: str, psql: Path, state: Path | None) -> str:
+    """The text; commands name the programs that this machine has."""
+    kept = f"state kept in {state}" if state else "no state is kept"
+    return f"""{_RULE}
+Everything is running. In another terminal:
+
+  export KUBECONFIG={shlex.quote(str(kubeconfig))}
+  export PGROLE_DSN={shlex.quote(dsn)}
+
+1. List the declared roles and their state:
+  {_list(kubeconfig)}
+
+2. Cause drift (repaired within milliseconds; see column Drifts in 1):
+  {_drift(psql, dsn)}
+
+3. Watch the repair (in a third terminal, before step 2):
+  {_watch(kubeconfig)}
+
+Ctrl-C stops everything ({kept}).
+{_RULE}"""
+
+
+def _list(kubeconfig: Path) -> str:
+    return _kubectl(kubeconfig, "get", "pgr", "-A") or _table(kubeconfig)
+
+
+def _watch(kubeconfig: Path) -> str:
+    return _kubectl(kubeconfig, "get", "pgr", "-A", "-w") or _table(kubeconfig, "--watch")
+
+
+def _drift(psql: Path, dsn: str) -> str:
+    program = "psql" if shutil.which("psql") else str(psql)
+    return shlex.join([program, dsn, "-c", "ALTER ROLE orders_app CREATEDB"])
+
+
+def _kubectl(kubeconfig: Path, *arguments: str) -> str:
+    if shutil.which("kubectl") is None:
+        return ""
+    return shlex.join(["kubectl", f"--kubeconfig={kubeconfig}", *arguments])
+
+
+def _table(kubeconfig: Path, *arguments: str) -> str:
+    return shlex.join([sys.executable, "-m", "pgrole_controller.local.table", str(kubeconfig), *arguments])
+
 
 _CONTROLLER = (sys.executable, "-m", "pgrole_controller", "run")
 _READY_SECONDS = 60.0
@@ -50,7 +97,7 @@ async def run_dev(
     Raises WrongSetting before anything starts.
     """
     own = read_settings({}, os.environ, only=("own_namespace",)).own_namespace
-    installation = Installation(namespace=own or "default")
+    installation = RightsScope(namespace=own or "default")
     display = Display(stream)
     code = 0
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,7 +127,7 @@ async def _cancel_when_told(
 
 
 async def _run_servers(
-    state: Path | None, installation: Installation, display: Display, controller: Sequence[str]
+    state: Path | None, installation: RightsScope, display: Display, controller: Sequence[str]
 ) -> None:
     """Until cancelled. Raises LocalError when something does not start, or the controller ends."""
     binaries = await find(display)
@@ -109,7 +156,7 @@ async def _run_controller(
 ) -> None:
     health_port = free_port()
     process = await asyncio.create_subprocess_exec(
-        *bound_to_us(command),
+        *tied_to_parent(command),
         env=_environment(database, health_port),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -7,9 +7,8 @@ from pathlib import Path
 import yaml
 
 from pgrole_controller import resources
-from pgrole_controller.local.apiserver import ApiError, ApiServer, Json
-from pgrole_controller.local.deadline import reached
-from pgrole_controller.local.process import LocalError
+from pgrole_controller.local.apiserver import ApiServer, Json, LocalApiError
+from pgrole_controller.local.process import LocalError, reached
 
 _MANAGER = "pgrole-local"
 _ESTABLISHED_SECONDS = 30.0
@@ -76,7 +75,7 @@ async def _is_usable(server: ApiServer, name: str, listing: str) -> bool:
         return False
     try:
         await server.request("GET", listing, query={"limit": "1"})
-    except ApiError as error:
+    except LocalApiError as error:
         if error.status == 404:
             return False
         raise

@@ -24,11 +24,9 @@ import anyio
 import anyio.to_thread
 
 from pgrole_controller.local import releases
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.display import Display
-from pgrole_controller.local.home import home
-from pgrole_controller.local.ports import free_port
-from pgrole_controller.local.process import LocalError, Process, bound_to_us
+from pgrole_controller.local.process import LocalError, Process, reached, tied_to_parent
+from pgrole_controller.local.workspace import free_port, server_folder
 
 SUPERUSER = "postgres"
 #: The major version that is meant where none is named.
@@ -148,7 +146,7 @@ async def postgres(
     disk. Every connection needs a password (SCRAM-SHA-256). Raises LocalError.
     """
     programs = await find_programs(version, Display(sys.stderr))
-    with home(state, "pgrole-postgres-") as folder:
+    with server_folder(state, "pgrole-postgres-") as folder:
         await anyio.to_thread.run_sync(_initialise, folder, programs, version)
         wanted = port or int((_lines(folder / "port") or ["0"])[0]) or None
         chosen = free_port(wanted)
@@ -236,7 +234,7 @@ def _unprivileged(command: list[str | Path], signum: signal.Signals = signal.SIG
     The kernel forgets the wish to end with the parent when the user changes: setpriv says it after that.
     """
     if os.geteuid() != 0:
-        return bound_to_us(command, signum)
+        return tied_to_parent(command, signum)
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise LocalError("PostgreSQL does not run as root: use another user, or install setpriv (package util-linux)")

@@ -1,8 +1,7 @@
 """A program of this machine as a child of ours: started, stopped, frozen, and gone when we are.
 
 Each child leads a session of its own, so that Ctrl-C in a terminal reaches us alone and we stop the children in order;
-and on Linux the kernel ends it when we end, also by SIGKILL. (Elsewhere a child outlives a parent that was killed.)
-"""
+and on Linux the kernel ends it when we end, also by SIGKILL. (Elsewhere a child outlives a parent that was killed.)"""
 
 import asyncio
 import contextlib
@@ -10,13 +9,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import anyio
 
-from pgrole_controller.local.deadline import reached
+
+async def reached(condition: Callable[[], Awaitable[bool]], seconds: float, every: float = 0.05) -> bool:
+    """Ask until the answer is yes (True) or the time is over (False). What `condition` raises ends the waiting."""
+    with anyio.move_on_after(seconds):
+        while True:
+            if await condition():
+                return True
+            await anyio.sleep(every)
+    return False
+
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 _STOP_SECONDS = 20.0
@@ -27,7 +35,7 @@ class LocalError(Exception):
     """Something that this machine lacks or that did not start; the message says what to do."""
 
 
-def bound_to_us(command: Sequence[str | Path], signum: signal.Signals = signal.SIGKILL) -> list[str]:
+def tied_to_parent(command: Sequence[str | Path], signum: signal.Signals = signal.SIGKILL) -> list[str]:
     """The command line that runs `command` and has it end by `signum` when this process ends."""
     return [
         *(sys.executable, "-I", "-S", str(_LAUNCH), str(int(signum)), str(os.getpid())),
@@ -36,7 +44,7 @@ def bound_to_us(command: Sequence[str | Path], signum: signal.Signals = signal.S
 
 
 class Process:
-    """One program and its log file, which every start appends to. `command` is run as given: see `bound_to_us`."""
+    """One program and its log file, which every start appends to. `command` is run as given: see `tied_to_parent`."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None

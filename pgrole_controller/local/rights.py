@@ -14,10 +14,9 @@ from typing import Any
 import yaml
 
 from pgrole_controller import resources
-from pgrole_controller.local.apiserver import ApiError, ApiServer, Json
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.apiserver import ApiServer, Json, LocalApiError
 from pgrole_controller.local.manifests import apply, create_namespace
-from pgrole_controller.local.process import LocalError
+from pgrole_controller.local.process import LocalError, reached
 
 _NAME = "pgrole-controller"
 _NAMESPACE = "pgrole-system"
@@ -30,7 +29,7 @@ _EFFECTIVE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Installation:
+class RightsScope:
     """Where the controller is installed. `watched` is the only namespace whose PgRoles it looks at; None: all."""
 
     name: str = _NAME
@@ -42,7 +41,7 @@ class Installation:
         return f"system:serviceaccount:{self.namespace}:{self.name}"
 
 
-def read_rights(installation: Installation) -> list[Json]:
+def read_rights(installation: RightsScope) -> list[Json]:
     """The ServiceAccount, the roles that are bound to it, their bindings, and the policies.
 
     Raises LocalError when there are none, but for policies.
@@ -60,7 +59,7 @@ def read_rights(installation: Installation) -> list[Json]:
     return [_place(one, installation) for one in (*accounts, *roles, *bindings, *policies)]
 
 
-async def install(server: ApiServer, installation: Installation) -> str:
+async def install(server: ApiServer, installation: RightsScope) -> str:
     """The account is there and may do all that; the user that it is, admitted to `server`. Raises LocalError."""
     await create_namespace(server, installation.namespace)
     documents = read_rights(installation)
@@ -78,7 +77,7 @@ async def install(server: ApiServer, installation: Installation) -> str:
     return user
 
 
-async def is_effective(server: ApiServer, installation: Installation, role: Json) -> bool:
+async def is_effective(server: ApiServer, installation: RightsScope, role: Json) -> bool:
     """Whether the API server lets the account do the first thing that the role allows: it hears of changes late."""
     rule = role["rules"][0]
     return await may(
@@ -92,7 +91,7 @@ async def is_effective(server: ApiServer, installation: Installation, role: Json
     )
 
 
-async def is_narrowed(server: ApiServer, installation: Installation) -> bool:
+async def is_narrowed(server: ApiServer, installation: RightsScope) -> bool:
     """Whether the account, which is admitted, is kept from a Secret of nobody's by a policy. Nothing is written."""
     namespace = installation.watched or installation.namespace
     secret: Json = {"metadata": {"name": installation.name}}
@@ -104,7 +103,7 @@ async def is_narrowed(server: ApiServer, installation: Installation) -> bool:
             query={"dryRun": "All"},
             user=installation.user,
         )
-    except ApiError as error:
+    except LocalApiError as error:
         if _POLICIES[0] in str(error):
             return True
         raise
@@ -161,7 +160,7 @@ def _namespace_of(document: Json) -> str:
     return str(document["metadata"].get("namespace", ""))
 
 
-def _place(value: Any, installation: Installation) -> Any:  # noqa: ANN401 -- any part of a document
+def _place(value: Any, installation: RightsScope) -> Any:  # noqa: ANN401 -- any part of a document
     """With each name and namespace replaced by that of the installation."""
     if isinstance(value, dict):
         return {key: _place(one, installation) for key, one in value.items()}

@@ -10,17 +10,17 @@ from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.audit import AuditEntry
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.credentials import write_kubeconfig
-from pgrole_controller.local.rights import Installation, install
+from pgrole_controller.local.rights import RightsScope, install
 
 #: Of all installations of the tests; each has a name of its own.
 OWN_NAMESPACE = "pgrole-system"
 
 
-def installation_for(namespace: str | None = None) -> Installation:
+def installation_for(namespace: str | None = None) -> RightsScope:
     """The one for all namespaces, or for this one: its account has the rights of that overlay alone."""
     if namespace is None:
-        return Installation(namespace=OWN_NAMESPACE)
-    return Installation(f"pgrole-controller-{namespace}", OWN_NAMESPACE, namespace)
+        return RightsScope(namespace=OWN_NAMESPACE)
+    return RightsScope(f"pgrole-controller-{namespace}", OWN_NAMESPACE, namespace)
 
 
 def find_namespace(arguments: Sequence[str]) -> str | None:
@@ -33,7 +33,7 @@ class Account:
     """Of one installation; its kubeconfig is in `folder`, for the API server or what stands before it at `url`."""
 
     server: ApiServer
-    installation: Installation
+    installation: RightsScope
     folder: Path
     url: str = ""
 

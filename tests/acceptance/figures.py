@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from tests.acceptance.world import PATIENCE, Controller
 
 Series = tuple[str, frozenset[tuple[str, str]]]

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import NoReturn
 
-from pgrole_controller.local.process import LocalError, Process, bound_to_us
+from pgrole_controller.local.process import LocalError, Process, tied_to_parent
 
 _LENGTH_BYTES = 4
 _PR_SET_PDEATHSIG = 1
@@ -101,7 +101,7 @@ class _ForkServer:
         self._control, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            command = bound_to_us([sys.executable, "-m", __name__, str(number)])
+            command = tied_to_parent([sys.executable, "-m", __name__, str(number)])
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
 
     def send(self, request: _Start, reply: socket.socket) -> None:

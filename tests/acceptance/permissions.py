@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from pgrole_controller.local.audit import AuditEntry
-from pgrole_controller.local.rights import Installation, read_rights
+from pgrole_controller.local.rights import RightsScope, read_rights
 from tests.acceptance.world import Json
 
 
@@ -34,7 +34,7 @@ class Permission:
         return f"{self.verb} {self.resource} by {self.role[1]}"
 
 
-def read_permissions(installation: Installation) -> list[Permission]:
+def read_permissions(installation: RightsScope) -> list[Permission]:
     """All of an installation, in the order of the files."""
     return [one for document in read_rights(installation) for one in list_permissions(document)]
 

@@ -9,7 +9,7 @@ import aiohttp
 from aiohttp import web
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.workspace import free_port
 from tests.acceptance.world import Json
 
 #: Whether an event of this resource about this object is kept back.

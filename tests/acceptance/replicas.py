@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 import anyio
 
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply as apply_manifest
-from pgrole_controller.local.rights import Installation, may
+from pgrole_controller.local.process import reached
+from pgrole_controller.local.rights import RightsScope, may
 from tests.acceptance.account import OWN_NAMESPACE, Account
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Stage, make_kube, remove
 from tests.servers import Servers
@@ -193,7 +193,7 @@ async def _make(
     stage: Stage, database: Database, which: str, lease: str, arguments: tuple[str, ...], url: str
 ) -> Replica:
     namespace = stage.kube.namespace
-    installation = Installation(f"{lease}-{which}", OWN_NAMESPACE, namespace)
+    installation = RightsScope(f"{lease}-{which}", OWN_NAMESPACE, namespace)
     folder = stage.folder / which
     folder.mkdir()
     account = Account(stage.kube.server, installation, folder, url)
@@ -213,7 +213,7 @@ async def _make(
     return Replica(controller, installation.user, role, stage)
 
 
-async def _share_lease(stage: Stage, installation: Installation, lease: str) -> None:
+async def _share_lease(stage: Stage, installation: RightsScope, lease: str) -> None:
     """Both have the Lease of the one installation that they are."""
     server = stage.kube.server
     name = f"{installation.name}-shares"

@@ -9,10 +9,10 @@ from typing import Any
 
 import anyio
 
-from pgrole_controller.local.apiserver import ApiError, ApiServer
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.waiting import Attempts
 from tests.acceptance.world import GROUP, PATIENCE, Json, Kube, apply, condition
@@ -58,7 +58,7 @@ class PgServers:
     async def get(self, name: str) -> Json | None:
         try:
             return await self.server.request("GET", self.path(name))
-        except ApiError as error:
+        except LocalApiError as error:
             if error.status == 404:
                 return None
             raise

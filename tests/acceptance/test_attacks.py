@@ -18,8 +18,8 @@ import pytest_asyncio
 
 from bench.hostile import SERVERS, SETTINGS, flood, hostile_servers, payloads, store
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from tests.acceptance.calm import TimedController, staying_calm
 from tests.acceptance.figures import scrape
 from tests.acceptance.servers import EVERYTHING, PgServers, pgservers

@@ -15,8 +15,8 @@ import pytest
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply_crds
+from pgrole_controller.local.process import reached
 from tests.acceptance.replicas import Replicas, replicas, side_by_side
 from tests.acceptance.wire import Wire, wire
 from tests.acceptance.world import PATIENCE, Controller, Json, Stage, make_kube, running, says

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from pgrole_controller.core.scram import verifies
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from tests.acceptance.world import Database, Json, Kube, Stage, condition, is_ready, running
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from pgrole_controller.core.connection_secret import Address, DesiredSecret, RotationStamp, render
 from pgrole_controller.core.scram import make_verifier
-from pgrole_controller.local.apiserver import ApiError
+from pgrole_controller.local.apiserver import LocalApiError
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, condition, is_ready, running, says
 
 GENERATED: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
@@ -309,7 +309,7 @@ async def test_the_password_is_applied_although_the_template_is_wrong(
 @pytest.mark.parametrize("key", ["a/b", "ä", "a b", "x" * 254])
 async def test_a_key_that_no_secret_can_have_is_refused(kube: Kube, role: str, key: str) -> None:
     secret = {"name": "delivered", "template": {"data": {key: "{password}"}}}
-    with pytest.raises(ApiError, match="422"):
+    with pytest.raises(LocalApiError, match="422"):
         await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": secret}))
 
 

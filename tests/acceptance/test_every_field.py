@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from pgrole_controller.api.pgrole import IgnoredField, PgRoleSpec
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from tests.acceptance.fields import KEPT, SHOWN, TABLE, Kept, Place, prepare
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, make_kube, open_database, remove, running
 from tests.servers import Servers

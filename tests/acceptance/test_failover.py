@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.workspace import free_port
 from tests.acceptance import copies
 from tests.acceptance.replicas import Replicas, replicas
 from tests.acceptance.test_identity import DELIVERED, declared, versions_of_roles, wait_claimed

@@ -14,9 +14,9 @@ from pgrole_controller import resources
 from pgrole_controller.core.contest import WINDOW
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply, apply_crds, read_folder
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from tests.acceptance.account import serving
 from tests.acceptance.world import (
     PATIENCE,

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer, Stop, postgres
+from pgrole_controller.local.workspace import free_port
 from tests.acceptance import copies
 from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.world import (

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pgrole_controller import __version__
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from tests.acceptance.figures import Figures, Series, scrape, wait_figures
 from tests.acceptance.servers import pgservers
 from tests.acceptance.world import PATIENCE, Controller, Database, Stage, condition, running

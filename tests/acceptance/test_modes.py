@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
 from tests.acceptance.drifts import ATTRIBUTES, DROPPED, OTHERS, POWERFUL, Tampering
 from tests.acceptance.world import (

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from tests.acceptance.figures import scrape
 from tests.acceptance.world import PATIENCE, Controller, Stage, running
 

@@ -14,8 +14,8 @@ import pytest
 from anyio.abc import SocketStream
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from tests.acceptance.calm import TimedController, staying_calm
 from tests.acceptance.figures import scrape
 from tests.acceptance.servers import PgServers, pgservers

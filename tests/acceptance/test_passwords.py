@@ -11,8 +11,8 @@ import pytest
 
 from pgrole_controller.core.scram import Verifier, make_verifier, verifies
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, Stage, condition, is_ready, running, says
 
 

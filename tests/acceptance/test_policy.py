@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgrole_controller.local.apiserver import ApiError
+from pgrole_controller.local.apiserver import LocalApiError
 from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
 from tests.acceptance.world import PATIENCE, Json
 
@@ -170,7 +170,7 @@ async def test_no_name_that_only_looks_like_the_teams_own_passes(court: Court) -
     ],
 )
 async def test_what_cannot_be_is_refused_at_admission(court: Court, spec: Json) -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(LocalApiError) as caught:
         await court.teams[0].apply("unfit", **court.fill(spec), serverRef={"name": SERVER})
     assert caught.value.status == 422
 
@@ -179,7 +179,7 @@ async def test_what_cannot_be_is_refused_at_admission(court: Court, spec: Json) 
 async def test_an_object_that_has_a_role_does_not_become_another_ones(court: Court, change: Json) -> None:
     await court.declare("mine", role())
     before = await court.picture()
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(LocalApiError) as caught:
         await court.teams[0].patch("mine", {"spec": court.fill(change)})
     assert caught.value.status == 422
     assert await court.picture() == before

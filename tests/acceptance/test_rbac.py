@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.apiserver import ApiError
+from pgrole_controller.local.apiserver import LocalApiError
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.credentials import ADMIN
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
+from pgrole_controller.local.process import reached
 from pgrole_controller.local.rights import may, read_rights
 from tests.acceptance.account import OWN_NAMESPACE, Account, installation_for
 from tests.acceptance.permissions import Permission, read_permissions, take_away
@@ -180,7 +180,7 @@ async def test_its_token_opens_nothing_else(place: Place) -> None:
     tried = elsewhere(place) + (in_other_namespaces() if place.account.installation.watched else [])
     for method, path, body in tried:
         content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        with pytest.raises(ApiError, match="is forbidden: User") as refused:
+        with pytest.raises(LocalApiError, match="is forbidden: User") as refused:
             await place.server.request(
                 method, path, body, content_type=content_type, user=place.account.installation.user
             )
@@ -234,7 +234,7 @@ async def test_secrets_but_opaque_ones_of_pgroles_are_not_for_it_to_write_and_no
     await place.server.request("POST", secrets, make_secret(owned, **refer()), user=installation.user)
     words = f"ValidatingAdmissionPolicy '{installation.name}-secrets' .* denied request: the controller writes"
     for method, path, body in strays(theirs, owned):
-        with pytest.raises(ApiError, match=words) as refused:
+        with pytest.raises(LocalApiError, match=words) as refused:
             await ask(installation.user, method, path, body)
         assert refused.value.status == 403, path
         await ask(ADMIN, method, path, body)
@@ -246,7 +246,7 @@ async def test_secrets_but_opaque_ones_of_pgroles_are_not_for_it_to_write_and_no
 async def test_what_the_policy_for_secrets_refuses_is_found_in_the_audit_log(place: Place) -> None:
     since, user = place.server.audit.size, place.account.installation.user
     body = make_secret(new_name())
-    with pytest.raises(ApiError, match="the controller writes Secrets of PgRoles only"):
+    with pytest.raises(LocalApiError, match="the controller writes Secrets of PgRoles only"):
         await place.server.request("POST", f"/api/v1/namespaces/{TEAM}/secrets", body, user=user)
     assert [(one.verb, one.resource) for one in place.server.audit.refused(since)] == [("create", "secrets")]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pgrole_controller.local.deadline import reached
-from pgrole_controller.local.process import Process
+from pgrole_controller.local.process import Process, reached
 from tests.acceptance.world import PATIENCE, Database, Json, Stage, is_ready, running
 
 MANY = 200

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pgrole_controller.local.apiserver import ApiError
+from pgrole_controller.local.apiserver import LocalApiError
 from tests.acceptance.world import Database, Kube, condition
 
 
@@ -272,7 +272,7 @@ async def test_deleting_the_loser_touches_nothing(kube: Kube, database: Database
 
 async def test_an_invalid_name_is_refused_at_admission_with_the_remedy(kube: Kube) -> None:
     for name, words in [("x" * 64, "bytes"), ("ü" * 32, "bytes"), ("pg_mine", "pg_"), ("public", "reserve")]:
-        with pytest.raises(ApiError, match=words) as caught:
+        with pytest.raises(LocalApiError, match=words) as caught:
             await kube.apply("refused", name=name)
         assert caught.value.status == 422
 

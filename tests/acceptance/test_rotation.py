@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from pgrole_controller.kube.client import Client
-from pgrole_controller.local.apiserver import ApiError
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.apiserver import LocalApiError
+from pgrole_controller.local.process import reached
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, is_ready, running
 
 pytestmark = pytest.mark.slow
@@ -91,7 +91,7 @@ async def denied(
     async def is_denied() -> bool:
         try:
             await probe()
-        except ApiError as error:
+        except LocalApiError as error:
             return "denied for a moment" in str(error)
         return False
 

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from tests.acceptance.calm import TimedController, staying_calm
 from tests.acceptance.disk import small_disk
 from tests.acceptance.figures import scrape

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from tests.acceptance.account import Account, installation_for
 from tests.acceptance.relay import relay
 from tests.acceptance.sources import SOURCES, Scene, Source

@@ -7,10 +7,10 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller import resources
-from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply, apply_crds, path_of, read_folder
+from pgrole_controller.local.process import reached
 from tests.acceptance.account import OWN_NAMESPACE, serving
 from tests.acceptance.estate import ROLES, SERVER, Estate, open_estate
 from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
@@ -98,7 +98,7 @@ async def listed(server: ApiServer) -> set[str]:
     async def is_at_rest() -> bool:
         try:
             found.append(await list_all(server))
-        except ApiError as error:
+        except LocalApiError as error:
             if error.status not in (404, 503):  # of a group that goes
                 raise
             found.clear()
@@ -179,7 +179,7 @@ async def crds_gone(server: ApiServer) -> bool:
     for name in CRDS:
         try:
             await server.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
-        except ApiError as error:
+        except LocalApiError as error:
             if error.status != 404:
                 raise
         else:

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from pgrole_controller.local.apiserver import ApiError, ApiServer
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from tests.acceptance.account import OWN_NAMESPACE, Account
 from tests.acceptance.permissions import Permission
 from tests.acceptance.relay import Relay
@@ -107,7 +107,7 @@ async def lead(place: Place, name: str) -> None:
     async def is_led() -> bool:
         try:
             lease = await place.server.request("GET", lease_path(place))
-        except ApiError as error:
+        except LocalApiError as error:
             if error.status != 404:
                 raise
             return False

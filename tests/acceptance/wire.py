@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import SocketStream
 
-from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.workspace import free_port
 
 _BYTES = 1 << 16
 

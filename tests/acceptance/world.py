@@ -17,12 +17,11 @@ import anyio
 import asyncpg
 
 from pgrole_controller.core.scram import Verifier, verifies
-from pgrole_controller.local.apiserver import ApiError, ApiServer
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.manifests import create_namespace
-from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.local.process import Process, bound_to_us
+from pgrole_controller.local.process import Process, reached, tied_to_parent
+from pgrole_controller.local.workspace import free_port
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.account import Account, find_namespace, installation_for
 from tests.acceptance.forks import Forked
@@ -79,7 +78,7 @@ class Kube:
     async def get(self, name: str) -> Json | None:
         try:
             return await self.server.request("GET", self.path(name))
-        except ApiError as error:
+        except LocalApiError as error:
             if error.status == 404:
                 return None
             raise
@@ -151,7 +150,7 @@ class Kube:
         """The Secret, with its data in clear text under `text`; None when there is none."""
         try:
             found = await self.server.request("GET", self.secret_path(name))
-        except ApiError as error:
+        except LocalApiError as error:
             if error.status == 404:
                 return None
             raise
@@ -380,7 +379,7 @@ class Controller:
         self.process: Process
         if self.is_executed or any(name.startswith("PYTHON") for name in environment):
             program = [sys.executable, "-m", "pgrole_controller"]
-            self.process = Process("controller", bound_to_us([*program, *command]), log, self._environment)
+            self.process = Process("controller", tied_to_parent([*program, *command]), log, self._environment)
         else:
             self.process = Forked("controller", command, log, self._environment)
 

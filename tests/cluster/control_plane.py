@@ -12,8 +12,8 @@ from pgrole_controller.local import credentials
 from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
-from pgrole_controller.local.ports import free_port
-from pgrole_controller.local.process import bound_to_us
+from pgrole_controller.local.process import tied_to_parent
+from pgrole_controller.local.workspace import free_port
 from tests.cluster.machine import HOST, PODS, SERVICES
 from tests.compose.engine import EngineError
 
@@ -88,7 +88,7 @@ class ControlPlane:
     def _start(self, name: str, program: Path, *arguments: str) -> None:
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                bound_to_us([program, *arguments]),
+                tied_to_parent([program, *arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pgrole_controller.local.process import bound_to_us
+from pgrole_controller.local.process import tied_to_parent
 from tests.compose.engine import EngineError, run
 
 #: Of the two ends of the cable between this machine and the node.
@@ -87,7 +87,7 @@ def machine() -> Iterator[Machine]:
     """A machine that this one reaches under NODE, and its PODS and SERVICES. Raises EngineError."""
     if Path("/sys/class/net", _CABLE).exists():
         raise EngineError(f"there is a network device {_CABLE}: another cluster of these tests runs")
-    command = bound_to_us(["unshare", "--fork", "--kill-child", "--mount-proc", *_NAMESPACES, "sh", "-c", _INIT])
+    command = tied_to_parent(["unshare", "--fork", "--kill-child", "--mount-proc", *_NAMESPACES, "sh", "-c", _INIT])
     init = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
     found = None
     try:

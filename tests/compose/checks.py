@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.workspace import free_port
 from tests.compose.engine import say
 from tests.compose.images import ROOT
 

@@ -22,8 +22,8 @@ import anyio
 
 from pgrole_controller.local.binaries import cache_directory
 from pgrole_controller.local.display import Display
-from pgrole_controller.local.lock import alone
-from pgrole_controller.local.process import LocalError, bound_to_us
+from pgrole_controller.local.process import LocalError, tied_to_parent
+from pgrole_controller.local.workspace import exclusive
 
 _ASK = {
     "helm": ("version", "--template", "{{.Version}}"),
@@ -98,7 +98,7 @@ class Answer:
 
 async def run(program: Path, *arguments: str | Path, stdin: str = "", seconds: float = 120) -> Answer:
     """Run it to its end. What it caches is dropped. Raises TimeoutError."""
-    command = bound_to_us([str(part) for part in (program, *arguments)])
+    command = tied_to_parent([str(part) for part in (program, *arguments)])
     with tempfile.TemporaryDirectory(prefix="pgrole-tools-") as home, anyio.fail_after(seconds):
         environment = {**os.environ, "HOME": home, "KUBECACHEDIR": home, "HELM_NAMESPACE": "", "KUBECONFIG": ""}
         done = await anyio.run_process(command, input=stdin.encode(), check=False, env=environment)
@@ -127,7 +127,7 @@ async def _find(module: _Module, display: Display, environment: Mapping[str, str
         return found
     cache = cache_directory(environment)
     cache.mkdir(parents=True, exist_ok=True)
-    async with alone(cache / module.lock, module.what, display):
+    async with exclusive(cache / module.lock, module.what, display):
         return _find_present(module, environment) or await _make(module, _folder(module, cache), display, environment)
 
 
@@ -218,7 +218,7 @@ async def _build(module: _Module, into: Path, scratch: Path, display: Display, e
     command = [go, "build", "-trimpath", f"-tags={module.tags}", f"-ldflags={_ldflags()}", "-o", f"{into}/", "tool"]
     settings = {**environment, "GOTOOLCHAIN": "auto", "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": ""}
     with anyio.fail_after(_BUILD_SECONDS):
-        done = await anyio.run_process(bound_to_us(command), cwd=scratch, env=settings, check=False)
+        done = await anyio.run_process(tied_to_parent(command), cwd=scratch, env=settings, check=False)
     if done.returncode != 0:
         last = "\n".join(done.stderr.decode(errors="replace").splitlines()[-_LAST_LINES:])
         raise BuildFailed(f"`go build` of {module.what} failed with exit code {done.returncode}:\n{last}")

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from pgrole_controller.local.apiserver import ApiError, ApiServer, api_server
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError, api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
 from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
@@ -153,7 +153,7 @@ async def test_weaker_pods_are_refused_and_their_deployment_warns(
     programs: Programs, prepared: ApiServer, weaker: Json, named: str
 ) -> None:
     deployment = the(await render_chart(programs, values=weaker), "Deployment")
-    with pytest.raises(ApiError, match=f"violates PodSecurity.*{named}") as refused:
+    with pytest.raises(LocalApiError, match=f"violates PodSecurity.*{named}") as refused:
         await create_pod(prepared, deployment)
     assert refused.value.status == 403
     answer = await dry_run(programs, prepared, [deployment])

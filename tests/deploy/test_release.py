@@ -10,7 +10,7 @@ import pytest_asyncio
 import yaml
 
 from pgrole_controller.api.pgserver import PgServer
-from pgrole_controller.local.apiserver import ApiError, ApiServer, api_server
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError, api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
 from tests.deploy.manifests import CHART
@@ -69,7 +69,7 @@ async def fields_of_server(server: ApiServer) -> set[str]:
 async def is_there(server: ApiServer, path: str) -> bool:
     try:
         await server.request("GET", path)
-    except ApiError as error:
+    except LocalApiError as error:
         if error.status == 404:
             return False
         raise

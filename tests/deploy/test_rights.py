@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgrole_controller.local.rights import Installation, read_rights
+from pgrole_controller.local.rights import RightsScope, read_rights
 from tests.deploy.manifests import OVERLAYS
 from tests.deploy.programs import Programs
 from tests.deploy.rendering import Json, of_kind, render_kustomization
@@ -22,7 +22,7 @@ async def test_they_are_all_that_is_bound_to_the_account_and_no_more(
 ) -> None:
     objects = await render_kustomization(programs, OVERLAYS / overlay)
     rendered = {identify(one): one for one in objects}
-    read = {identify(one): one for one in read_rights(Installation(watched=watched))}
+    read = {identify(one): one for one in read_rights(RightsScope(watched=watched))}
     bound = {
         identify(one) for one in of_kind(objects, "RoleBinding", "ClusterRoleBinding") if ACCOUNT in one["subjects"]
     }
@@ -36,7 +36,7 @@ async def test_they_are_all_that_is_bound_to_the_account_and_no_more(
 
 
 def test_what_is_narrowed_is_the_account_of_the_installation() -> None:
-    installation = Installation("other", "databases", "team-b")
+    installation = RightsScope("other", "databases", "team-b")
     policy, binding = (one for one in read_rights(installation) if one["kind"] in POLICIES)
     assert policy["metadata"]["name"] == binding["metadata"]["name"] == binding["spec"]["policyName"] == "other-secrets"
     [condition] = policy["spec"]["matchConditions"]

@@ -16,10 +16,10 @@ from pathlib import Path
 import aiohttp
 import anyio
 
-from pgrole_controller.local.apiserver import ApiError, ApiServer, Json
+from pgrole_controller.local.apiserver import ApiServer, Json, LocalApiError
 from pgrole_controller.local.credentials import write_kubeconfig
-from pgrole_controller.local.ports import free_port
-from pgrole_controller.local.process import Process, bound_to_us
+from pgrole_controller.local.process import Process, tied_to_parent
+from pgrole_controller.local.workspace import free_port
 
 _EVERY_SECONDS = 0.3
 _DEPLOYMENTS = "/apis/apps/v1/deployments"
@@ -98,7 +98,7 @@ class Cluster:
             **await self._environment_of(container, namespace, {"metadata.name": name, "metadata.uid": f"uid-{name}"}),
             "PGROLE_HEALTH_PORT": str(port),
         }
-        command = bound_to_us([sys.executable, "-m", "pgrole_controller", *container["args"]])
+        command = tied_to_parent([sys.executable, "-m", "pgrole_controller", *container["args"]])
         process = Process(name, command, self.folder / f"{name}.log", environment)
         await process.start()
         return Pod(process, port)
@@ -172,7 +172,7 @@ class Cluster:
         """What it answers; empty where that is not there (any more)."""
         try:
             return await self.server.request(method, path, body, content_type=content_type)
-        except ApiError as error:
+        except LocalApiError as error:
             if error.status == 404:
                 return {}
             raise

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from pgrole_controller.local.deadline import reached
-from pgrole_controller.local.process import Process, bound_to_us
+from pgrole_controller.local.process import Process, reached, tied_to_parent
 
 _END_SECONDS = 30.0
 _COMMENT = re.compile(r"\s+#.*")
@@ -95,7 +94,7 @@ async def shell(folder: Path, place: Path, environment: Mapping[str, str]) -> As
     pipe = os.open(commands, os.O_RDWR | os.O_NONBLOCK)
     loop = f"cd {place}\n{_LOOP}"
     command = ["bash", "--noprofile", "--norc", "-euo", "pipefail", "-c", loop, "bash", str(commands)]
-    process = Process("bash", bound_to_us(command), folder / "bash.log", environment)
+    process = Process("bash", tied_to_parent(command), folder / "bash.log", environment)
     await process.start()
     reader = Shell(process, folder, pipe)
     try:

@@ -12,9 +12,9 @@ import pytest
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.reconnect import Cause
-from pgrole_controller.local.deadline import reached
-from pgrole_controller.local.ports import free_port
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
+from pgrole_controller.local.workspace import free_port
 from pgrole_controller.postgres.causes import cause_of
 from pgrole_controller.postgres.connection import Endpoint, connect
 from tests.servers import Servers

@@ -15,9 +15,8 @@ import asyncpg
 import pytest
 
 from pgrole_controller.core.errors import PgRoleError, Refused, Transient
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
-from pgrole_controller.local.process import alive
+from pgrole_controller.local.process import alive, reached
 from pgrole_controller.postgres import token as token_module
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Connection, Endpoint, Minting, connect
 from pgrole_controller.postgres.token import TokenCommand

@@ -9,7 +9,7 @@ import pytest
 from pgrole_controller.api.crd import crd
 from pgrole_controller.api.meta import ObjectMeta
 from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
-from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 _DEFAULTS = {
     "serverRef": {"name": "default"},
@@ -48,7 +48,7 @@ class Kind:
         return await self._server.request("POST", self._path, body)
 
     async def refusal(self, spec: dict[str, Any], name: str = "app") -> str:
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(LocalApiError) as caught:
             await self.create(spec, name)
         assert caught.value.status == 422
         return str(caught.value)
@@ -59,7 +59,7 @@ class Kind:
         )
 
     async def refused_patch(self, spec: dict[str, Any], name: str = "app") -> str:
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(LocalApiError) as caught:
             await self.patch({"spec": spec}, name)
         assert caught.value.status == 422
         return str(caught.value)
@@ -189,7 +189,7 @@ async def test_an_object_whose_own_name_has_63_bytes_needs_nothing(kind: Kind) -
 
 async def test_an_object_without_a_spec_is_refused(api_server: ApiServer, namespace: str) -> None:
     body = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": {"name": "app"}}
-    with pytest.raises(ApiError, match="spec: Required value"):
+    with pytest.raises(LocalApiError, match="spec: Required value"):
         await api_server.request("POST", f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles", body)
 
 
@@ -357,7 +357,7 @@ async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
     ],
 )
 async def test_lists_and_settings_that_cannot_be_are_refused(kind: Kind, spec: dict[str, Any], words: str) -> None:
-    with pytest.raises(ApiError, match=words):
+    with pytest.raises(LocalApiError, match=words):
         await kind.create(spec)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pgrole_controller.api.crd import PGSERVER, crd
 from pgrole_controller.api.pgserver import PgServer
-from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 _CONNECTION = {"hosts": ["db.example"], "credentialsSecretRef": {"name": "admin"}}
 _PATH = "/apis/pgrole.dev/v1alpha1/pgservers"
@@ -81,7 +81,7 @@ async def test_defaults_of_the_api_server_are_those_of_the_models(api_server: Ap
 async def test_what_the_rules_refuse_is_refused_in_their_words(
     api_server: ApiServer, spec: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(LocalApiError) as caught:
         await create(api_server, spec)
     assert caught.value.status == 422
     assert says in str(caught.value)

@@ -13,7 +13,7 @@ from pgrole_controller.core.diff import Create, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.role import Role
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.fence import (
     Candidacy,

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import Reason, Refused, Transient
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import VERSION, Installation, install, others_may_create

@@ -16,8 +16,8 @@ from pgrole_controller.kube.election import Elector, Term
 from pgrole_controller.kube.lease import LeaseTiming
 from pgrole_controller.kube.resource import LEASES
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import apply
+from pgrole_controller.local.process import reached
 
 RBAC = "rbac.authorization.k8s.io/v1"
 USER = "pgrole-controller"  # who may do nothing here, unless it is granted

@@ -12,13 +12,12 @@ import anyio
 import asyncpg
 import pytest
 
-from pgrole_controller.local.apiserver import ApiError, ApiServer
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer, Stop, postgres
-from pgrole_controller.local.process import LocalError, alive, descendants
+from pgrole_controller.local.process import LocalError, alive, descendants, reached
 
 PAST_ANY_DELAY = 90.0
 
@@ -189,7 +188,7 @@ async def test_the_api_server_comes_back_with_its_data_after_stop_kill_and_pause
         assert unanswered.cancelled_caught
         server.resume()
         assert await uid_of(server, "kept") == uid
-        with pytest.raises(ApiError, match=r"403: .*viewer"):
+        with pytest.raises(LocalApiError, match=r"403: .*viewer"):
             await server.request("GET", "/api/v1/namespaces", user="viewer")
         folder = server.folder
     assert not folder.exists()

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from pgrole_controller.core.errors import PgRoleError, Refused, Transient, Waiting
 from pgrole_controller.core.plan import ReassignOwned
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import pinning, queries
 from pgrole_controller.postgres.claims import Selection, claims_of, list_claims
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Connection, Endpoint, connect

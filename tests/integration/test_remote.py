@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from pgrole_controller.local import credentials
-from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.apiserver import ApiServer, RemoteApiServer
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.process import LocalError
-from pgrole_controller.local.remote import RemoteApiServer
 
 
 async def test_it_is_spoken_to_as_to_ours_and_neither_frozen_nor_ended(api_server: ApiServer, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.fence import Candidacy
 from pgrole_controller.postgres.install import install

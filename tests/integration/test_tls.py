@@ -18,8 +18,8 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import PgRoleError, Refused, Transient
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import tls
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Endpoint, connect
 from pgrole_controller.postgres.tls import Mode

@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.deadline import reached
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
 from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid, seen_home
 from tests.servers import Servers

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from aiohttp import web
 
-from pgrole_controller.local import binaries, build
+from pgrole_controller.local import binaries
 from pgrole_controller.local.binaries import BinariesError, cache_directory, find, find_present
 from pgrole_controller.local.display import Display
 
@@ -184,7 +184,7 @@ async def test_where_no_way_works_the_error_lists_the_choices(environment: dict[
 
 
 def test_the_version_asked_for_is_the_one_that_go_builds() -> None:
-    module = (Path(build.__file__).parent / "controlplane" / "go.mod").read_text()
+    module = (Path(binaries.__file__).parent / "controlplane" / "go.mod").read_text()
     assert f"k8s.io/kubernetes v{binaries.KUBERNETES} " in module
 
 

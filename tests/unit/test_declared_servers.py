@@ -21,7 +21,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.store import Store, pack, pack_metadata
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from pgrole_controller.signals import Signal
 
 Answer = Callable[[], dict[str, Any]]

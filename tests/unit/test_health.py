@@ -23,8 +23,8 @@ from pgrole_controller.controller.health import (
     Shared,
 )
 from pgrole_controller.controller.pulse import BEAT_SECONDS, STILL_SECONDS, Pulse
-from pgrole_controller.local.deadline import reached
-from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.process import reached
+from pgrole_controller.local.workspace import free_port
 from pgrole_controller.metrics import Scrape
 
 PATIENCE = 30.0

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pgrole_controller.local.ports import free_port
+from pgrole_controller.local.workspace import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only there a port is kept that a server can bind")
 

@@ -26,7 +26,7 @@ from pgrole_controller.core.status import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import Store, Stored, pack
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from tests.timelapse import in_timelapse
 
 PATIENCE = 30.0

@@ -10,7 +10,7 @@ import pytest
 
 from pgrole_controller.controller.threads import Threads
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.local.deadline import reached
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
 
 HANGING = 64

@@ -1,11 +1,50 @@
-"""Ports of 127.0.0.1 that nobody uses."""
+"""What a local server is given: a folder, a port of 127.0.0.1 that no one uses, and a lock on what is fetched once."""
 
 import atexit
+import fcntl
 import random
 import socket
 import sys
+import tempfile
 from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import chain
+from pathlib import Path
+
+import anyio
+
+from pgrole_controller.local.display import Display
+
+
+@contextmanager
+def server_folder(state: Path | None, prefix: str) -> Iterator[Path]:
+    """`state`, made when it is not there, and kept; without one, a temporary folder that is removed at the end."""
+    if state is not None:
+        folder = state.absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix=prefix) as scratch:
+        yield Path(scratch)
+
+
+@asynccontextmanager
+async def exclusive(path: Path, what: str, display: Display) -> AsyncIterator[None]:
+    """Held by one process at a time, so that two do not get `what` at once; freed when its holder ends, however."""
+    with path.open("a") as file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    display.say(f"Another process is fetching or building {what}; waiting for it")
+                    told = True
+                await anyio.sleep(0.3)
+        yield
+
 
 #: Below those that the kernel gives to outgoing connections: what is picked here stays free until it is bound, and
 #: while its server is stopped.
