@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgrole_controller import __version__
-from pgrole_controller.imports import import_plain, sparing
+from pgrole_controller.imports import import_plain, startup_imports
 
-with sparing():
+with startup_imports():
     from pgrole_controller.claims.arguments import add_claims
     from pgrole_controller.dsn import address_of, split_methods, verifies_by_default
     from pgrole_controller.settings import (
@@ -99,7 +99,7 @@ def _plain(markdown: str) -> str:
 def _run(options: argparse.Namespace) -> int:
     settings = read_settings(vars(options), os.environ)
     # Here, since it takes a while: `--help` and a wrong setting answer at once.
-    with sparing():
+    with startup_imports():
         # Else libstdc++ is loaded, 1 MiB, for lists that aiohttp reads at most once in a request.
         import_plain("frozenlist", "frozenlist._frozenlist")
         import anyio

@@ -72,7 +72,7 @@ def import_plain(package: str, extension: str) -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Around imports. No collection looks for garbage among modules, then or later: they live as long as it."""
     collects = gc.isenabled()
     gc.disable()
@@ -85,14 +85,14 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def sparing() -> Iterator[None]:
-    """`uncollected`, for the imports of a start.
+def startup_imports() -> Iterator[None]:
+    """`gc_paused`, for the imports of a start.
 
     Contexts for TLS that are made meanwhile, as aiohttp makes two, read this machine's CAs with their first connection.
     """
     ssl.SSLContext.set_default_verify_paths = _read_later  # type: ignore[assignment,method-assign]
     try:
-        with uncollected():
+        with gc_paused():
             yield
     finally:
         del ssl.SSLContext.set_default_verify_paths  # that of its base is seen again

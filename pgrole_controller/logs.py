@@ -47,7 +47,7 @@ def set_up(level: str, form: LogFormat) -> None:
     text = form == "text" or (form == "auto" and terminal)
     handler.setFormatter(_Text(colours=terminal and not os.environ.get("NO_COLOR")) if text else _Json())
     handler.addFilter(_add_visit)
-    handler.addFilter(Repetition().admit)
+    handler.addFilter(RepeatFilter().admit)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pgrole_controller").setLevel(level.upper())
     # At DEBUG it prints bodies, Secrets among them.
@@ -100,7 +100,7 @@ def describe_error(error: BaseException) -> dict[str, str]:
     return {**described, "traceback": "; while handling: ".join(causes)}
 
 
-class Allowing:
+class RateLimit:
     """So many of something within so many seconds."""
 
     def __init__(self, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,7 +116,7 @@ class Allowing:
         return True
 
 
-_tracebacks = Allowing(TRACEBACKS, 60.0)
+_tracebacks = RateLimit(TRACEBACKS, 60.0)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -140,7 +140,7 @@ def _add_visit(record: logging.LogRecord) -> bool:
     return True
 
 
-class Repetition:
+class RepeatFilter:
     """Leaves out warnings and errors that were just written often enough; the next one says how many were."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

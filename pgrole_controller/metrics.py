@@ -210,7 +210,7 @@ class Scrape:
     leading: bool = False
 
 
-class _Asked(Collector):
+class _ScrapeCollector(Collector):
     """The metrics that are made of a `Scrape`."""
 
     def __init__(self) -> None:
@@ -282,8 +282,8 @@ def _by_server(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, lis
         yield name, text, [(one.server, float(getattr(one, attribute))) for one in of]
 
 
-_asked = _Asked()
-REGISTRY.register(_asked)
+_scrape_collector = _ScrapeCollector()
+REGISTRY.register(_scrape_collector)
 ProcessCollector(registry=REGISTRY)
 GCCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY, platform=platform)
@@ -294,7 +294,7 @@ def render(scrape: Scrape | None, heartbeat_age: float) -> bytes:
 
     `heartbeat_age`: seconds since the event loop turned.
     """
-    _asked.scrape, _asked.heartbeat_age = scrape, heartbeat_age
+    _scrape_collector.scrape, _scrape_collector.heartbeat_age = scrape, heartbeat_age
     return "".join(line for metric in REGISTRY.collect() for line in _write(metric)).encode()
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pgrole_controller.imports import uncollected
+from pgrole_controller.imports import gc_paused
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -55,7 +55,7 @@ def read_pgserver(obj: dict[str, Any]) -> "PgServer":
 
 @cache
 def _models() -> _Models:
-    with _loading, uncollected():
+    with _loading, gc_paused():
         from pydantic import ValidationError
 
         from pgrole_controller.api.pgrole import PgRole

@@ -22,7 +22,7 @@ from asyncio import SelectorEventLoop
 from types import FrameType
 
 from pgrole_controller import metrics
-from pgrole_controller.logs import Allowing, describe_stack
+from pgrole_controller.logs import RateLimit, describe_stack
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Watchdog:
         self._armed = False
         self._armed_at = self._armed_before = 0.0
         self._seen: float | None = None  # when the turn began whose stack was taken
-        self._lines = Allowing(1, LINE_SECONDS)
+        self._lines = RateLimit(1, LINE_SECONDS)
 
     def start(self) -> None:
         """In the main thread, before there are others."""

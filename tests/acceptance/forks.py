@@ -194,10 +194,10 @@ def _become(request: _Start) -> NoReturn:
 def _import_all() -> None:
     """What `run` imports, in its way, and the models."""
     from pgrole_controller.api import reading
-    from pgrole_controller.imports import import_plain, sparing
+    from pgrole_controller.imports import import_plain, startup_imports
 
     import_module("pgrole_controller.cli")
-    with sparing():
+    with startup_imports():
         import_plain("frozenlist", "frozenlist._frozenlist")
         import_module("pgrole_controller.controller.app")
     reading.load()

@@ -94,7 +94,7 @@ class FakeSession:
 @pytest.fixture(autouse=True)
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     caplog.set_level(logging.DEBUG, "pgrole_controller")
-    logs._tracebacks = logs.Allowing(logs.TRACEBACKS, 60.0)
+    logs._tracebacks = logs.RateLimit(logs.TRACEBACKS, 60.0)
     yield caplog
     assert SECRET not in "".join(str(vars(record)) for record in caplog.records)
 

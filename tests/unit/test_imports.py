@@ -121,8 +121,8 @@ def test_a_library_that_is_laid_out_in_another_way_is_imported_as_ever(tmp_path:
     (package / "client.py").write_text("class Configuration: ...\nclass ApiClient: ...\n")
     (package / "config" / "__init__.py").write_text("from kubernetes_asyncio.client import ApiClient, Configuration\n")
     code = """
-from pgrole_controller.kube import library
-library.register_kubernetes()
+from pgrole_controller import imports
+imports.register_kubernetes()
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio import client, config
 assert client.Configuration is config.Configuration is Configuration
@@ -220,8 +220,8 @@ def test_authorities_are_read_with_the_first_connection_that_needs_them(tmp_path
     authority = certificates.authority("authority")
     server = certificates.server("server", authority, "IP:127.0.0.1")
     code = f"""
-from pgrole_controller.imports import sparing
-with sparing():
+from pgrole_controller.imports import startup_imports
+with startup_imports():
     import aiohttp, aiohttp.connector
 assert aiohttp.connector._SSL_CONTEXT_VERIFIED.cert_store_stats()["x509"] == 0
 {SERVER.format(chain=str(server.chain), key=str(server.key))}
@@ -239,8 +239,8 @@ def test_a_server_that_no_authority_signed_is_refused(tmp_path: Path) -> None:
     other = certificates.authority("other")
     server = certificates.self_signed("server", "IP:127.0.0.1")
     code = f"""
-from pgrole_controller.imports import sparing
-with sparing():
+from pgrole_controller.imports import startup_imports
+with startup_imports():
     import aiohttp
 {SERVER.format(chain=str(server.chain), key=str(server.key))}
 try:

@@ -14,7 +14,7 @@ import pytest
 
 from pgrole_controller import logs
 from pgrole_controller.controller import lane
-from pgrole_controller.logs import LogFormat, Repetition, _Json, _Text, name_visit, new_visit, set_up, tracing
+from pgrole_controller.logs import LogFormat, RepeatFilter, _Json, _Text, name_visit, new_visit, set_up, tracing
 
 
 def record(message: str, **values: object) -> logging.LogRecord:
@@ -231,7 +231,7 @@ def warning(message: str = "no session", level: int = logging.WARNING, **values:
 
 def test_a_warning_is_written_so_often_in_a_minute_and_the_next_one_says_how_many_were_left_out() -> None:
     now = 0.0
-    repetition = Repetition(lambda: now)
+    repetition = RepeatFilter(lambda: now)
     assert sum(repetition.admit(warning(server="one")) for _ in range(500)) == logs.REPEATS
     for other in (
         warning(server="two"),
@@ -252,13 +252,13 @@ def test_a_warning_is_written_so_often_in_a_minute_and_the_next_one_says_how_man
 
 
 def test_what_is_no_warning_is_always_written() -> None:
-    repetition = Repetition()
+    repetition = RepeatFilter()
     assert all(repetition.admit(record("role reconciled", server="one")) for _ in range(500))
 
 
 def test_what_was_left_out_of_many_is_not_kept_for_ever() -> None:
     now = 0.0
-    repetition = Repetition(lambda: now)
+    repetition = RepeatFilter(lambda: now)
     for number in range(logs.MOST_REPEATED + 1):
         for _ in range(logs.REPEATS + 1):
             repetition.admit(warning(object=number))
