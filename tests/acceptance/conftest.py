@@ -12,10 +12,10 @@ from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.postgres import PostgresServer
 from tests import k3s
 from tests.acceptance import forks
-from tests.acceptance.account import Refusals, serving
-from tests.acceptance.court import Court, open_court
 from tests.acceptance.namespace_pool import NamespacePool
 from tests.acceptance.order import place
+from tests.acceptance.service_account import Refusals, serving
+from tests.acceptance.two_teams import TwoTeams, open_two_teams
 from tests.acceptance.world import (
     Controller,
     Database,
@@ -128,14 +128,14 @@ async def stage(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def court_in_session(
+async def two_teams_in_session(
     api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Court]:
-    async with open_court(api_server, servers, tmp_path_factory.mktemp("court")) as opened:
+) -> AsyncIterator[TwoTeams]:
+    async with open_two_teams(api_server, servers, tmp_path_factory.mktemp("court")) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def court(court_in_session: Court) -> AsyncIterator[Court]:
-    yield court_in_session
-    await court_in_session.tidy()
+async def two_teams(two_teams_in_session: TwoTeams) -> AsyncIterator[TwoTeams]:
+    yield two_teams_in_session
+    await two_teams_in_session.tidy()

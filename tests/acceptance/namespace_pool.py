@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pgrole_controller.local.apiserver import ApiServer
-from tests.acceptance.account import OWN_NAMESPACE, installation_for
+from tests.acceptance.service_account import OWN_NAMESPACE, installation_for
 from tests.acceptance.world import Json, Kube, make_kube, remove
 
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"

@@ -19,7 +19,7 @@ import anyio
 from pgrole_controller.local.manifests import apply as apply_manifest
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.rights import RightsScope, may
-from tests.acceptance.account import OWN_NAMESPACE, Account
+from tests.acceptance.service_account import OWN_NAMESPACE, ServiceAccount
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Stage, make_kube, remove
 from tests.servers import Servers
 
@@ -196,7 +196,7 @@ async def _make(
     installation = RightsScope(f"{lease}-{which}", OWN_NAMESPACE, namespace)
     folder = stage.folder / which
     folder.mkdir()
-    account = Account(stage.kube.server, installation, folder, url)
+    account = ServiceAccount(stage.kube.server, installation, folder, url)
     await account.prepare()
     await _share_lease(stage, installation, lease)
     role = f"replica_{which}"

@@ -13,7 +13,7 @@ from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.account import OWN_NAMESPACE
+from tests.acceptance.service_account import OWN_NAMESPACE
 from tests.acceptance.waiting import Attempts
 from tests.acceptance.world import GROUP, PATIENCE, Json, Kube, apply, condition
 

@@ -20,9 +20,9 @@ from bench.hostile import SERVERS, SETTINGS, flood, hostile_servers, payloads, s
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.calm import TimedController, staying_calm
-from tests.acceptance.figures import scrape
+from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
+from tests.acceptance.timed_controller import TimedController, staying_responsive
 from tests.acceptance.world import Database, Json, Kube, condition, make_kube, open_database, remove, says
 from tests.servers import Servers
 
@@ -126,7 +126,7 @@ async def siege(houses: Houses, tmp_path_factory: pytest.TempPathFactory) -> Asy
             await kube.apply(name.replace("_", "-"), name=name, serverRef={"name": SHARED}, adopt=True)
         await kube.apply("elsewhere", name="elsewhere", serverRef={"name": OTHER}, adopt=True)
         try:
-            async with staying_calm(controller):
+            async with staying_responsive(controller):
                 await kube.wait_all_ready()
                 yield Siege(houses, kube, declared, controller, inside, beside)
         finally:

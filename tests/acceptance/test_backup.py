@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from tests.acceptance.estate import Estate, open_estate
 from tests.acceptance.shell import Shell, blocks, make_shell
+from tests.acceptance.team_objects import TeamObjects, open_team_objects
 from tests.acceptance.world import running
 from tests.servers import Servers
 
@@ -21,14 +21,14 @@ ROLES = "SELECT a.oid, a.rolname, a.rolpassword FROM pg_authid AS a WHERE a.oid 
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def estate(own_api_server: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[Estate]:
-    async with open_estate(own_api_server, servers, tmp_path) as opened:
+async def team_objects(own_api_server: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[TeamObjects]:
+    async with open_team_objects(own_api_server, servers, tmp_path) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def shell(estate: Estate, tmp_path: Path) -> Shell:
-    return await make_shell(estate.kube.server, estate.postgres, tmp_path / "shell")
+async def shell(team_objects: TeamObjects, tmp_path: Path) -> Shell:
+    return await make_shell(team_objects.kube.server, team_objects.postgres, tmp_path / "shell")
 
 
 async def back_up(shell: Shell) -> None:
@@ -36,66 +36,70 @@ async def back_up(shell: Shell) -> None:
     await shell.run(script)
 
 
-async def delete_as_kubernetes_does(estate: Estate) -> None:
+async def delete_as_kubernetes_does(team_objects: TeamObjects) -> None:
     """Every object, without dropping a role; and the Secrets that belong to them."""
-    await estate.kube.delete_all()
-    await estate.kube.wait_number(0)
-    for secret in (await estate.kube.server.request("GET", estate.kube.secret_path()))["items"]:
+    await team_objects.kube.delete_all()
+    await team_objects.kube.wait_number(0)
+    for secret in (await team_objects.kube.server.request("GET", team_objects.kube.secret_path()))["items"]:
         if "ownerReferences" in secret["metadata"]:
-            await estate.kube.delete_secret(secret["metadata"]["name"])
+            await team_objects.kube.delete_secret(secret["metadata"]["name"])
 
 
-async def passwords(estate: Estate) -> Mapping[str, Any]:
-    return {name: (await estate.kube.wait_secret(name))["text"] for name in ("app-connection", "chosen-connection")}
+async def passwords(team_objects: TeamObjects) -> Mapping[str, Any]:
+    return {
+        name: (await team_objects.kube.wait_secret(name))["text"] for name in ("app-connection", "chosen-connection")
+    }
 
 
 async def test_objects_that_were_deleted_and_restored_have_their_roles_and_passwords(
-    estate: Estate, shell: Shell
+    team_objects: TeamObjects, shell: Shell
 ) -> None:
-    async with running(estate.controller()):
-        await estate.make()
+    async with running(team_objects.controller()):
+        await team_objects.make()
         await back_up(shell)
-        roles, texts = await estate.database.connection.fetch(ROLES), await passwords(estate)
-        await delete_as_kubernetes_does(estate)
-        await estate.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 0)
+        roles, texts = await team_objects.database.connection.fetch(ROLES), await passwords(team_objects)
+        await delete_as_kubernetes_does(team_objects)
+        await team_objects.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 0)
     for script in (OBJECTS, SECRETS):
         await shell.run(script)
-    async with running(estate.controller()):
-        await estate.kube.wait_all_ready()
-        assert await estate.database.connection.fetch(ROLES) == roles
-        assert await passwords(estate) == texts
-        await estate.prove("first")
-        await estate.kube.delete("passing")
-        await estate.kube.wait_gone("passing")
+    async with running(team_objects.controller()):
+        await team_objects.kube.wait_all_ready()
+        assert await team_objects.database.connection.fetch(ROLES) == roles
+        assert await passwords(team_objects) == texts
+        await team_objects.prove("first")
+        await team_objects.kube.delete("passing")
+        await team_objects.kube.wait_gone("passing")
 
 
-async def test_without_the_secrets_of_the_backup_another_password_is_made(estate: Estate, shell: Shell) -> None:
-    async with running(estate.controller()):
-        await estate.make()
+async def test_without_the_secrets_of_the_backup_another_password_is_made(
+    team_objects: TeamObjects, shell: Shell
+) -> None:
+    async with running(team_objects.controller()):
+        await team_objects.make()
         await back_up(shell)
-        texts = await passwords(estate)
-        await delete_as_kubernetes_does(estate)
+        texts = await passwords(team_objects)
+        await delete_as_kubernetes_does(team_objects)
     await shell.run(OBJECTS)
-    async with running(estate.controller()):
-        await estate.kube.wait_all_ready()
-        await estate.check()
-        assert (await passwords(estate))["app-connection"] != texts["app-connection"]
+    async with running(team_objects.controller()):
+        await team_objects.kube.wait_all_ready()
+        await team_objects.check()
+        assert (await passwords(team_objects))["app-connection"] != texts["app-connection"]
 
 
 @pytest.mark.since(17, "what the pg_dump of the tests writes is for 17 and later")
-async def test_a_schema_that_was_dropped_and_restored_has_every_claim(estate: Estate, shell: Shell) -> None:
-    async with running(estate.controller()):
-        await estate.make()
-        await estate.prove("first")
+async def test_a_schema_that_was_dropped_and_restored_has_every_claim(team_objects: TeamObjects, shell: Shell) -> None:
+    async with running(team_objects.controller()):
+        await team_objects.make()
+        await team_objects.prove("first")
     await back_up(shell)
     claims = "SELECT to_jsonb(c)::text FROM pgrole.claim AS c ORDER BY c.role_name"
-    before = await estate.database.connection.fetch(claims)
-    await estate.database.execute("DROP SCHEMA pgrole CASCADE")
+    before = await team_objects.database.connection.fetch(claims)
+    await team_objects.database.execute("DROP SCHEMA pgrole CASCADE")
     await shell.run(SCHEMA)
-    assert await estate.database.connection.fetch(claims) == before
-    left, canary = await estate.picture(), await estate.drift_canary()
-    async with running(estate.controller()) as controller:
-        await estate.wait_canary(canary)
-        assert await estate.picture() == left
+    assert await team_objects.database.connection.fetch(claims) == before
+    left, canary = await team_objects.picture(), await team_objects.drift_canary()
+    async with running(team_objects.controller()) as controller:
+        await team_objects.wait_canary(canary)
+        assert await team_objects.picture() == left
         assert "schema=present" in controller.log
-        await estate.prove("second")
+        await team_objects.prove("second")

@@ -7,7 +7,7 @@ import pytest
 from pgrole_controller.controller.reporter import WRITE_SECONDS, WRITERS
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
-from tests.acceptance.account import serving
+from tests.acceptance.service_account import serving
 from tests.acceptance.world import Stage, condition, is_ready, make_kube, running, says
 
 OUTAGES = ["stopped", pytest.param("crashed", marks=pytest.mark.slow)]

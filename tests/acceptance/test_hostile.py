@@ -17,7 +17,7 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, read_folder
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.account import serving
+from tests.acceptance.service_account import serving
 from tests.acceptance.world import (
     PATIENCE,
     Controller,

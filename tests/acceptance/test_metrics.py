@@ -8,7 +8,7 @@ import pytest
 
 from pgrole_controller import __version__
 from pgrole_controller.local.process import reached
-from tests.acceptance.figures import Figures, Series, scrape, wait_figures
+from tests.acceptance.scraped_metrics import ScrapedMetrics, Series, scrape, wait_figures
 from tests.acceptance.servers import pgservers
 from tests.acceptance.world import PATIENCE, Controller, Database, Stage, condition, running
 from tests.servers import Servers
@@ -52,7 +52,7 @@ async def test_a_drift_is_counted_from_its_request_to_its_repair(stage: Stage, r
         assert_well(found)
 
 
-def astir(found: Figures) -> list[str]:
+def astir(found: ScrapedMetrics) -> list[str]:
     """What is not as with one server that is well, and one object that is Ready and waits for no visit."""
     rest = {
         "pgrole_server_connected": 1,
@@ -67,7 +67,7 @@ def astir(found: Figures) -> list[str]:
     return [name for name, value in rest.items() if found.get(name, server="default") != value]
 
 
-def assert_well(found: Figures) -> None:
+def assert_well(found: ScrapedMetrics) -> None:
     assert found.get("pgrole_server_detection", server="default", mode="Watch") == 1
     assert found.get("pgrole_contested_objects") == 0
     assert found.get("pgrole_leader") == 1
@@ -78,7 +78,7 @@ def assert_well(found: Figures) -> None:
     assert found.sum("process_resident_memory_bytes") > 2**20
 
 
-def unspoken(found: Figures) -> list[str]:
+def unspoken(found: ScrapedMetrics) -> list[str]:
     """What was not said to the database, or to the API server."""
     statements = ("connect", "identify", "look", "transaction")
     sql = [one for one in statements if not found.sum("pgrole_sql_seconds_count", statement=one)]
@@ -105,7 +105,7 @@ async def test_how_late_changes_are_noticed_is_measured_by_the_controllers_own(s
         assert found.get("pgrole_unheard_changes", server="default") == 0
 
 
-async def wait_notifications(controller: Controller, count: int) -> Figures:
+async def wait_notifications(controller: Controller, count: int) -> ScrapedMetrics:
     return await wait_figures(
         controller, lambda figures: figures.sum("pgrole_notifications_total") >= count, f"{count} notifications"
     )
@@ -145,12 +145,14 @@ async def test_no_series_tells_of_a_role_an_object_or_a_secret_and_more_objects_
         assert servers == {"default", "(undeclared)"}
 
 
-def series(figures: Figures) -> set[Series]:
+def series(figures: ScrapedMetrics) -> set[Series]:
     """Without buckets: those of one kind of request that was not sent before are many, and tell nothing more."""
     return {one for one in figures.samples if not one[0].endswith("_bucket")}
 
 
-async def drift_many(stage: Stage, database: Database, controller: Controller, prefix: str, role: str) -> Figures:
+async def drift_many(
+    stage: Stage, database: Database, controller: Controller, prefix: str, role: str
+) -> ScrapedMetrics:
     """So many objects more, each with a drift, one with a password; the figures when all are Ready again."""
     before = (await scrape(controller)).sum("pgrole_drifts_total")
     names = [f"{prefix}-{number}" for number in range(MANY)]

@@ -7,29 +7,29 @@ import asyncpg
 import pytest
 
 from pgrole_controller.local.manifests import create_namespace
-from tests.acceptance.account import OWN_NAMESPACE
-from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
+from tests.acceptance.service_account import OWN_NAMESPACE
+from tests.acceptance.two_teams import SERVER, STEWARD, TwoTeams, joining, role, setting
 from tests.acceptance.world import Json, Kube, condition
 
 pytestmark = pytest.mark.slow
 
 
 class TestNeighbours:
-    async def test_a_retained_role_is_not_taken_by_name(self, court: Court) -> None:
-        a, b = court.teams
+    async def test_a_retained_role_is_not_taken_by_name(self, two_teams: TwoTeams) -> None:
+        a, b = two_teams.teams
         await b.apply("left", name="shared_left", serverRef={"name": SERVER})
         await b.wait_ready("left")
         await b.delete("left")
         await b.wait_gone("left")
-        await court.database.wait_value(
+        await two_teams.database.wait_value(
             "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = 'shared_left'", True
         )
-        before = await court.picture()
+        before = await two_teams.picture()
         await a.apply("left", name="shared_left", login=True, deletionPolicy="Drop", serverRef={"name": SERVER})
-        await court.refused(a, "left", "RoleExists", "shared_left")
+        await two_teams.refused(a, "left", "RoleExists", "shared_left")
         await a.delete("left")
         await a.wait_gone("left")
-        assert await court.picture() == before
+        assert await two_teams.picture() == before
 
     @pytest.mark.parametrize(
         "shield",
@@ -44,40 +44,42 @@ class TestNeighbours:
             setting("no_such_thing"),
         ],
     )
-    async def test_who_may_not_have_a_name_does_not_keep_it_from_others(self, court: Court, shield: Json) -> None:
-        a, b = court.teams
+    async def test_who_may_not_have_a_name_does_not_keep_it_from_others(
+        self, two_teams: TwoTeams, shield: Json
+    ) -> None:
+        a, b = two_teams.teams
         name = f"shared_{secrets.token_hex(4)}"
-        await a.apply("squat", name=name, **court.fill(shield), serverRef={"name": SERVER})
+        await a.apply("squat", name=name, **two_teams.fill(shield), serverRef={"name": SERVER})
         await a.wait_for("squat", lambda obj: condition(obj, "Ready").get("status") == "False", "refused")
-        await _next_second(court)
+        await _next_second(two_teams)
         await b.apply("needs", name=name, serverRef={"name": SERVER})
         await b.wait_ready("needs")
         if "suspend" in shield:
             await a.patch("squat", {"spec": {"suspend": False}})
-            await court.refused(a, "squat", "Conflict", "@b/needs")
+            await two_teams.refused(a, "squat", "Conflict", "@b/needs")
 
-    async def test_who_does_not_adopt_does_not_keep_a_role_from_who_does(self, court: Court) -> None:
-        a, b = court.teams
+    async def test_who_does_not_adopt_does_not_keep_a_role_from_who_does(self, two_teams: TwoTeams) -> None:
+        a, b = two_teams.teams
         name = f"shared_{secrets.token_hex(4)}"
-        await court.database.execute(f"CREATE ROLE {name}")
+        await two_teams.database.execute(f"CREATE ROLE {name}")
         await a.apply("squat", name=name, serverRef={"name": SERVER})
-        await court.refused(a, "squat", "RoleExists", name)
-        await _next_second(court)
+        await two_teams.refused(a, "squat", "RoleExists", name)
+        await _next_second(two_teams)
         await b.apply("needs", name=name, adopt=True, serverRef={"name": SERVER})
         await b.wait_ready("needs")
 
-    async def test_a_namespace_that_was_made_again_inherits_nothing(self, court: Court) -> None:
-        a, _ = court.teams
-        again = Kube(a.server, f"{court.a}-again")
+    async def test_a_namespace_that_was_made_again_inherits_nothing(self, two_teams: TwoTeams) -> None:
+        a, _ = two_teams.teams
+        again = Kube(a.server, f"{two_teams.a}-again")
         await create_namespace(a.server, again.namespace)
         name = f"shared_{secrets.token_hex(4)}"
-        await court.allow(namespaces={"matchNames": [court.a, court.b, again.namespace]})
+        await two_teams.allow(namespaces={"matchNames": [two_teams.a, two_teams.b, again.namespace]})
         await again.apply("app", name=name, serverRef={"name": SERVER})
         await again.wait_ready("app")
         await again.delete("app")
         await again.wait_gone("app")
         released = f"SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = '{name}'"
-        await court.database.wait_value(released, True)
+        await two_teams.database.wait_value(released, True)
         path = f"/api/v1/namespaces/{again.namespace}"
         await a.server.request("DELETE", path)
         body = {
@@ -88,38 +90,40 @@ class TestNeighbours:
         }
         await a.server.request("PUT", f"{path}/finalize", body)
         await create_namespace(a.server, again.namespace)
-        before = await court.picture()
+        before = await two_teams.picture()
         await again.apply("app", name=name, login=True, serverRef={"name": SERVER})
-        await court.refused(again, "app", "RoleExists", name)
-        assert await court.picture() == before
+        await two_teams.refused(again, "app", "RoleExists", name)
+        assert await two_teams.picture() == before
         await again.delete("app")
         await again.wait_gone("app")
 
     @pytest.mark.since(16, "a grant hangs on the one of its grantor")
-    async def test_a_group_that_is_passed_on_within_postgresql_stays_with_who_declares_it(self, court: Court) -> None:
+    async def test_a_group_that_is_passed_on_within_postgresql_stays_with_who_declares_it(
+        self, two_teams: TwoTeams
+    ) -> None:
         group, name = role(), role()
-        a, _ = court.teams
-        await court.declare("group", group)
+        a, _ = two_teams.teams
+        await two_teams.declare("group", group)
         await a.apply_secret("tenant", password="tenant")
-        await court.declare(
+        await two_teams.declare(
             "tenant",
             name,
             login=True,
             password={"secretRef": {"name": "tenant"}},
             **joining(group, admin=True),
         )
-        await court.database.wait_password(court.fill(name), "tenant")
-        before = await court.database.fetchval(ROLES_OF, f"{court.b}_app")
-        group, name = court.fill(group), court.fill(name)
-        tenant = await asyncpg.connect(court.postgres.dsn(name, password="tenant"))
+        await two_teams.database.wait_password(two_teams.fill(name), "tenant")
+        before = await two_teams.database.fetchval(ROLES_OF, f"{two_teams.b}_app")
+        group, name = two_teams.fill(group), two_teams.fill(name)
+        tenant = await asyncpg.connect(two_teams.postgres.dsn(name, password="tenant"))
         try:
-            await tenant.execute(f"GRANT {group} TO {court.b}_app")
-            await court.database.wait_value(
-                f"SELECT count(*) FROM pg_auth_members WHERE member = '{court.b}_app'::regrole", 0
+            await tenant.execute(f"GRANT {group} TO {two_teams.b}_app")
+            await two_teams.database.wait_value(
+                f"SELECT count(*) FROM pg_auth_members WHERE member = '{two_teams.b}_app'::regrole", 0
             )
             for statement in (
                 "GRANT readers TO {0}",
-                f"GRANT {court.b}_app TO {{0}}",
+                f"GRANT {two_teams.b}_app TO {{0}}",
                 "ALTER ROLE {0} SUPERUSER",
                 "ALTER ROLE {0} CREATEROLE",
                 "ALTER ROLE {0} SET log_statement = 'all'",
@@ -135,18 +139,18 @@ class TestNeighbours:
                 assert caught.value.sqlstate == "42501", statement
         finally:
             await tenant.close()
-        assert await court.database.fetchval(ROLES_OF, f"{court.b}_app") == before
+        assert await two_teams.database.fetchval(ROLES_OF, f"{two_teams.b}_app") == before
 
 
 ROLES_OF = "SELECT to_jsonb(a)::text FROM pg_authid AS a WHERE rolname = $1"
 
 
-async def _next_second(court: Court) -> None:
+async def _next_second(two_teams: TwoTeams) -> None:
     """Until objects that are made now are younger than those there are: their age has whole seconds."""
     sql = "SELECT extract(epoch FROM date_trunc('second', clock_timestamp()))::bigint"
-    now = await court.database.fetchval(sql)
+    now = await two_teams.database.fetchval(sql)
     with_deadline = f"SELECT ({sql}) > {now}"
-    await court.database.wait_value(with_deadline, True)
+    await two_teams.database.wait_value(with_deadline, True)
 
 
 class TestNewOwners:
@@ -167,45 +171,45 @@ class TestNewOwners:
             ("@a_maker_too", ["reaches", "@a_step (createrole)"]),
         ],
     )
-    async def test_that_could_do_more_get_nothing(self, court: Court, new_owner: str, words: list[str]) -> None:
-        a, name = court.teams[0], role()
-        new_owner = court.fill(new_owner)
+    async def test_that_could_do_more_get_nothing(self, two_teams: TwoTeams, new_owner: str, words: list[str]) -> None:
+        a, name = two_teams.teams[0], role()
+        new_owner = two_teams.fill(new_owner)
         grant = ""
-        if new_owner in court.fill(["@a_mighty", "@a_maker_too"]):
-            await court.database.execute(f"CREATE ROLE {court.a}_step")
-            await court.declare("heir", new_owner, **joining("@a_step"))
+        if new_owner in two_teams.fill(["@a_mighty", "@a_maker_too"]):
+            await two_teams.database.execute(f"CREATE ROLE {two_teams.a}_step")
+            await two_teams.declare("heir", new_owner, **joining("@a_step"))
             grant = (
                 "GRANT pg_execute_server_program TO {0}_step"
                 if "mighty" in new_owner
                 else "ALTER ROLE {0}_step CREATEROLE"
             )
-            await court.database.execute(grant.format(court.a))
+            await two_teams.database.execute(grant.format(two_teams.a))
         try:
-            await court.declare("mine", name, deletionPolicy="Drop", reassignOwnedTo=new_owner, login=True)
-            own = court.fill(name)
-            await court.database.execute(
+            await two_teams.declare("mine", name, deletionPolicy="Drop", reassignOwnedTo=new_owner, login=True)
+            own = two_teams.fill(name)
+            await two_teams.database.execute(
                 f"CREATE FUNCTION {own}() RETURNS void LANGUAGE sql SECURITY DEFINER AS '';"
                 f"ALTER FUNCTION {own}() OWNER TO {own}"
             )
-            before = await court.picture()
+            before = await two_teams.picture()
             await a.delete("mine")
-            await court.refused(a, "mine", "DropBlocked", "spec.reassignOwnedTo", *words)
-            assert await court.picture() == before
+            await two_teams.refused(a, "mine", "DropBlocked", "spec.reassignOwnedTo", *words)
+            assert await two_teams.picture() == before
             owner = f"SELECT proowner::regrole::text FROM pg_proc WHERE proname = '{own}'"
-            assert await court.database.fetchval(owner) == own
+            assert await two_teams.database.fetchval(owner) == own
             await a.patch("mine", {"spec": {"deletionPolicy": "Retain"}})
             await a.wait_gone("mine")
-            await court.database.execute(f"DROP FUNCTION {own}()")
+            await two_teams.database.execute(f"DROP FUNCTION {own}()")
         finally:
             if grant:
                 await a.delete("heir")
                 await a.wait_gone("heir")
-                await court.database.execute(f"DROP ROLE {court.a}_step")
+                await two_teams.database.execute(f"DROP ROLE {two_teams.a}_step")
 
 
 class TestSecrets:
-    async def test_a_password_is_not_made_of_a_token_of_kubernetes(self, court: Court) -> None:
-        a, name = court.teams[0], role()
+    async def test_a_password_is_not_made_of_a_token_of_kubernetes(self, two_teams: TwoTeams) -> None:
+        a, name = two_teams.teams[0], role()
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -218,9 +222,9 @@ class TestSecrets:
             "password": {"secretRef": {"name": "token", "key": "token"}},
             "connectionSecret": {"name": "copied"},
         }
-        await a.apply("mine", name=court.fill(name), serverRef={"name": SERVER}, **spec)
-        await court.refused(a, "mine", "NotAllowed", "spec.password.secretRef", "service-account-token")
-        assert await court.database.verifier(court.fill(name)) is None
+        await a.apply("mine", name=two_teams.fill(name), serverRef={"name": SERVER}, **spec)
+        await two_teams.refused(a, "mine", "NotAllowed", "spec.password.secretRef", "service-account-token")
+        assert await two_teams.database.verifier(two_teams.fill(name)) is None
         assert await a.secret("copied") is None
 
     @pytest.mark.parametrize(
@@ -237,25 +241,25 @@ class TestSecrets:
         ],
     )
     async def test_what_the_controller_logs_in_with_is_for_nobody_else(
-        self, court: Court, spec: Json, words: str
+        self, two_teams: TwoTeams, spec: Json, words: str
     ) -> None:
-        before = await court.own.secret(SERVER)
+        before = await two_teams.own.secret(SERVER)
         name = f"{OWN_NAMESPACE}_{secrets.token_hex(4)}"
-        await court.own.apply("mine", name=name, serverRef={"name": SERVER}, **spec)
-        await court.refused(court.own, "mine", "NotAllowed", words, "PgServer")
-        assert await court.database.verifier(name) is None
-        assert await court.own.secret("copied") is None
-        assert await court.own.secret(SERVER) == before
+        await two_teams.own.apply("mine", name=name, serverRef={"name": SERVER}, **spec)
+        await two_teams.refused(two_teams.own, "mine", "NotAllowed", words, "PgServer")
+        assert await two_teams.database.verifier(name) is None
+        assert await two_teams.own.secret("copied") is None
+        assert await two_teams.own.secret(SERVER) == before
 
-    async def test_a_secret_of_somebody_else_is_not_written(self, court: Court) -> None:
-        a, name = court.teams[0], role()
+    async def test_a_secret_of_somebody_else_is_not_written(self, two_teams: TwoTeams) -> None:
+        a, name = two_teams.teams[0], role()
         await a.apply_secret("theirs", password="theirs")
         before = await a.secret("theirs")
         spec = {"password": {"generate": {}}, "connectionSecret": {"name": "theirs"}}
-        await a.apply("mine", name=court.fill(name), serverRef={"name": SERVER}, **spec)
-        await court.refused(a, "mine", "Conflict", '"theirs"')
+        await a.apply("mine", name=two_teams.fill(name), serverRef={"name": SERVER}, **spec)
+        await two_teams.refused(a, "mine", "Conflict", '"theirs"')
         assert await a.secret("theirs") == before
-        assert await court.database.verifier(court.fill(name)) is None
+        assert await two_teams.database.verifier(two_teams.fill(name)) is None
 
     @pytest.mark.parametrize(
         "template",
@@ -270,24 +274,26 @@ class TestSecrets:
             {"data": {"url": "{password!r}"}},
         ],
     )
-    async def test_no_template_reaches_further_than_its_fields(self, court: Court, template: Json) -> None:
-        a, name = court.teams[0], role()
+    async def test_no_template_reaches_further_than_its_fields(self, two_teams: TwoTeams, template: Json) -> None:
+        a, name = two_teams.teams[0], role()
         spec = {"password": {"generate": {}}, "connectionSecret": {"name": "mine", "template": template}}
-        await a.apply("mine", name=court.fill(name), serverRef={"name": SERVER}, **spec)
+        await a.apply("mine", name=two_teams.fill(name), serverRef={"name": SERVER}, **spec)
         await a.wait_for(
             "mine", lambda obj: condition(obj, "Ready").get("reason") in ("NotAllowed", "InvalidSpec"), "refused"
         )
         assert await a.secret("mine") is None
-        assert await court.database.verifier(court.fill(name)) is None
+        assert await two_teams.database.verifier(two_teams.fill(name)) is None
 
     @pytest.mark.parametrize("iterations", [1, 4095, 100_001, 2_000_000_000, 2**63])
-    async def test_a_verifier_that_would_keep_the_server_busy_is_not_set(self, court: Court, iterations: int) -> None:
-        a, name = court.teams[0], role()
+    async def test_a_verifier_that_would_keep_the_server_busy_is_not_set(
+        self, two_teams: TwoTeams, iterations: int
+    ) -> None:
+        a, name = two_teams.teams[0], role()
         hashed = b64encode(bytes(32)).decode()
         verifier = f"SCRAM-SHA-256${iterations}:{b64encode(bytes(16)).decode()}${hashed}:{hashed}"
         await a.apply_secret("verifier", password=verifier)
         await a.apply(
-            "mine", name=court.fill(name), serverRef={"name": SERVER}, password={"secretRef": {"name": "verifier"}}
+            "mine", name=two_teams.fill(name), serverRef={"name": SERVER}, password={"secretRef": {"name": "verifier"}}
         )
-        await court.refused(a, "mine", "InvalidSpec", "iterations")
-        assert await court.database.verifier(court.fill(name)) is None
+        await two_teams.refused(a, "mine", "InvalidSpec", "iterations")
+        assert await two_teams.database.verifier(two_teams.fill(name)) is None

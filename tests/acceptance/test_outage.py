@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pgrole_controller.local.process import reached
-from tests.acceptance.figures import scrape
+from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.world import PATIENCE, Controller, Stage, running
 
 pytestmark = pytest.mark.slow

@@ -16,9 +16,9 @@ from anyio.abc import SocketStream
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.calm import TimedController, staying_calm
-from tests.acceptance.figures import scrape
+from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.servers import PgServers, pgservers
+from tests.acceptance.timed_controller import TimedController, staying_responsive
 from tests.acceptance.world import PATIENCE, Database, Kube, make_kube, open_database, remove
 from tests.servers import Servers
 
@@ -49,7 +49,7 @@ async def declared(
         for name, server in servers.items():
             await made.apply(name, server)
             await kube.apply(name, name="app", serverRef={"name": name})
-        async with staying_calm(TimedController(api, "", folder)) as controller:
+        async with staying_responsive(TimedController(api, "", folder)) as controller:
             await kube.wait_all_ready()
             yield kube, made, controller
         await remove(kube)

@@ -3,7 +3,7 @@
 import pytest
 
 from pgrole_controller.local.apiserver import LocalApiError
-from tests.acceptance.court import SERVER, STEWARD, Court, joining, role, setting
+from tests.acceptance.two_teams import SERVER, STEWARD, TwoTeams, joining, role, setting
 from tests.acceptance.world import PATIENCE, Json
 
 OWN = {"name": "@a_new"}
@@ -123,24 +123,24 @@ NAMES = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_whoever_asks_for_more_is_told_the_rule_and_changes_nothing(court: Court, attack: str) -> None:
+async def test_whoever_asks_for_more_is_told_the_rule_and_changes_nothing(two_teams: TwoTeams, attack: str) -> None:
     spec, reason, words = ATTACKS[attack]
-    before = await court.picture()
-    team = court.teams[0]
+    before = await two_teams.picture()
+    team = two_teams.teams[0]
     await team.apply(
-        "attack", **{"adopt": True, "deletionPolicy": "Drop", **court.fill(spec)}, serverRef={"name": SERVER}
+        "attack", **{"adopt": True, "deletionPolicy": "Drop", **two_teams.fill(spec)}, serverRef={"name": SERVER}
     )
-    await court.refused(team, "attack", reason, *words)
-    assert await court.picture() == before
+    await two_teams.refused(team, "attack", reason, *words)
+    assert await two_teams.picture() == before
     await team.delete("attack")
     await team.wait_gone("attack")
-    assert await court.picture() == before
+    assert await two_teams.picture() == before
 
 
-async def test_no_name_that_only_looks_like_the_teams_own_passes(court: Court) -> None:
-    before = await court.picture()
-    team = court.teams[0]
-    names = [court.fill(name.replace("{A}", court.a.upper())) for name in NAMES]
+async def test_no_name_that_only_looks_like_the_teams_own_passes(two_teams: TwoTeams) -> None:
+    before = await two_teams.picture()
+    team = two_teams.teams[0]
+    names = [two_teams.fill(name.replace("{A}", two_teams.a.upper())) for name in NAMES]
     await team.apply_all(
         {
             f"name-{number}": {"name": name, "adopt": True, "deletionPolicy": "Drop", "serverRef": {"name": SERVER}}
@@ -148,8 +148,8 @@ async def test_no_name_that_only_looks_like_the_teams_own_passes(court: Court) -
         }
     )
     for number in range(len(names)):
-        await court.refused(team, f"name-{number}", "NotAllowed", "spec.name", "@a_*")
-    assert await court.picture() == before
+        await two_teams.refused(team, f"name-{number}", "NotAllowed", "spec.name", "@a_*")
+    assert await two_teams.picture() == before
 
 
 @pytest.mark.parametrize(
@@ -169,35 +169,35 @@ async def test_no_name_that_only_looks_like_the_teams_own_passes(court: Court) -
         {**OWN, "reassignOwnedTo": "x" * 64, "deletionPolicy": "Drop"},
     ],
 )
-async def test_what_cannot_be_is_refused_at_admission(court: Court, spec: Json) -> None:
+async def test_what_cannot_be_is_refused_at_admission(two_teams: TwoTeams, spec: Json) -> None:
     with pytest.raises(LocalApiError) as caught:
-        await court.teams[0].apply("unfit", **court.fill(spec), serverRef={"name": SERVER})
+        await two_teams.teams[0].apply("unfit", **two_teams.fill(spec), serverRef={"name": SERVER})
     assert caught.value.status == 422
 
 
 @pytest.mark.parametrize("change", [{"name": "@b_app"}, {"name": None}, {"serverRef": {"name": "default"}}])
-async def test_an_object_that_has_a_role_does_not_become_another_ones(court: Court, change: Json) -> None:
-    await court.declare("mine", role())
-    before = await court.picture()
+async def test_an_object_that_has_a_role_does_not_become_another_ones(two_teams: TwoTeams, change: Json) -> None:
+    await two_teams.declare("mine", role())
+    before = await two_teams.picture()
     with pytest.raises(LocalApiError) as caught:
-        await court.teams[0].patch("mine", {"spec": court.fill(change)})
+        await two_teams.teams[0].patch("mine", {"spec": two_teams.fill(change)})
     assert caught.value.status == 422
-    assert await court.picture() == before
+    assert await two_teams.picture() == before
 
 
-async def test_a_refused_change_of_a_role_changes_nothing_of_it(court: Court) -> None:
+async def test_a_refused_change_of_a_role_changes_nothing_of_it(two_teams: TwoTeams) -> None:
     name = role()
-    await court.declare("mine", name, comment="as it was", memberOf=[{"role": "readers"}])
-    before = await court.picture()
-    await court.teams[0].apply(
-        "mine", name=court.fill(name), serverRef={"name": SERVER}, login=True, comment="mine", superuser=True
+    await two_teams.declare("mine", name, comment="as it was", memberOf=[{"role": "readers"}])
+    before = await two_teams.picture()
+    await two_teams.teams[0].apply(
+        "mine", name=two_teams.fill(name), serverRef={"name": SERVER}, login=True, comment="mine", superuser=True
     )
-    await court.refused(court.teams[0], "mine", "NotAllowed", "superuser")
-    assert await court.picture() == before
+    await two_teams.refused(two_teams.teams[0], "mine", "NotAllowed", "superuser")
+    assert await two_teams.picture() == before
 
 
-async def test_none_of_this_disturbed_the_neighbour(court: Court) -> None:
-    b = court.teams[1]
+async def test_none_of_this_disturbed_the_neighbour(two_teams: TwoTeams) -> None:
+    b = two_teams.teams[1]
     for name in ("app", "shared"):
         obj = await b.wait_ready(name, PATIENCE)
-        assert obj["status"]["role"]["name"] in (f"{court.b}_app", "shared_theirs")
+        assert obj["status"]["role"]["name"] in (f"{two_teams.b}_app", "shared_theirs")

@@ -13,11 +13,11 @@ from pgrole_controller.local.credentials import ADMIN
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.rights import may, read_rights
-from tests.acceptance.account import OWN_NAMESPACE, Account, installation_for
 from tests.acceptance.permissions import Permission, read_permissions, take_away
+from tests.acceptance.rbac_uses import SERVER, Place, name_a_secret, new_name, use_of, want_a_connection_secret
 from tests.acceptance.relay import relay
 from tests.acceptance.servers import PgServers
-from tests.acceptance.uses import SERVER, Place, name_a_secret, new_name, use_of, want_a_connection_secret
+from tests.acceptance.service_account import OWN_NAMESPACE, ServiceAccount, installation_for
 from tests.acceptance.world import GROUP, PATIENCE, Controller, Json, Kube, open_database, running, says
 from tests.servers import Servers
 
@@ -53,7 +53,7 @@ async def place(
         await apply_crds(server)
         for namespace in (TEAM, OWN_NAMESPACE):
             await create_namespace(server, namespace)
-        account = Account(server, installation_for(watched), folder, between.url)
+        account = ServiceAccount(server, installation_for(watched), folder, between.url)
         declared, kube = PgServers(server), Kube(server, TEAM)
         await declared.apply(SERVER, postgres)
         options = ("--leader-election", "true", *(() if watched is None else ("--namespace", watched)))

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
+from tests.acceptance.service_account import OWN_NAMESPACE
 from tests.acceptance.world import Controller, Stage, condition, is_ready, running, says
 from tests.servers import Servers
 

@@ -15,11 +15,11 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.calm import TimedController, staying_calm
 from tests.acceptance.disk import small_disk
-from tests.acceptance.figures import scrape
 from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
+from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.servers import PgServers, pgservers
+from tests.acceptance.timed_controller import TimedController, staying_responsive
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, condition, make_kube, open_database, remove, says
 from tests.servers import Servers
 
@@ -78,7 +78,7 @@ async def two(
         await declared.apply(SHORT, short)
         if user:
             await declared.apply_credentials(SHORT, user, password)
-        async with staying_calm(TimedController(api, "", folder)) as controller:
+        async with staying_responsive(TimedController(api, "", folder)) as controller:
             await kube.wait_ready("elsewhere")
             yield Two(kube, declared, short, database, controller)
             assert len(re.findall(rf'"{BEGINS}".*"server": "{OTHER}"', controller.log)) == 1

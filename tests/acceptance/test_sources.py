@@ -13,8 +13,8 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.account import Account, installation_for
 from tests.acceptance.relay import relay
+from tests.acceptance.service_account import ServiceAccount, installation_for
 from tests.acceptance.sources import SOURCES, Scene, Source
 from tests.acceptance.world import Controller, make_kube, open_database, remove, running
 from tests.servers import Servers
@@ -45,7 +45,7 @@ async def stage(
     kube, folder = await make_kube(api_server), tmp_path_factory.mktemp("sources")
     options = ("--namespace", kube.namespace, "--resync-interval", _YEARS)
     async with relay(api_server) as between, open_database(home.dsn()) as database:
-        account = Account(api_server, installation_for(kube.namespace), folder, between.url)
+        account = ServiceAccount(api_server, installation_for(kube.namespace), folder, between.url)
         async with running(Controller(account, home.dsn(), folder, *options)) as controller:
             yield Scene(kube, database, between, controller, "")
         await remove(kube)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.acceptance.account import Account, find_namespace, installation_for
 from tests.acceptance.relay import relay
+from tests.acceptance.service_account import ServiceAccount, find_namespace, installation_for
 from tests.acceptance.world import Controller, Json, Stage, open_database
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ async def test_one_whose_watch_was_silent_brings_in_no_spec_of_yesterday(stage: 
     folder.mkdir()
     async with relay(server) as between, open_database(stage.postgres.dsn()) as database:
         first = stage.controller(None, *ELECTION)
-        account = Account(server, installation, folder, between.url)
+        account = ServiceAccount(server, installation, folder, between.url)
         second = Controller(account, stage.postgres.dsn(), folder, *namespace, *ELECTION)
         await first.start()
         await first.wait_log("session with PostgreSQL begins")

@@ -11,10 +11,10 @@ from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, path_of, read_folder
 from pgrole_controller.local.process import reached
-from tests.acceptance.account import OWN_NAMESPACE, serving
-from tests.acceptance.estate import ROLES, SERVER, Estate, open_estate
 from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
+from tests.acceptance.service_account import OWN_NAMESPACE, serving
 from tests.acceptance.shell import Shell, blocks, make_shell
+from tests.acceptance.team_objects import ROLES, SERVER, TeamObjects, open_team_objects
 from tests.acceptance.world import GROUP, PATIENCE, Database, running
 from tests.servers import Servers
 
@@ -129,17 +129,17 @@ async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def estate(cluster: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[Estate]:
+async def team_objects(cluster: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[TeamObjects]:
     """With the CRDs, also at the end, since it is cleared away by name."""
     await apply_crds(cluster)
-    async with open_estate(cluster, servers, tmp_path) as opened:
+    async with open_team_objects(cluster, servers, tmp_path) as opened:
         yield opened
         await apply_crds(cluster)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def shell(estate: Estate, tmp_path: Path) -> Shell:
-    return await make_shell(estate.kube.server, estate.postgres, tmp_path / "shell")
+async def shell(team_objects: TeamObjects, tmp_path: Path) -> Shell:
+    return await make_shell(team_objects.kube.server, team_objects.postgres, tmp_path / "shell")
 
 
 async def follow(shell: Shell, heading: str) -> None:
@@ -199,15 +199,15 @@ async def test_followed_to_its_end_the_page_leaves_nothing_but_what_retain_promi
     for document in read_folder(resources.path("deploy")):
         await apply(cluster, document)
     await apply_crds(cluster)
-    async with open_estate(cluster, servers, tmp_path) as estate:
-        shell = await make_shell(cluster, estate.postgres, tmp_path / "shell")
-        database, team = estate.database, estate.kube.namespace
+    async with open_team_objects(cluster, servers, tmp_path) as team_objects:
+        shell = await make_shell(cluster, team_objects.postgres, tmp_path / "shell")
+        database, team = team_objects.database, team_objects.kube.namespace
         before = await catalogs(database)
         if steward:
             await database.execute(role_sql(servers.version))
-            await estate.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
-        async with running(estate.controller(None, "--leader-election", "true")):
-            await estate.make()
+            await team_objects.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+        async with running(team_objects.controller(None, "--leader-election", "true")):
+            await team_objects.make()
             promised = about(await catalogs(database), RETAINED)
             assert {line[1] for line in promised if line[0] == "role"} == RETAINED
             assert {line[0] for line in promised} >= {"role", "member", "setting", "comment"}
@@ -236,68 +236,70 @@ async def check_owned(server: ApiServer, paths: set[str]) -> None:
         assert (owner["apiVersion"], owner["kind"], owner["controller"]) == ("pgrole.dev/v1alpha1", "PgRole", True)
 
 
-async def lose_controller(estate: Estate) -> None:
+async def lose_controller(team_objects: TeamObjects) -> None:
     """The definitions go when it has ended: what has a finalizer stays, and so do they."""
-    async with running(estate.controller()):
-        await estate.make()
-    server = estate.kube.server
+    async with running(team_objects.controller()):
+        await team_objects.make()
+    server = team_objects.kube.server
     await delete_crds(server)
-    await estate.kube.wait_number(1)
-    (left,) = await estate.kube.objects()
+    await team_objects.kube.wait_number(1)
+    (left,) = await team_objects.kube.objects()
     assert (left["metadata"]["name"], "deletionTimestamp" in left["metadata"]) == ("passing", True)
     assert [one["metadata"]["name"] for one in (await server.request("GET", f"{GROUP}/pgservers"))["items"]] == [SERVER]
     assert not await crds_gone(server)
 
 
 async def test_definitions_deleted_without_a_controller_wait_for_finalizers_which_can_be_taken_off(
-    estate: Estate, shell: Shell
+    team_objects: TeamObjects, shell: Shell
 ) -> None:
-    await lose_controller(estate)
+    await lose_controller(team_objects)
     await follow(shell, "In the wrong order")
-    await wait_crds_gone(estate.kube.server)
-    assert await estate.database.role("passing") is not None
+    await wait_crds_gone(team_objects.kube.server)
+    assert await team_objects.database.role("passing") is not None
 
 
-async def test_definitions_deleted_without_a_controller_go_when_it_has_done_its_work(estate: Estate) -> None:
-    await lose_controller(estate)
-    async with running(estate.controller()):
-        await wait_crds_gone(estate.kube.server)
-        await estate.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 0)
-    assert await estate.database.role("passing") is None
-    assert [name for name in RETAINED if await estate.database.role(name) is None] == []
+async def test_definitions_deleted_without_a_controller_go_when_it_has_done_its_work(team_objects: TeamObjects) -> None:
+    await lose_controller(team_objects)
+    async with running(team_objects.controller()):
+        await wait_crds_gone(team_objects.kube.server)
+        await team_objects.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 0)
+    assert await team_objects.database.role("passing") is None
+    assert [name for name in RETAINED if await team_objects.database.role(name) is None] == []
 
 
-async def test_definitions_deleted_under_a_controller_take_every_object_with_them(estate: Estate) -> None:
-    async with running(estate.controller()):
-        await estate.make()
-        await delete_crds(estate.kube.server)
-        await wait_crds_gone(estate.kube.server)
-        await estate.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 0)
-        assert await estate.database.role("passing") is None
-        assert [name for name in RETAINED if await estate.database.role(name) is None] == []
-        await apply_crds(estate.kube.server)
+async def test_definitions_deleted_under_a_controller_take_every_object_with_them(team_objects: TeamObjects) -> None:
+    async with running(team_objects.controller()):
+        await team_objects.make()
+        await delete_crds(team_objects.kube.server)
+        await wait_crds_gone(team_objects.kube.server)
+        await team_objects.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 0)
+        assert await team_objects.database.role("passing") is None
+        assert [name for name in RETAINED if await team_objects.database.role(name) is None] == []
+        await apply_crds(team_objects.kube.server)
 
 
-async def test_without_the_controllers_role_an_object_is_let_go_by_retain(estate: Estate, servers: Servers) -> None:
-    await estate.database.execute(role_sql(servers.version))
-    await estate.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
-    async with running(estate.controller()):
-        await estate.make()
-        await estate.database.execute(f"ALTER ROLE {STEWARD} NOLOGIN")
-        await estate.database.execute(
+async def test_without_the_controllers_role_an_object_is_let_go_by_retain(
+    team_objects: TeamObjects, servers: Servers
+) -> None:
+    await team_objects.database.execute(role_sql(servers.version))
+    await team_objects.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+    async with running(team_objects.controller()):
+        await team_objects.make()
+        await team_objects.database.execute(f"ALTER ROLE {STEWARD} NOLOGIN")
+        await team_objects.database.execute(
             f"SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a WHERE a.usename = '{STEWARD}'"
         )
-        await estate.kube.delete("passing")
-        await estate.kube.wait_reason("passing", "ServerNotReady")
-        await estate.kube.patch("passing", {"spec": {"deletionPolicy": "Retain"}})
-        await estate.kube.wait_gone("passing")
+        await team_objects.kube.delete("passing")
+        await team_objects.kube.wait_reason("passing", "ServerNotReady")
+        await team_objects.kube.patch("passing", {"spec": {"deletionPolicy": "Retain"}})
+        await team_objects.kube.wait_gone("passing")
 
 
-async def test_a_schema_dropped_while_the_controller_runs_comes_back(estate: Estate, shell: Shell) -> None:
-    async with running(estate.controller()):
-        await estate.make()
+async def test_a_schema_dropped_while_the_controller_runs_comes_back(team_objects: TeamObjects, shell: Shell) -> None:
+    async with running(team_objects.controller()):
+        await team_objects.make()
         claims = "SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL"
-        held = await estate.database.fetchval(claims)
+        held = await team_objects.database.fetchval(claims)
         await run_again(shell, blocks(PAGE, "4. The database")[1])
-        await estate.database.wait_value("SELECT to_regclass('pgrole.claim') IS NOT NULL", True)
-        await estate.database.wait_value(claims, held)
+        await team_objects.database.wait_value("SELECT to_regclass('pgrole.claim') IS NOT NULL", True)
+        await team_objects.database.wait_value(claims, held)

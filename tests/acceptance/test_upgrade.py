@@ -12,9 +12,9 @@ from pgrole_controller import resources
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import apply_crds, apply_folder
 from pgrole_controller.postgres.install import VERSION
-from tests.acceptance.estate import DRIFTS, SERVER, Estate, drifts, open_estate
 from tests.acceptance.privileges import PASSWORD, STEWARD, documented_sql, follow, role_sql
 from tests.acceptance.shell import blocks, make_shell
+from tests.acceptance.team_objects import DRIFTS, SERVER, TeamObjects, drifts, open_team_objects
 from tests.acceptance.world import GROUP, Json, Kube, running, says
 from tests.releases import BEFORE, Release
 from tests.servers import Servers
@@ -33,151 +33,154 @@ SCHEMA = "SELECT version FROM pgrole.installation"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def estate(own_api_server: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[Estate]:
+async def team_objects(own_api_server: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[TeamObjects]:
     """With the CRDs of the release before."""
     await apply_crds(own_api_server, BEFORE.crds)
-    async with open_estate(own_api_server, servers, tmp_path) as opened:
+    async with open_team_objects(own_api_server, servers, tmp_path) as opened:
         yield opened
 
 
-async def succeed(estate: Estate, release: Release | None, token: str) -> None:
+async def succeed(team_objects: TeamObjects, release: Release | None, token: str) -> None:
     """The next controller finds everything as the last one left it, writes nothing, and does all there is to do."""
-    left = await estate.picture()
-    canary = await estate.drift_canary()
-    async with running(estate.controller(release)):
-        await estate.wait_canary(canary)
-        assert await estate.picture() == left
-        await estate.prove(token)
+    left = await team_objects.picture()
+    canary = await team_objects.drift_canary()
+    async with running(team_objects.controller(release)):
+        await team_objects.wait_canary(canary)
+        assert await team_objects.picture() == left
+        await team_objects.prove(token)
 
 
-async def test_after_an_upgrade_nothing_is_altered_and_everything_is_worked_on(estate: Estate) -> None:
-    async with running(estate.controller(BEFORE)):
-        await estate.make()
-        await estate.prove("first")
-    assert await estate.database.fetchval(SCHEMA) == BEFORE.schema
-    await apply_crds(estate.kube.server)
-    await succeed(estate, PRESENT, "second")
-    assert await estate.database.fetchval(SCHEMA) == VERSION
+async def test_after_an_upgrade_nothing_is_altered_and_everything_is_worked_on(team_objects: TeamObjects) -> None:
+    async with running(team_objects.controller(BEFORE)):
+        await team_objects.make()
+        await team_objects.prove("first")
+    assert await team_objects.database.fetchval(SCHEMA) == BEFORE.schema
+    await apply_crds(team_objects.kube.server)
+    await succeed(team_objects, PRESENT, "second")
+    assert await team_objects.database.fetchval(SCHEMA) == VERSION
 
 
-async def test_after_a_rollback_the_release_before_works_on_with_what_this_one_installed(estate: Estate) -> None:
-    async with running(estate.controller(BEFORE)):
-        await estate.make()
-    await apply_crds(estate.kube.server)
-    async with running(estate.controller(PRESENT)):
-        await estate.prove("first")
-        await estate.take_back()
-    await succeed(estate, BEFORE, "second")
-    assert await estate.database.fetchval(SCHEMA) == VERSION
-    await succeed(estate, PRESENT, "third")
+async def test_after_a_rollback_the_release_before_works_on_with_what_this_one_installed(
+    team_objects: TeamObjects,
+) -> None:
+    async with running(team_objects.controller(BEFORE)):
+        await team_objects.make()
+    await apply_crds(team_objects.kube.server)
+    async with running(team_objects.controller(PRESENT)):
+        await team_objects.prove("first")
+        await team_objects.take_back()
+    await succeed(team_objects, BEFORE, "second")
+    assert await team_objects.database.fetchval(SCHEMA) == VERSION
+    await succeed(team_objects, PRESENT, "third")
 
 
 @pytest.mark.parametrize("release", [PRESENT, BEFORE], ids=["this-release", "the-one-before"])
 @pytest.mark.parametrize("crds", ["before", "present", "later"])
 async def test_a_controller_works_with_the_crds_of_another_release(
-    estate: Estate, tmp_path: Path, crds: str, release: Release | None
+    team_objects: TeamObjects, tmp_path: Path, crds: str, release: Release | None
 ) -> None:
     folders = {"before": BEFORE.crds, "present": resources.path("crds"), "later": write_later_crds(tmp_path / "later")}
-    await apply_crds(estate.kube.server, folders[crds])
-    async with running(estate.controller(release)):
-        await estate.make()
-        await estate.prove("first")
+    await apply_crds(team_objects.kube.server, folders[crds])
+    async with running(team_objects.controller(release)):
+        await team_objects.make()
+        await team_objects.prove("first")
         if crds == "later":
-            await write_later_fields(estate.kube, "app")
-            await estate.prove("second")
-            assert ((await estate.kube.get("app")) or {})["spec"][LATER] == "there"
-        await estate.kube.delete_all()
-        await estate.kube.wait_number(0)
+            await write_later_fields(team_objects.kube, "app")
+            await team_objects.prove("second")
+            assert ((await team_objects.kube.get("app")) or {})["spec"][LATER] == "there"
+        await team_objects.kube.delete_all()
+        await team_objects.kube.wait_number(0)
 
 
-async def test_a_deletion_that_the_release_before_could_not_end_is_ended(estate: Estate) -> None:
-    async with running(estate.controller(BEFORE)):
-        await estate.make()
-        await estate.database.execute("GRANT CREATE ON SCHEMA public TO passing; SET ROLE passing")
-        await estate.database.execute("CREATE TABLE left_behind (); RESET ROLE")
-        await estate.kube.delete("passing")
-        await estate.kube.wait_reason("passing", "DropBlocked")
-    await apply_crds(estate.kube.server)
-    await estate.database.execute("DROP OWNED BY passing")
-    async with running(estate.controller(PRESENT)):
-        await estate.kube.wait_gone("passing")
-    assert await estate.database.role("passing") is None
+async def test_a_deletion_that_the_release_before_could_not_end_is_ended(team_objects: TeamObjects) -> None:
+    async with running(team_objects.controller(BEFORE)):
+        await team_objects.make()
+        await team_objects.database.execute("GRANT CREATE ON SCHEMA public TO passing; SET ROLE passing")
+        await team_objects.database.execute("CREATE TABLE left_behind (); RESET ROLE")
+        await team_objects.kube.delete("passing")
+        await team_objects.kube.wait_reason("passing", "DropBlocked")
+    await apply_crds(team_objects.kube.server)
+    await team_objects.database.execute("DROP OWNED BY passing")
+    async with running(team_objects.controller(PRESENT)):
+        await team_objects.kube.wait_gone("passing")
+    assert await team_objects.database.role("passing") is None
 
 
-async def test_both_at_the_same_time_do_no_harm_to_each_other(estate: Estate) -> None:
+async def test_both_at_the_same_time_do_no_harm_to_each_other(team_objects: TeamObjects) -> None:
     """The schema is upgraded under the one before; a rolling update that has no leader yet."""
-    async with running(estate.controller(BEFORE)) as before:
-        await estate.make()
-        await apply_crds(estate.kube.server)
-        left = await estate.picture()
-        async with running(estate.controller(PRESENT, "--leader-election", "true")):
-            await estate.database.wait_value(SCHEMA, VERSION)
-            assert await estate.picture() == left
-            await estate.prove("first")
-            await estate.prove("second")
-            assert await estate.database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
-            counted = {obj["metadata"]["name"]: drifts(obj) for obj in await estate.kube.objects()}
+    async with running(team_objects.controller(BEFORE)) as before:
+        await team_objects.make()
+        await apply_crds(team_objects.kube.server)
+        left = await team_objects.picture()
+        async with running(team_objects.controller(PRESENT, "--leader-election", "true")):
+            await team_objects.database.wait_value(SCHEMA, VERSION)
+            assert await team_objects.picture() == left
+            await team_objects.prove("first")
+            await team_objects.prove("second")
+            assert await team_objects.database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
+            counted = {obj["metadata"]["name"]: drifts(obj) for obj in await team_objects.kube.objects()}
             # told twice at most: both may see a drift before either has set it back
             assert {name for name in DRIFTS if not 2 <= counted[name] <= 8} == set()
             assert await before.stop() == 0
-            await estate.prove("third")
-            await estate.take_back()
-    await succeed(estate, BEFORE, "fourth")
+            await team_objects.prove("third")
+            await team_objects.take_back()
+    await succeed(team_objects, BEFORE, "fourth")
 
 
 async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_until_that_is_done(
     own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
-    async with open_estate(own_api_server, servers, tmp_path, install=False) as estate:
-        database = estate.database
-        await install_by_hand(estate, servers.version)
-        shell = await make_shell(own_api_server, estate.postgres, tmp_path / "shell")
-        async with running(estate.controller(BEFORE)):
-            await estate.make()
-        left, canary = await estate.picture(), await estate.drift_canary()
-        async with running(estate.controller(PRESENT, "--leader-election", "true")) as controller:
-            await estate.wait_canary(canary)
-            assert await estate.picture() == left
+    async with open_team_objects(own_api_server, servers, tmp_path, install=False) as team_objects:
+        database = team_objects.database
+        await install_by_hand(team_objects, servers.version)
+        shell = await make_shell(own_api_server, team_objects.postgres, tmp_path / "shell")
+        async with running(team_objects.controller(BEFORE)):
+            await team_objects.make()
+        left, canary = await team_objects.picture(), await team_objects.drift_canary()
+        async with running(team_objects.controller(PRESENT, "--leader-election", "true")) as controller:
+            await team_objects.wait_canary(canary)
+            assert await team_objects.picture() == left
             assert "schema pgrole has the previous version" in controller.log
-            await estate.prove("first")
+            await team_objects.prove("first")
             await shell.run('pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"')
-            await estate.prove("second")
+            await team_objects.prove("second")
             await database.execute(
                 f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{STEWARD}'"
             )
             asked = await follow(
-                database, await estate.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "GRANT"), "grants")
+                database,
+                await team_objects.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "GRANT"), "grants"),
             )
             documented = documented_sql("Where a superuser installed schema pgrole")
             assert [f"{one};" for one in asked] == documented.replace(STEWARD, f'"{STEWARD}"').splitlines()
             await database.wait_value("SELECT count(*) FROM pgrole.leader WHERE number > 0", 1)
-            await estate.kube.wait_all_ready()
-            await estate.prove("third")
-        await succeed(estate, BEFORE, "fourth")
+            await team_objects.kube.wait_all_ready()
+            await team_objects.prove("third")
+        await succeed(team_objects, BEFORE, "fourth")
 
 
 async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_and_nothing_is_asked_for_later(
     own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
     """As docs/upgrade.md has it."""
-    async with open_estate(own_api_server, servers, tmp_path, install=False) as estate:
-        database = estate.database
-        await install_by_hand(estate, servers.version)
-        shell = await make_shell(own_api_server, estate.postgres, tmp_path / "shell")
+    async with open_team_objects(own_api_server, servers, tmp_path, install=False) as team_objects:
+        database = team_objects.database
+        await install_by_hand(team_objects, servers.version)
+        shell = await make_shell(own_api_server, team_objects.postgres, tmp_path / "shell")
         (script,) = blocks("upgrade.md", "2. Schema pgrole, where the controller may not install")
-        async with running(estate.controller(BEFORE)) as before:
-            await estate.make()
-            left = await estate.picture()
+        async with running(team_objects.controller(BEFORE)) as before:
+            await team_objects.make()
+            left = await team_objects.picture()
             await shell.run(script)
             assert await database.fetchval(SCHEMA) == VERSION
-            assert await estate.picture() == left
-            await estate.prove("first")
+            assert await team_objects.picture() == left
+            await team_objects.prove("first")
             assert "session with PostgreSQL ended" not in before.log
-        left, canary = await estate.picture(), await estate.drift_canary()
-        async with running(estate.controller(PRESENT, "--leader-election", "true")) as controller:
-            await estate.wait_canary(canary)
-            assert await estate.picture() == left
-            await estate.prove("second")
+        left, canary = await team_objects.picture(), await team_objects.drift_canary()
+        async with running(team_objects.controller(PRESENT, "--leader-election", "true")) as controller:
+            await team_objects.wait_canary(canary)
+            assert await team_objects.picture() == left
+            await team_objects.prove("second")
             assert await database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
             assert "schema pgrole has the previous version" not in controller.log
 
@@ -185,32 +188,36 @@ async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_
 async def test_an_administrator_who_upgrades_the_schema_afterwards_is_noticed_without_a_restart(
     own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
-    async with open_estate(own_api_server, servers, tmp_path, install=False, drift={"interval": "100ms"}) as estate:
-        await install_by_hand(estate, servers.version)
-        shell = await make_shell(own_api_server, estate.postgres, tmp_path / "shell")
+    async with open_team_objects(
+        own_api_server, servers, tmp_path, install=False, drift={"interval": "100ms"}
+    ) as team_objects:
+        await install_by_hand(team_objects, servers.version)
+        shell = await make_shell(own_api_server, team_objects.postgres, tmp_path / "shell")
         (script,) = blocks("upgrade.md", "2. Schema pgrole, where the controller may not install")
-        async with running(estate.controller(PRESENT, "--leader-election", "true")) as controller:
-            await estate.make()
+        async with running(team_objects.controller(PRESENT, "--leader-election", "true")) as controller:
+            await team_objects.make()
             assert "schema pgrole has the previous version" in controller.log
             await shell.run(script)
-            await estate.database.wait_value("SELECT count(*) FROM pgrole.leader WHERE number > 0", 1)
-            await estate.prove("first")
+            await team_objects.database.wait_value("SELECT count(*) FROM pgrole.leader WHERE number > 0", 1)
+            await team_objects.prove("first")
             assert "no session with PostgreSQL" not in controller.log
 
 
-async def install_by_hand(estate: Estate, version: int) -> None:
+async def install_by_hand(team_objects: TeamObjects, version: int) -> None:
     """A superuser installed the schema of the release before; the controller has the documented role and grants."""
-    await estate.database.execute(role_sql(version))
-    await estate.database.execute(f"BEGIN; {BEFORE.install_sql()}; COMMIT")
-    await estate.database.execute(documented_sql("Where a superuser installed schema pgrole"))
-    await estate.database.execute(f"GRANT SELECT ON pg_catalog.pg_authid TO {STEWARD}")
-    await estate.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+    await team_objects.database.execute(role_sql(version))
+    await team_objects.database.execute(f"BEGIN; {BEFORE.install_sql()}; COMMIT")
+    await team_objects.database.execute(documented_sql("Where a superuser installed schema pgrole"))
+    await team_objects.database.execute(f"GRANT SELECT ON pg_catalog.pg_authid TO {STEWARD}")
+    await team_objects.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
 
 
-async def test_objects_of_the_release_before_and_all_samples_are_valid_now_and_can_be_changed(estate: Estate) -> None:
+async def test_objects_of_the_release_before_and_all_samples_are_valid_now_and_can_be_changed(
+    team_objects: TeamObjects,
+) -> None:
     """As they are stored: what an update brings back is checked as a whole."""
-    await estate.make_objects()
-    server = estate.kube.server
+    await team_objects.make_objects()
+    server = team_objects.kube.server
     for folder in (BEFORE.samples, BEFORE.samples / "servers"):
         await apply_folder(server, folder)
     stored = await read_all(server)

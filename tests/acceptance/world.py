@@ -23,8 +23,8 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process, reached, tied_to_parent
 from pgrole_controller.local.workspace import free_port
 from pgrole_controller.postgres.connection import Connection
-from tests.acceptance.account import Account, find_namespace, installation_for
 from tests.acceptance.forks import Forked
+from tests.acceptance.service_account import ServiceAccount, find_namespace, installation_for
 from tests.acceptance.waiting import Attempts
 
 Json = dict[str, Any]
@@ -363,13 +363,13 @@ class Controller:
     is_executed: ClassVar[bool] = False
 
     def __init__(
-        self, access: ApiServer | Account | Path, dsn: str, folder: Path, *arguments: str, **environment: str
+        self, access: ApiServer | ServiceAccount | Path, dsn: str, folder: Path, *arguments: str, **environment: str
     ) -> None:
         self.health_port = free_port()
         if isinstance(access, ApiServer):
-            access = Account(access, installation_for(find_namespace(arguments)), folder)
-        self._account = access if isinstance(access, Account) else None
-        kubeconfig = access.kubeconfig if isinstance(access, Account) else access
+            access = ServiceAccount(access, installation_for(find_namespace(arguments)), folder)
+        self._account = access if isinstance(access, ServiceAccount) else None
+        kubeconfig = access.kubeconfig if isinstance(access, ServiceAccount) else access
         self._environment = {**os.environ, **({"PGROLE_DSN": dsn} if dsn else {}), **environment}
         command = [
             *("run", "--kubeconfig", str(kubeconfig), "--health-port", str(self.health_port)),

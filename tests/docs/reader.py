@@ -14,7 +14,7 @@ from pgrole_controller.local.apiserver import ApiServer, api_server
 from pgrole_controller.local.binaries import Binaries, cache_directory
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from tests.deploy.programs import Programs
-from tests.docs.answer import fits, only_looks
+from tests.docs.output import fits, only_looks
 from tests.docs.page import ROOT, Block, Command
 from tests.docs.shell import Failed, Shell, shell
 from tests.servers import Servers

@@ -11,9 +11,9 @@ import pytest
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.postgres import DEFAULT_VERSION
 from tests.deploy.programs import Programs
-from tests.docs.before import BEFORE, IN_USE
 from tests.docs.cluster import Cluster
 from tests.docs.page import COMMANDS, ROOT, Block, pages, read_page
+from tests.docs.preconditions import BEFORE, IN_USE
 from tests.docs.reader import Reader, reader
 from tests.servers import Servers
 

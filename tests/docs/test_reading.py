@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.answer import fits, only_looks
+from tests.docs.output import fits, only_looks
 from tests.docs.page import ROOT, BadPage, Block, Command, read_page
 from tests.docs.shell import Failed, shell
 

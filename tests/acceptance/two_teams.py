@@ -14,8 +14,8 @@ from typing import Any
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.account import OWN_NAMESPACE
 from tests.acceptance.servers import PgServers, pgservers
+from tests.acceptance.service_account import OWN_NAMESPACE
 from tests.acceptance.world import Controller, Database, Json, Kube, open_database, remove, running, says
 from tests.servers import Servers
 
@@ -42,7 +42,7 @@ SELECT jsonb_build_object(
 
 
 @dataclass(frozen=True, slots=True)
-class Court:
+class TwoTeams:
     """Two teams on one server with a policy; `a` and `b` are what the names of their roles begin with."""
 
     postgres: PostgresServer
@@ -125,7 +125,7 @@ class Court:
 
 
 @asynccontextmanager
-async def open_court(api_server: ApiServer, servers: Servers, folder: Path) -> AsyncIterator[Court]:
+async def open_two_teams(api_server: ApiServer, servers: Servers, folder: Path) -> AsyncIterator[TwoTeams]:
     """With a controller at work."""
     token = secrets.token_hex(3)
     teams = Kube(api_server, f"a{token}"), Kube(api_server, f"b{token}")
@@ -133,7 +133,7 @@ async def open_court(api_server: ApiServer, servers: Servers, folder: Path) -> A
         await create_namespace(api_server, team.namespace)
     controller = Controller(api_server, "", folder)
     async with servers.run() as server, pgservers(api_server) as declared, open_database(server.dsn()) as database:
-        made = Court(server, database, declared, teams, Kube(api_server, OWN_NAMESPACE), controller)
+        made = TwoTeams(server, database, declared, teams, Kube(api_server, OWN_NAMESPACE), controller)
         await _furnish(made)
         async with running(controller, connected=False):
             await made.servers.wait_ready(SERVER)
@@ -147,9 +147,9 @@ async def open_court(api_server: ApiServer, servers: Servers, folder: Path) -> A
             await remove(kube)
 
 
-async def _furnish(court: Court) -> None:
-    a = court.a
-    await court.database.execute(
+async def _furnish(two_teams: TwoTeams) -> None:
+    a = two_teams.a
+    await two_teams.database.execute(
         f"CREATE ROLE {STEWARD} SUPERUSER LOGIN PASSWORD '{STEWARD_PASSWORD.replace(chr(39), chr(39) * 2)}';"
         "CREATE ROLE readers; CREATE ROLE finance; CREATE ROLE rds_superuser;"
         f"CREATE ROLE {a}_way; GRANT postgres TO {a}_way; CREATE ROLE {a}_far; GRANT {a}_way TO {a}_far;"
@@ -159,15 +159,15 @@ async def _furnish(court: Court) -> None:
         f"CREATE ROLE {a}_guard; GRANT rds_superuser TO {a}_guard;"
         f"CREATE ROLE {a}_legacy; GRANT finance TO {a}_legacy"
     )
-    await court.servers.apply_credentials(SERVER, STEWARD, STEWARD_PASSWORD)
+    await two_teams.servers.apply_credentials(SERVER, STEWARD, STEWARD_PASSWORD)
     connection = {
-        "hosts": [court.postgres.host],
-        "port": court.postgres.port,
+        "hosts": [two_teams.postgres.host],
+        "port": two_teams.postgres.port,
         "sslMode": "disable",
         "credentialsSecretRef": {"name": SERVER},
     }
-    spec = {"connection": connection, "allow": court.policy(), "protectedRoles": ["rds*", "@a_holy*"]}
-    await court.servers.apply_spec(SERVER, court.fill(spec))
+    spec = {"connection": connection, "allow": two_teams.policy(), "protectedRoles": ["rds*", "@a_holy*"]}
+    await two_teams.servers.apply_spec(SERVER, two_teams.fill(spec))
 
 
 def joining(*groups: str, **options: bool) -> Json:

@@ -29,7 +29,7 @@ def find_namespace(arguments: Sequence[str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class ServiceAccount:
     """Of one installation; its kubeconfig is in `folder`, for the API server or what stands before it at `url`."""
 
     server: ApiServer

@@ -75,7 +75,7 @@ DRIFTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Estate:
+class TeamObjects:
     kube: Kube
     servers: PgServers
     postgres: PostgresServer
@@ -205,10 +205,12 @@ def drifts(obj: Json) -> int:
 
 
 @asynccontextmanager
-async def open_estate(server: ApiServer, servers: Servers, folder: Path, **spec: Any) -> AsyncIterator[Estate]:
+async def open_team_objects(
+    server: ApiServer, servers: Servers, folder: Path, **spec: Any
+) -> AsyncIterator[TeamObjects]:
     """A namespace, a PgServer (with these fields) and its PostgreSQL; nothing is declared, and no controller runs."""
     kube = await make_kube(server)
     async with servers.run() as postgres, pgservers(server) as declared, open_database(postgres.dsn()) as database:
         await declared.apply(SERVER, postgres, **spec)
-        yield Estate(kube, declared, postgres, database, folder)
+        yield TeamObjects(kube, declared, postgres, database, folder)
         await remove(kube)

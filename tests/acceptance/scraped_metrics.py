@@ -13,7 +13,7 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ScrapedMetrics:
     """`/metrics` at one moment."""
 
     text: str
@@ -30,7 +30,7 @@ class Figures:
         )
 
 
-async def scrape(controller: Controller) -> Figures:
+async def scrape(controller: Controller) -> ScrapedMetrics:
     url = f"http://127.0.0.1:{controller.health_port}/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         assert response.status == 200
@@ -41,12 +41,12 @@ async def scrape(controller: Controller) -> Figures:
         for family in families
         for sample in family.samples
     }
-    return Figures(text, samples)
+    return ScrapedMetrics(text, samples)
 
 
-async def wait_figures(controller: Controller, true: Callable[[Figures], bool], what: str) -> Figures:
+async def wait_figures(controller: Controller, true: Callable[[ScrapedMetrics], bool], what: str) -> ScrapedMetrics:
     """The figures as soon as `true` holds for them."""
-    last: list[Figures] = []
+    last: list[ScrapedMetrics] = []
 
     async def is_so() -> bool:
         last[:] = [await scrape(controller)]

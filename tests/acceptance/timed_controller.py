@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.isolation import read_status
 from pgrole_controller.local.apiserver import ApiServer
-from tests.acceptance.account import Account
+from tests.acceptance.service_account import ServiceAccount
 from tests.acceptance.world import ExecutedController, running
 
 #: CPU time of one callback: so long it delays every server.
@@ -22,7 +22,7 @@ class TimedController(ExecutedController):
     """As users run it (`--log-level info`), but by `tests.stopwatch`."""
 
     def __init__(
-        self, access: ApiServer | Account | Path, dsn: str, folder: Path, *arguments: str, **environment: str
+        self, access: ApiServer | ServiceAccount | Path, dsn: str, folder: Path, *arguments: str, **environment: str
     ) -> None:
         super().__init__(access, dsn, folder, "--log-level", "info", "--log-format", "json", *arguments, **environment)
         self._file = folder / "callbacks.json"
@@ -43,7 +43,7 @@ class TimedController(ExecutedController):
 
 
 @asynccontextmanager
-async def staying_calm(controller: TimedController) -> AsyncIterator[TimedController]:
+async def staying_responsive(controller: TimedController) -> AsyncIterator[TimedController]:
     """The controller runs, and whatever happens meanwhile neither ends it nor takes what it may not have."""
     async with running(controller, connected=False):
         began = time.monotonic()

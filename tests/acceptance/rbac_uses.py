@@ -8,10 +8,10 @@ from functools import partial
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.account import OWN_NAMESPACE, Account
 from tests.acceptance.permissions import Permission
 from tests.acceptance.relay import Relay
 from tests.acceptance.servers import PgServers
+from tests.acceptance.service_account import OWN_NAMESPACE, ServiceAccount
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, apply, condition
 
 SERVER = "main"
@@ -21,7 +21,7 @@ SERVER = "main"
 class Place:
     """An installation at work on one namespace, whose requests pass a relay."""
 
-    account: Account
+    account: ServiceAccount
     kube: Kube
     servers: PgServers
     postgres: PostgresServer
