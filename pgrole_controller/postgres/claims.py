@@ -130,6 +130,7 @@ async def _changing(connection: Connection, selection: Selection, shown: Sequenc
     with speaking(), anyio.fail_after(CHANGE_SECONDS, shield=True):
         async with connection.transaction():
             await connection.execute(queries.inspect("guard"))
+            # by its old name, which version 3 of the schema has as well
             await connection.execute("SELECT pgrole.take_turn()")
             now = await _list(connection, selection)
             if [one.holder for one in now] != [one.holder for one in shown]:

@@ -17,7 +17,7 @@ _SECONDS = 2.0
 async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
     """By role name; a role with nobody to be seen is not in the result. Only what ends the session is raised."""
     try:
-        query = queries.inspect("culprits")
+        query = queries.inspect("suspects")
         rows = await fetch(connection, "look_for_culprits", query, list(role_names), seconds=_SECONDS)
     except PgRoleError as error:
         if connection.is_closed():

@@ -45,7 +45,7 @@ PIECE = 300
 #: How often a database is begun with anew, when somebody makes something as the role meanwhile.
 ROUNDS = 8
 
-#: Raised by sql/disown when something was made as the role, or renamed, since it was looked at: nothing was changed.
+#: Raised by sql/reassign when something was made as the role, or renamed, since it was looked at: nothing was changed.
 MADE_MEANWHILE = "PGR03"
 
 #: Beside it, what concurrent changes of catalogs lead to: an object that was dropped or altered meanwhile.
@@ -65,7 +65,7 @@ Still: TypeAlias = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Emptying:
-    """What is the same in each database: `place` is the home connection's row of sql/disown/place.sql.
+    """What is the same in each database: `place` is the home connection's row of sql/reassign/place.sql.
 
     `still` raises PgRoleError unless this process still leads. `blockers` are collected here.
     """
@@ -80,7 +80,7 @@ class _Emptying:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a connection is, and as whom: a row of sql/disown/place.sql."""
+    """Where a connection is, and as whom: a row of sql/reassign/place.sql."""
 
     system_identifier: int
     started_at: datetime
@@ -136,7 +136,7 @@ async def _still(home: Connection, fence: Fence | None) -> None:
     if fence is not None:
         await fence.check(home)
     with speaking("disown"):
-        await home.execute(queries.schemaless("check_not_suspended"))
+        await home.execute(queries.without_schema("check_not_suspended"))
 
 
 async def _prepare(
@@ -341,7 +341,7 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
 
 async def _check_left(home: Connection, task: ReassignOwned) -> None:
     """Raises Waiting for what new dependencies on the role appeared in the meantime, or is about to."""
-    needs = await ask(home, queries.inspect("needs"), [task.oid])
+    needs = await ask(home, queries.inspect("dependents"), [task.oid])
     makers = await ask(home, _sql("makers"), task.oid)
     with reading():
         blockers = [
@@ -393,4 +393,4 @@ def _sqlstate(error: PgRoleError) -> str | None:
 
 @cache
 def _sql(name: str) -> str:
-    return resources.text("sql", "disown", f"{name}.sql")
+    return resources.text("sql", "reassign", f"{name}.sql")

@@ -33,7 +33,7 @@ OLDEST_VERSION = 14
 #: From here on memberships have INHERIT and SET, and can be granted by several grantors.
 MEMBERSHIP_OPTIONS_VERSION = 160_000
 
-#: The limits in sql/inspect/roles.sql and sql/inspect/surroundings.sql: there may be more.
+#: The limits in sql/inspect/roles.sql and sql/inspect/references.sql: there may be more.
 _MOST_GRANTS = 2000
 _MOST_REACHED = 1000
 
@@ -156,7 +156,7 @@ async def look_without_schema(
     rows = await fetch(
         connection,
         "look",
-        queries.inspect_schemaless("roles", verifiers=identity.sees_passwords),
+        queries.inspect_without_schema("roles", verifiers=identity.sees_passwords),
         [name for _, name in asked],
         [key.namespace for key, _ in asked],
         [key.name for key, _ in asked],
@@ -194,7 +194,7 @@ async def read_references(connection: Connection, mentioned: Mentioned, version:
     rows = await fetch(
         connection,
         "look_around",
-        queries.inspect("surroundings"),
+        queries.inspect("references"),
         list(mentioned.groups),
         list(mentioned.parameters),
         list(mentioned.databases),
@@ -236,7 +236,7 @@ def _like(pattern: str) -> bytes:
 async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Dependents, ...]]:
     """What still needs each of these roles; a role that nothing needs is not in the result."""
     dependents: dict[int, tuple[Dependents, ...]] = {}
-    for row in await fetch(connection, "look_for_needs", queries.inspect("needs"), list(oids)):
+    for row in await fetch(connection, "look_for_needs", queries.inspect("dependents"), list(oids)):
         role = row.get("role", int)
         dependent = Dependents(row.get("database", str), row.get("count", int), row.get("members", int))
         dependents[role] = (*dependents.get(role, ()), dependent)
@@ -253,7 +253,7 @@ async def read_new_owners(
     connection: Connection, names: Collection[str], system_identifier: int
 ) -> dict[str, NewOwner]:
     """Those of these roles that are there."""
-    rows = await fetch(connection, "look_for_heirs", queries.inspect("heirs"), list(names), system_identifier)
+    rows = await fetch(connection, "look_for_heirs", queries.inspect("new_owners"), list(names), system_identifier)
     return {row.get("name", str): NewOwner(row.get("oid", int), _claimed_place(row)) for row in rows}
 
 
@@ -265,7 +265,7 @@ def _claimed_place(row: Row) -> tuple[str, str, str] | None:
 async def read_new_owners_without_schema(
     connection: Connection, names: Collection[str], system_identifier: int, ledger: Ledger
 ) -> dict[str, NewOwner]:
-    query = queries.inspect_schemaless("heirs", verifiers=False)
+    query = queries.inspect_without_schema("new_owners", verifiers=False)
     rows = await fetch(connection, "look_for_heirs", query, list(names), system_identifier)
     oids = {row.get("name", str): row.get("oid", int) for row in rows}
     return {name: NewOwner(oid, _place(ledger.holder(oid))) for name, oid in oids.items()}
@@ -285,7 +285,7 @@ async def look_for_verifiers(
     `identity` where there is no schema pgrole.
     """
     query = (
-        queries.inspect_schemaless("verifiers", verifiers=identity.sees_passwords)
+        queries.inspect_without_schema("verifiers", verifiers=identity.sees_passwords)
         if identity
         else queries.inspect("verifiers")
     )

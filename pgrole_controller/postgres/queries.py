@@ -13,21 +13,21 @@ def inspect(name: str) -> str:
 
 
 @cache
-def inspect_schemaless(name: str, *, verifiers: bool) -> str:
+def inspect_without_schema(name: str, *, verifiers: bool) -> str:
     """The same question where schema pgrole is not there; "roles" takes what is remembered of claims as $6 to $8."""
-    return _without_schema(inspect(name), verifiers=verifiers)
+    return _substitute(inspect(name), verifiers=verifiers)
 
 
 @cache
 def poll(*, verifiers: bool) -> str:
     """The digests of all roles; `verifiers`: those of passwords may be read."""
-    return _without_schema(resources.text("sql", "poll", "digests.sql"), verifiers=verifiers)
+    return _substitute(resources.text("sql", "poll", "digests.sql"), verifiers=verifiers)
 
 
 @cache
-def schemaless(name: str) -> str:
+def without_schema(name: str) -> str:
     """One statement of a transaction where schema pgrole is not there."""
-    return resources.text("sql", "schemaless", f"{name}.sql").strip()
+    return resources.text("sql", "without_schema", f"{name}.sql").strip()
 
 
 @cache
@@ -36,10 +36,10 @@ def install() -> str:
     return "\n".join(resources.texts("sql", "install"))
 
 
-def _without_schema(text: str, *, verifiers: bool) -> str:
+def _substitute(text: str, *, verifiers: bool) -> str:
     """What is asked of schema pgrole is asked of subqueries, so that there is one text of each question."""
-    read = schemaless("verifiers" if verifiers else "no_verifiers")
-    claims = schemaless("claim")
+    read = without_schema("verifiers" if verifiers else "no_verifiers")
+    claims = without_schema("claim")
     if "$5" not in text:  # a question that nothing is remembered for
         claims = re.sub(r"\$[6-8]", "NULL", claims)
     text = text.replace("pgrole.read_verifiers(NULL)", f"(\n{read}\n)")

@@ -99,17 +99,17 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
     verify = naming.verify(plans, held=dialect.superuser)
     if dialect.ledger is not None:
         begin.append(_ABANDONED)
-        begin.append(queries.schemaless("take_turn"))
-        begin.append(queries.schemaless("check_not_suspended"))
-        rest = (statement for plan in plans for statement in _schemaless_statements(plan, dialect.options))
+        begin.append(queries.without_schema("lock_changes"))
+        begin.append(queries.without_schema("check_not_suspended"))
+        rest = (statement for plan in plans for statement in _statements_without_schema(plan, dialect.options))
         return ";\n".join((*begin, wait, *hold, *rest, *verify))
     if dialect.guarded:
         begin.append(queries.inspect("guard").strip())
-    begin.append("SELECT pgrole.take_turn()")
+    begin.append("SELECT pgrole.lock_changes()" if dialect.suspends else "SELECT pgrole.take_turn()")
     if dialect.suspends:
         begin.append("SELECT pgrole.check_not_suspended()")
     else:
-        begin.append(queries.schemaless("check_not_suspended"))
+        begin.append(queries.without_schema("check_not_suspended"))
     if dialect.fence is not None and dialect.fence.statement is not None:
         begin.append(dialect.fence.statement)
     rest = (statement for plan in plans for statement in _statements(plan, dialect))
@@ -232,7 +232,7 @@ async def _try(
         if dialect.fence is not None:
             dialect.fence.check_clock(enforcing=dialect.enforcing)
         if dialect.ledger is not None:
-            return await _run_schemaless(connection, plans, dialect, dialect.ledger, text)
+            return await _run_without_schema(connection, plans, dialect, dialect.ledger, text)
         with speaking("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
             await connection.execute(text)
     except PgRoleError as error:
@@ -242,7 +242,7 @@ async def _try(
     return None
 
 
-async def _run_schemaless(
+async def _run_without_schema(
     connection: Connection, plans: Sequence[Plan], dialect: Dialect, ledger: Ledger, text: str
 ) -> PgRoleError | None:
     """The ledger changes with the transaction: when it is committed, and by nothing in between."""
@@ -271,13 +271,13 @@ def _touches(plan: Plan) -> bool:
     return bool(plan.changes or plan.owner or plan.record or plan.forget)
 
 
-def _schemaless_statements(plan: Plan, options: bool) -> Iterator[str]:
+def _statements_without_schema(plan: Plan, options: bool) -> Iterator[str]:
     if not _touches(plan):
         return
     oid = "" if plan.oid is None else str(plan.oid)
     for name, value in (("seen_as", seen_name(plan.seen_as)), ("seen_oid", literal(oid))):
         yield f"SELECT pg_catalog.set_config('pgrole.{name}', {value}, true)"
-    yield queries.schemaless("expect")
+    yield queries.without_schema("expect")
     yield from statements(plan.changes, options=options)
 
 

@@ -2,11 +2,19 @@
 -- PGR01: the state that the caller read has changed; nothing is changed, and the caller reads it again.
 
 -- Concurrent ALTER ROLE on one row fails with "tuple concurrently updated": callers of this function take turns.
-CREATE OR REPLACE FUNCTION pgrole.take_turn() RETURNS void
+CREATE OR REPLACE FUNCTION pgrole.lock_changes() RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
     LOCK TABLE pgrole.turn_to_change IN SHARE UPDATE EXCLUSIVE MODE
+$$;
+
+-- Its name before version 4: controllers of 0.2.0 call it during an upgrade, and the command `claims` with version 3.
+CREATE OR REPLACE FUNCTION pgrole.take_turn() RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT pgrole.lock_changes()
 $$;
 
 -- Verifies that the role read under a name still has that oid (NULL: does not exist), that no one claims it under another

@@ -34,7 +34,7 @@ AS $$
 DECLARE
     led_with bigint;
 BEGIN
-    PERFORM pgrole.take_turn();
+    PERFORM pgrole.lock_changes();
     SELECT l.number INTO led_with FROM pgrole.leader AS l
     WHERE l.installation = of_installation AND l.holder = new_holder;
     IF FOUND THEN
@@ -89,7 +89,7 @@ AS $$
 DECLARE
     leader record;
 BEGIN
-    PERFORM pgrole.take_turn();
+    PERFORM pgrole.lock_changes();
     SELECT l.* INTO leader FROM pgrole.leader AS l WHERE l.installation = of_installation AND l.number > 0 FOR UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;

@@ -326,7 +326,7 @@ BEGIN
 END $$;
 CREATE FUNCTION pgrole.observe(everything boolean DEFAULT false) RETURNS text LANGUAGE sql
 AS 'SELECT pgrole.leave_trace()';
-CREATE FUNCTION pgrole.take_turn() RETURNS void LANGUAGE sql AS 'SELECT pgrole.leave_trace()::void';
+CREATE FUNCTION pgrole.lock_changes() RETURNS void LANGUAGE sql AS 'SELECT pgrole.leave_trace()::void';
 CREATE PROCEDURE pgrole.watch(tick interval, lasting interval) LANGUAGE sql AS 'SELECT pgrole.leave_trace()';
 CREATE VIEW pgrole.claim AS SELECT pgrole.leave_trace() AS role_name;
 GRANT ALL ON SCHEMA pgrole TO PUBLIC;

@@ -255,7 +255,7 @@ async def is_cut_off(say: Say, how: Literal["freeze", "cut"], own: Stage) -> Non
 async def keep_drifting(pair: Replicas, until: float) -> None:
     """So that whoever may has something to repair."""
     while anyio.current_time() < until:
-        await pair.database.execute("SELECT pgrole.take_turn(); ALTER ROLE app SUPERUSER")
+        await pair.database.execute("SELECT pgrole.lock_changes(); ALTER ROLE app SUPERUSER")
         await anyio.sleep(0.2)
 
 
@@ -312,7 +312,7 @@ async def test_a_leader_that_is_killed_between_its_number_and_its_lead_holds_up_
     async with connect(Endpoint(pair.stage.postgres.dsn()), "administrator") as connection:
         await install(connection)
     async with pair.stage.database() as locker:
-        await locker.execute("BEGIN; SELECT pgrole.take_turn()")
+        await locker.execute("BEGIN; SELECT pgrole.lock_changes()")
         await pair.first.start()
         await pair.database.wait_value("SELECT count(*) FROM pgrole.leader WHERE drawn > 0 AND number = 0", 1)
         await pair.second.start()

@@ -370,7 +370,7 @@ class TestOneTransaction:
 
     async def test_it_takes_its_turn_with_the_controllers(self, trial: Trial) -> None:
         async with trial.home.transaction():
-            await trial.home.execute("SELECT pgrole.take_turn()")
+            await trial.home.execute("SELECT pgrole.lock_changes()")
             answer = await trial.run("release", "--role", "a1", "--yes")
         assert answer.code == 1
         assert "lock" in answer.err

@@ -102,7 +102,7 @@ async def turn_taken(database: str) -> AsyncIterator[None]:
     connection = await asyncpg.connect(database)
     try:
         async with connection.transaction():
-            await connection.execute("SELECT pgrole.take_turn()")
+            await connection.execute("SELECT pgrole.lock_changes()")
             yield
     finally:
         await connection.close()
@@ -183,7 +183,7 @@ async def test_one_that_has_its_turn_ends_before_another_leads(join: Join, datab
 
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks, one.connection.transaction():
-            await one.connection.execute("SELECT pgrole.take_turn()")
+            await one.connection.execute("SELECT pgrole.lock_changes()")
             assert old.statement is not None
             await one.connection.execute(old.statement)
             tasks.start_soon(lead)

@@ -111,7 +111,7 @@ class Place:
         return plan, failure
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=["schema", "schemaless"])
+@pytest_asyncio.fixture(loop_scope="session", params=["schema", "without_schema"])
 async def place(request: pytest.FixtureRequest, server: PostgresServer, latin: Connection) -> AsyncIterator[Place]:
     async with connect(Endpoint(server.dsn()), "test") as made:
         identity = await identify(made)

@@ -41,7 +41,7 @@ async def test_it_is_made_once_and_then_left_as_it_is(connection: Connection) ->
 
 
 @pytest.mark.parametrize(
-    "loss", ["DROP FUNCTION pgrole.take_turn()", "DROP TABLE pgrole.installation", "DROP PROCEDURE pgrole.watch"]
+    "loss", ["DROP FUNCTION pgrole.lock_changes()", "DROP TABLE pgrole.installation", "DROP PROCEDURE pgrole.watch"]
 )
 async def test_a_part_that_went_missing_is_made_again_and_claims_are_kept(connection: Connection, loss: str) -> None:
     await install(connection)
@@ -139,7 +139,7 @@ async def test_the_guard_lets_pass_what_is_ours_and_keeps_it_from_being_dropped(
 ) -> None:
     await install(connection)
     async with connect(Endpoint(database), "test") as other, connection.transaction():
-        await connection.execute(f"{GUARD}; SELECT pgrole.take_turn()")
+        await connection.execute(f"{GUARD}; SELECT pgrole.lock_changes()")
         await other.execute("SET lock_timeout = '50ms'")
         with pytest.raises(asyncpg.LockNotAvailableError):
             await other.execute("DROP SCHEMA pgrole CASCADE")

@@ -125,7 +125,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
         yield own
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=["schema", "schemaless"])
+@pytest_asyncio.fixture(loop_scope="session", params=["schema", "without_schema"])
 async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> AsyncIterator[Scene]:
     async with (
         connect(Endpoint(server.dsn()), "test") as writer,

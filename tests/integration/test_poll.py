@@ -249,8 +249,8 @@ class TestWithoutSchema:
 
     def test_no_question_names_the_schema(self) -> None:
         for verifiers in (True, False):
-            for name in ("roles", "heirs", "verifiers"):
-                assert "pgrole." not in _statement(queries.inspect_schemaless(name, verifiers=verifiers))
+            for name in ("roles", "new_owners", "verifiers"):
+                assert "pgrole." not in _statement(queries.inspect_without_schema(name, verifiers=verifiers))
             assert "pgrole." not in _statement(queries.poll(verifiers=verifiers))
 
     async def test_a_look_sees_the_same_as_with_the_schema(self, server: PostgresServer, hand: Connection) -> None:

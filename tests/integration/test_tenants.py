@@ -69,7 +69,7 @@ async def test_no_lock_that_a_tenant_may_take_stops_a_look_a_change_or_an_instal
 ) -> None:
     for number in ADVISORY_LOCKS:
         await tenant.execute(f"SELECT pg_advisory_lock_shared({number})")
-    await home.execute("ALTER ROLE subject CREATEDB; SELECT pgrole.take_turn()")
+    await home.execute("ALTER ROLE subject CREATEDB; SELECT pgrole.lock_changes()")
     assert [message["name"] for message in await told(home, ear)] == ["subject"]
     await home.execute("CALL pgrole.watch(lasting => '1 ms')")
     await home.execute("UPDATE pgrole.installation SET version = 0")
@@ -95,11 +95,11 @@ async def test_turns_and_the_care_of_tables_do_not_wait_for_each_other(
     try:
         await carer.execute("SET lock_timeout = '5s'")
         async with home.transaction():
-            await home.execute("SELECT pgrole.take_turn(), pgrole.try_turn_to_look()")
+            await home.execute("SELECT pgrole.lock_changes(), pgrole.try_turn_to_look()")
             await carer.execute("VACUUM (ANALYZE)")
         async with carer.transaction():
             await carer.execute("ANALYZE")
-            await home.execute("SELECT pgrole.take_turn(), pgrole.try_turn_to_look()")
+            await home.execute("SELECT pgrole.lock_changes(), pgrole.try_turn_to_look()")
     finally:
         await carer.close()
 

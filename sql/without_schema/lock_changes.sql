@@ -1,6 +1,6 @@
--- Concurrent ALTER ROLE on one row fails with "tuple concurrently updated": those who ask for this first take turns.
+-- Concurrent ALTER ROLE on one row fails with "tuple concurrently updated", so changes are made under this lock.
 -- Any role that can connect may take the lock, and hold it for as long as it likes: so it is waited for a moment only.
-DO $turn$
+DO $lock_changes$
 DECLARE
     before CONSTANT text := current_setting('lock_timeout');
 BEGIN
@@ -12,4 +12,4 @@ BEGIN
     END;
     PERFORM set_config('lock_timeout', before, true);
 END
-$turn$
+$lock_changes$
