@@ -64,7 +64,7 @@ class Hand:
     """On one healthy server: makes drifts, and hears what is announced there."""
 
     connection: Connection
-    ear: Connection
+    listener: Connection
     expected: str = ""
     heard: anyio.Event = field(default_factory=anyio.Event)
 
@@ -94,7 +94,7 @@ class Hand:
         """NOTIFY heard on another connection, one role read, one ALTER ROLE committed: medians, in seconds, added."""
         heard = anyio.Event()
         took: list[tuple[float, ...]] = []
-        await self.ear.add_listener("bench_floor", lambda *_: heard.set())
+        await self.listener.add_listener("bench_floor", lambda *_: heard.set())
         await self.connection.execute("CREATE ROLE bench_floor")
         for turn in range(_FLOOR_ROUNDS):
             heard = anyio.Event()
@@ -205,15 +205,15 @@ def _start(settings: Mapping[str, str]) -> AbstractAsyncContextManager[PostgresS
 
 @asynccontextmanager
 async def _hand(server: PostgresServer) -> AsyncIterator[Hand]:
-    connection, ear = [await asyncpg.connect(server.dsn()) for _ in range(2)]
-    made = Hand(connection, ear)
-    await ear.add_listener(CHANNEL, made.hear)
+    connection, listener = [await asyncpg.connect(server.dsn()) for _ in range(2)]
+    made = Hand(connection, listener)
+    await listener.add_listener(CHANNEL, made.hear)
     try:
         yield made
     finally:
         with anyio.CancelScope(shield=True):
             await connection.close(timeout=5)
-            await ear.close(timeout=5)
+            await listener.close(timeout=5)
 
 
 async def _drift(hands: Sequence[Hand], drifts: int, display: Display) -> list[float]:

@@ -177,17 +177,17 @@ async def _commit(connection: "asyncpg.Connection[Any]", rate: float | None, cou
 async def watched(dsn: str, rate: float | None, work: Callable[[int, list[int]], Awaitable[T]]) -> T:
     """Does `work`, given the process id of the backend that runs `watch` and the count of unrelated commits."""
     count = [0]
-    eye, *others = [await asyncpg.connect(dsn) for _ in range(3)]
+    watcher, *others = [await asyncpg.connect(dsn) for _ in range(3)]
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch, eye)
+            tasks.start_soon(_watch, watcher)
             for other in others[: 1 if rate else 2]:
                 tasks.start_soon(_commit, other, rate, count)
             await anyio.sleep(1)
-            result = await work(eye.get_server_pid(), count)
+            result = await work(watcher.get_server_pid(), count)
             tasks.cancel_scope.cancel()
     finally:
-        for connection in (eye, *others):
+        for connection in (watcher, *others):
             connection.terminate()
     return result
 
@@ -223,9 +223,9 @@ async def measure_share(dsn: str, rate: float | None, seconds: float) -> Share:
 
 async def measure_detection(dsn: str, rate: float | None, changes: int) -> Quantiles:
     """From the commit of ALTER ROLE to the notification in a client."""
-    hand, ear = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    hand, listener = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     heard = asyncio.Event()
-    await ear.add_listener("pgrole", lambda *_: heard.set())
+    await listener.add_listener("pgrole", lambda *_: heard.set())
 
     async def work(_pid: int, _count: list[int]) -> Quantiles:
         took: list[float] = []
@@ -244,7 +244,7 @@ async def measure_detection(dsn: str, rate: float | None, changes: int) -> Quant
         return await watched(dsn, rate, work)
     finally:
         hand.terminate()
-        ear.terminate()
+        listener.terminate()
 
 
 async def measure(dsn: str, size: int, seconds: float, changes: int) -> None:

@@ -69,7 +69,7 @@ class Repairs:
     reaction: Quantiles
 
 
-class _Ear:
+class _Listener:
     """Notes when a role was heard of, each time."""
 
     def __init__(self) -> None:
@@ -101,8 +101,8 @@ async def measure_floor(stand: Stand, pause: float) -> Floor:
     """
     took: list[tuple[float, ...]] = []
     heard = anyio.Event()
-    async with stand.connect() as hand, stand.connect() as ear:
-        await ear.add_listener(_FLOOR_CHANNEL, lambda *_: heard.set())
+    async with stand.connect() as hand, stand.connect() as listener:
+        await listener.add_listener(_FLOOR_CHANNEL, lambda *_: heard.set())
         await hand.execute(f"DROP ROLE IF EXISTS {_FLOOR_ROLE}; CREATE ROLE {_FLOOR_ROLE}")
         for turn in range(_FLOOR_ROUNDS):
             heard = anyio.Event()
@@ -133,11 +133,11 @@ async def measure_repairs(
     was held back, or a role is not as it was.
     """
     whole, detection, reaction = [], [], []
-    ear = _Ear()
+    listener = _Listener()
     async with stand.connect() as hand, stand.connect() as listening, _commits(stand, BUSY_RATE if busy else 0.0):
-        await listening.add_listener(CHANNEL, ear.receive)
+        await listening.add_listener(CHANNEL, listener.receive)
         for turn in range(drifts):
-            began, heard, repaired = await _drift(hand, ear, *await spread.draw(roles))
+            began, heard, repaired = await _drift(hand, listener, *await spread.draw(roles))
             whole.append(repaired - began)
             detection.append(heard - began)
             reaction.append(repaired - heard)
@@ -149,11 +149,11 @@ async def measure_repairs(
 
 async def note_repairs(stand: Stand, spread: Spread, roles: int, took: list[float]) -> None:
     """Drifts of the first `roles` roles, one at a time, until cancelled: appends seconds from commit to repair."""
-    ear = _Ear()
+    listener = _Listener()
     async with stand.connect() as hand, stand.connect() as listening:
-        await listening.add_listener(CHANNEL, ear.receive)
+        await listening.add_listener(CHANNEL, listener.receive)
         while True:
-            began, _, repaired = await _drift(hand, ear, *await spread.draw(roles))
+            began, _, repaired = await _drift(hand, listener, *await spread.draw(roles))
             took.append(repaired - began)
             await anyio.sleep(_rest(roles) + random.uniform(0, PHASES))
 
@@ -170,15 +170,15 @@ def _check_no_contest(stand: Stand) -> None:
         raise AssertionError(f"repairs were held back as contested: {', '.join(sorted(set(contested)))}")
 
 
-async def _drift(hand: Connection, ear: _Ear, name: str, statement: str) -> tuple[float, float, float]:
+async def _drift(hand: Connection, listener: _Listener, name: str, statement: str) -> tuple[float, float, float]:
     """When it was committed, heard of and repaired. Returns when the repair has been heard of, too."""
     count, content = (await _claim(hand, name))[0], await hand.fetchval(_CONTENT, name)
-    ear.expect(name)
+    listener.expect(name)
     await hand.execute(statement)
     began = time.time()
     with anyio.fail_after(_REPAIR_SECONDS):
-        heard = await ear.wait(1)
-        await ear.wait(2)
+        heard = await listener.wait(1)
+        await listener.wait(2)
         while True:
             counted, repaired = await _claim(hand, name)
             if counted > count:

@@ -18,9 +18,9 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.status import rfc3339
 from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres.claims import (
-    Listed,
+    ClaimedRoleState,
+    ListedClaim,
     Selection,
-    Whereabouts,
     claims_of,
     forget,
     list_claims,
@@ -33,7 +33,7 @@ from pgrole_controller.settings import WrongSetting
 _HEADINGS = ("ROLE", "IN DATABASE", "CLUSTER", "OBJECT", "STATE", "APPLIED", "DRIFTS", "LAST DRIFT", "RELEASED")
 
 
-def as_table(claims: Sequence[Listed]) -> str:
+def as_table(claims: Sequence[ListedClaim]) -> str:
     """A row for each claim, under headings."""
     rows = [_HEADINGS, *(tuple(_printable(cell) for cell in _row(one)) for one in claims)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADINGS))]
@@ -41,24 +41,24 @@ def as_table(claims: Sequence[Listed]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def as_json(claims: Sequence[Listed]) -> str:
+def as_json(claims: Sequence[ListedClaim]) -> str:
     """A list of objects; moments are RFC 3339, what is not known is null."""
     return json.dumps([_object(one) for one in claims], indent=2) + "\n"
 
 
-def state_of(one: Listed) -> str:
+def state_of(one: ListedClaim) -> str:
     """held · transferred (awaits its object) · released; a released one can be for any namespace of its name."""
     if one.released_at is None:
         return "transferred" if one.awaited else "held"
     return "released, for any namespace of that name" if one.awaited else "released"
 
 
-def _row(one: Listed) -> tuple[str, ...]:
+def _row(one: ListedClaim) -> tuple[str, ...]:
     claim = one.claim
     drift = f"{_moment(claim.last_drift_at)} {', '.join(claim.last_drift_fields)}" if claim.last_drift_at else ""
     return (
         claim.role_name,
-        f"renamed to {one.seen_as}" if one.role is Whereabouts.RENAMED else one.role.value,
+        f"renamed to {one.seen_as}" if one.role is ClaimedRoleState.RENAMED else one.role.value,
         claim.owner.cluster,
         str(claim.owner),
         state_of(one),
@@ -69,7 +69,7 @@ def _row(one: Listed) -> tuple[str, ...]:
     )
 
 
-def _object(one: Listed) -> dict[str, Any]:
+def _object(one: ListedClaim) -> dict[str, Any]:
     claim, owner = one.claim, one.claim.owner
     drift = {"time": _moment(claim.last_drift_at), "fields": list(claim.last_drift_fields)}
     return {
@@ -155,7 +155,7 @@ def _selection(options: ReleaseArguments | TransferArguments) -> Selection:
     return Selection(options.cluster, options.namespace, options.role, released=options.forget)
 
 
-def _is_selected(one: Listed, selection: Selection) -> bool:
+def _is_selected(one: ListedClaim, selection: Selection) -> bool:
     """As sql/claims/list.sql."""
     claim = one.claim
     return (
@@ -167,7 +167,7 @@ def _is_selected(one: Listed, selection: Selection) -> bool:
 
 
 def _intent(
-    options: ReleaseArguments | TransferArguments, shown: Sequence[Listed], everything: Sequence[Listed]
+    options: ReleaseArguments | TransferArguments, shown: Sequence[ListedClaim], everything: Sequence[ListedClaim]
 ) -> str:
     """What will be done, for a person to agree to."""
     if isinstance(options, TransferArguments):
@@ -180,7 +180,9 @@ def _intent(
     )
 
 
-def _transfer_intent(options: TransferArguments, shown: Sequence[Listed], everything: Sequence[Listed]) -> str:
+def _transfer_intent(
+    options: TransferArguments, shown: Sequence[ListedClaim], everything: Sequence[ListedClaim]
+) -> str:
     kept = 0 if options.with_released else sum(one.claim.released for one in shown)
     lines = [f"to be transferred to cluster {options.target}: {_count(shown)}."]
     if kept < len(shown):
@@ -207,7 +209,7 @@ def _is_agreed() -> bool:
         return False
 
 
-def _what_there_is(everything: Sequence[Listed]) -> str:
+def _what_there_is(everything: Sequence[ListedClaim]) -> str:
     if not everything:
         return "this database has no claims"
     held = Counter(one.claim.owner.cluster for one in everything if not one.claim.released)
@@ -216,17 +218,20 @@ def _what_there_is(everything: Sequence[Listed]) -> str:
     return f"no claim matches; there are claims of cluster {', '.join(clusters)}"
 
 
-def _count(claims: Sequence[Listed]) -> str:
+def _count(claims: Sequence[ListedClaim]) -> str:
     return "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
 
 
-async def _read(endpoint: Endpoint, selection: Selection) -> list[Listed]:
+async def _read(endpoint: Endpoint, selection: Selection) -> list[ListedClaim]:
     async with claims_of(endpoint) as connection:
         return await list_claims(connection, selection)
 
 
 async def _carry_out(
-    options: ReleaseArguments | TransferArguments, endpoint: Endpoint, selection: Selection, shown: Sequence[Listed]
+    options: ReleaseArguments | TransferArguments,
+    endpoint: Endpoint,
+    selection: Selection,
+    shown: Sequence[ListedClaim],
 ) -> None:
     async with claims_of(endpoint) as connection:
         if isinstance(options, TransferArguments):

@@ -18,7 +18,7 @@ from pgrole_controller.kube.client import CONFIGMAPS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.secrets import read_secret
 from pgrole_controller.kube.store import Stored, mapping, parse
-from pgrole_controller.postgres.connection import Endpoint, Minting
+from pgrole_controller.postgres.connection import Endpoint, PasswordFactory
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
     from pgrole_controller.api.pgserver import CaRef, NamespaceSelector, PgServer, ServerConnection
@@ -34,7 +34,7 @@ class Site:
 
     namespace: str = "default"
     forbidden_metadata: tuple[str, ...] = ()
-    mint: Minting | None = None
+    mint: PasswordFactory | None = None
 
 
 async def read_declaration(client: Client, stored: Stored, site: Site) -> DeclaredServer:

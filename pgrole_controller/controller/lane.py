@@ -42,12 +42,12 @@ from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import Retry, RetryAfter, WorkItem
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.causes import cause_of
-from pgrole_controller.postgres.connection import Endpoint, Unexpected
-from pgrole_controller.postgres.disown import disown
+from pgrole_controller.postgres.connection import Endpoint, UnexpectedError
+from pgrole_controller.postgres.disown import reassign_owned
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.install import Installation
-from pgrole_controller.postgres.ledger import Ledger
-from pgrole_controller.postgres.session import Session, attend
+from pgrole_controller.postgres.install import SchemaState
+from pgrole_controller.postgres.session import Session, run_session
+from pgrole_controller.postgres.status_claims import StatusClaims
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Lane:
         self._reporter = reporter
         self._identities = identities
         self._lead = lead
-        self._ledger = Ledger()
+        self._status_claims = StatusClaims()
         self._verifiers = Verifiers()
         self._why = ""  # a lesser mode of detection was chosen last
         self.retimed = Signal()  # pulsed when the period of the resync changes
@@ -183,20 +183,20 @@ class Lane:
         try:
             if server.endpoint is None or server.lapsed:
                 raise server.problem or Transient(Reason.SERVER_NOT_READY, "the controller cannot connect to it")
-            await attend(
+            await run_session(
                 server.endpoint,
                 self._objects.cluster,
                 detection=server.mode,
                 interval=server.interval,
                 may_install=server.may_install,
-                heard=self._heard,
+                on_change=self._heard,
                 work=self._work,
                 suspended=self._note_suspended,
-                ledger=self._ledger,
+                status_claims=self._status_claims,
                 candidacy=self._lead.stand(self._stand_by),
             )
         except PgRoleError as error:
-            if isinstance(error, Unexpected):
+            if isinstance(error, UnexpectedError):
                 metrics.INTERNAL_ERRORS.labels("session").inc()
                 extra = {"server": server.name, **describe_error(error.__cause__ or error)}
                 log.error("unexpected error in a session", extra=extra)
@@ -307,7 +307,7 @@ class Lane:
                 "server": self.server.name,
                 "version": session.identity.version,
                 "detection": session.detection.mode.value,
-                "schema": session.installation.value,
+                "schema": session.schema_state.value,
                 "passwords": session.detection.passwords,
                 "claims": session.detection.claims,
             },
@@ -315,8 +315,8 @@ class Lane:
         if session.why and session.why != self._why:
             log.info("detection mode is Poll", extra={"server": self.server.name, "why": session.why})
         self._why = session.why
-        if session.installation in (Installation.MADE, Installation.CHANGED):
-            expected = session.installation is Installation.MADE and self._since == -math.inf
+        if session.schema_state in (SchemaState.MADE, SchemaState.CHANGED):
+            expected = session.schema_state is SchemaState.MADE and self._since == -math.inf
             level = logging.INFO if expected else logging.WARNING  # while we ran, somebody dropped it
             log.log(level, "schema pgrole was installed", extra={"server": self.server.name})
         self.connected, self.trouble, self._since = True, None, anyio.current_time()
@@ -363,11 +363,11 @@ class Lane:
             return
         self._orphans_due = anyio.current_time() + ORPHANS_PAUSE
         if not self._orphans.looked:
-            self._orphans.look(await session.look_for_claims())
+            self._orphans.look(await session.read_claims())
         chunk = self._orphans.take(self._is_orphan)
         if chunk:
             began = anyio.current_time()
-            (failure,) = await session.carry_out([Plan(role_name="", releases=chunk)])
+            (failure,) = await session.apply_plans([Plan(role_name="", releases=chunk)])
             self._orphans.end(chunk, failure)
             extra = {"server": self.server.name, "claims": len(chunk)}
             if failure is not None:
@@ -443,13 +443,13 @@ class Lane:
             turn = self._emptying_of.setdefault(namespace, anyio.CapacityLimiter(EMPTYING_OF_NAMESPACE))
             with self._objects.interrupted(stored):
                 async with turn, self._emptying:
-                    self._objects.hand_over(stored, await self._disown(finding.key, endpoint, task, fence))
+                    self._objects.hand_over(stored, await self._reassign(finding.key, endpoint, task, fence))
         finally:
             self._queue.done(finding.key, RetryAfter(0.0))
 
-    async def _disown(self, key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fence | None) -> ReassignResult:
+    async def _reassign(self, key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fence | None) -> ReassignResult:
         try:
-            await disown(endpoint, task, fence=fence)
+            await reassign_owned(endpoint, task, fence=fence)
         except PgRoleError as error:
             return ReassignResult(error)
         except Exception as error:  # noqa: BLE001 -- this object's error

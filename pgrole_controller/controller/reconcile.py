@@ -32,7 +32,7 @@ from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.core.status import Outcome, of_contest, of_error, of_read_back
 from pgrole_controller.logs import describe_error
-from pgrole_controller.postgres.inspect import Mentioned
+from pgrole_controller.postgres.inspect import ReferencedNames
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ async def _learn(visited: Sequence["_Visited"], session: Session, verifiers: Ver
     digests = verifiers.unknown(visited)
     if not digests:
         return
-    answers = zip(digests, await session.look_for_verifiers(list(digests)), strict=True)
+    answers = zip(digests, await session.read_verifiers(list(digests)), strict=True)
     verifiers.learn(visited, digests, {oid: answer for oid, answer in answers if isinstance(answer, Verifier)})
 
 
@@ -265,7 +265,7 @@ async def _carry_out(
     changed: list[str] = []
     echoes.send(changing)
     try:
-        failures = await session.carry_out(plans, enforcing=enforcing)
+        failures = await session.apply_plans(plans, enforcing=enforcing)
         changed = [
             plan.role_name for plan, failure in zip(plans, failures, strict=True) if plan.changes and failure is None
         ]
@@ -279,7 +279,7 @@ async def _add_verifiers(findings: list[Finding], session: Session) -> list[Find
     oids = [finding.errand.oid for finding in findings if finding.errand and finding.errand.oid is not None]
     if not oids:
         return findings
-    stored = dict(zip(oids, await session.look_for_verifiers(oids), strict=True))
+    stored = dict(zip(oids, await session.read_verifiers(oids), strict=True))
     return [_with_verifier(finding, stored) for finding in findings]
 
 
@@ -298,7 +298,7 @@ async def _find_suspects(visited: Sequence["_Visited"], session: Session) -> Non
     now = _now()
     contested = [one for one in visited if one.needs_suspects(now)]
     if contested:
-        suspects = await session.look_for_culprits([one.request.role_name for one in contested])
+        suspects = await session.read_suspects([one.request.role_name for one in contested])
         for one in contested:
             one.name_suspects(suspects.get(one.request.role_name, ()), now)
 
@@ -311,7 +311,7 @@ def _is_conflict(error: PgRoleError) -> bool:
 async def _release(visited: Sequence["_Visited"], session: Session) -> None:
     """What an earlier object of the same name had is released also where this one is refused."""
     refused = [one for one in visited if isinstance(one.decision, PgRoleError) and one.left_behind.releases]
-    for one, failure in zip(refused, await session.carry_out([one.left_behind for one in refused]), strict=True):
+    for one, failure in zip(refused, await session.apply_plans([one.left_behind for one in refused]), strict=True):
         if failure is None:
             one.end(one.left_behind, None)
 
@@ -473,7 +473,7 @@ async def _look(requests: Sequence[Target], session: Session, server: Server) ->
     """One for each request; what cannot be read of one is the error of that one."""
     if not requests:
         return []
-    observations = await session.look([(request.key, request.role_name) for request in requests])
+    observations = await session.read_roles([(request.key, request.role_name) for request in requests])
     await _add_references(requests, observations, session)
     ends = {
         place: (oid, request.desired.new_owner)
@@ -491,19 +491,19 @@ async def _add_references(
     requests: Sequence[Target], observations: list[Observed | PgRoleError], session: Session
 ) -> None:
     """What the roles refer to, or hold: asked for all of them at once, and only where there is anything."""
-    mentioned = {
+    referenced = {
         place: some
         for place, (request, observed) in enumerate(zip(requests, observations, strict=True))
-        if isinstance(observed, Observed) and (some := _mentioned(request, observed))
+        if isinstance(observed, Observed) and (some := _referenced(request, observed))
     }
-    references = await session.read_references(list(mentioned.values()))
-    for place, one in zip(mentioned, references, strict=True):
+    references = await session.read_references(list(referenced.values()))
+    for place, one in zip(referenced, references, strict=True):
         observed = observations[place]
         if isinstance(observed, Observed):
             observations[place] = one if isinstance(one, PgRoleError) else replace(observed, references=one)
 
 
-def _mentioned(request: Target, observed: Observed) -> Mentioned | None:
+def _referenced(request: Target, observed: Observed) -> ReferencedNames | None:
     """None: there is nothing to ask for."""
     every = [request.desired] if request.desired else []
     desired_role = [desired.role for desired in every] + [
@@ -513,13 +513,13 @@ def _mentioned(request: Target, observed: Observed) -> Mentioned | None:
     groups = {held.role for role in (*desired_role, *there) for held in role.member_of}
     groups |= {desired.new_owner for desired in every if desired.terminating} - {""}
     policies = [request.policy, *(rival.policy for desired in every for rival in desired.older_rivals)]
-    mentioned = Mentioned(
+    referenced = ReferencedNames(
         groups=frozenset(name for name in groups if not _is_illegible(name)),
         parameters=frozenset(name for role in desired_role for name in role.parameter_names),
         databases=frozenset(database for role in desired_role for database, _ in role.database_parameters),
         protected=frozenset(pattern for policy in policies for pattern in policy.protected),
     )
-    return mentioned if mentioned.groups or mentioned.parameters or mentioned.databases else None
+    return referenced if referenced.groups or referenced.parameters or referenced.databases else None
 
 
 def _is_illegible(name: str) -> bool:
@@ -534,7 +534,7 @@ async def _add_endings(
 
     `ends` are their oids and the names of those, by place.
     """
-    for place, ending in zip(ends, await session.look_for_ends(list(ends.values())), strict=True):
+    for place, ending in zip(ends, await session.read_drop_states(list(ends.values())), strict=True):
         observed = observations[place]
         if isinstance(ending, PgRoleError):
             observations[place] = ending

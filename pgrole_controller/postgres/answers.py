@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import asyncpg
 
 from pgrole_controller.core.errors import Reason, Transient, Waiting
-from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.connection import Connection, translate_errors
 
 
 async def ask(connection: Connection, query: str, *arguments: object) -> list[asyncpg.Record]:
     """The rows; what is taken from them is taken inside `reading`."""
-    with speaking("disown"), reading():
+    with translate_errors("disown"), reading():
         return list(await connection.fetch(query, *arguments))
 
 

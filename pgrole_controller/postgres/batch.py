@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 ALONE_SECONDS = 3.0
 
 
-class PutOff(Transient):
+class Deferred(Transient):
     """The answer for one is too much to be read with that for others: it is to be asked for alone."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class PutOff(Transient):
         )
 
 
-async def ask_each(
+async def query_each(
     connection: Connection,
     ask: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer | PgRoleError]]],
     asked: Sequence[Asked],
@@ -52,13 +52,13 @@ async def ask_each(
         answers, failure = [error] * len(asked), error
     ends = anyio.current_time() + ALONE_SECONDS
     for place, one in enumerate(asked):
-        if failure is None and not isinstance(answers[place], PutOff):
+        if failure is None and not isinstance(answers[place], Deferred):
             continue
         await anyio.lowlevel.checkpoint()
         if anyio.current_time() < ends:
-            answers[place] = await _ask_alone(connection, ask, one)
+            answers[place] = await _query_alone(connection, ask, one)
         else:
-            answers[place] = PutOff()
+            answers[place] = Deferred()
     if failure is not None and _is_servers(failure) and all(isinstance(answer, PgRoleError) for answer in answers):
         raise failure
     return answers
@@ -69,7 +69,7 @@ def _is_servers(error: PgRoleError) -> bool:
     return error.reason is Reason.SERVER_NOT_READY or is_lacking(error)
 
 
-async def _ask_alone(
+async def _query_alone(
     connection: Connection,
     ask: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer | PgRoleError]]],
     one: Asked,

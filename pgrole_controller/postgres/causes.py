@@ -30,22 +30,22 @@ class StandbyError(ConnectionError):
 
 def cause_of(error: PgRoleError) -> Cause:
     """`error` is from an attempt at a session, or from one that ended too soon."""
-    return _read(error, frozenset())
+    return _classify(error, frozenset())
 
 
-def _read(error: BaseException | None, within: frozenset[int]) -> Cause:
+def _classify(error: BaseException | None, within: frozenset[int]) -> Cause:
     """`within`: ids of the errors that contain this one. An error that is raised from a group can be in that group."""
     if id(error) in within:
         return _SPARED[0]
     within |= {id(error)}
     match error:
         case BaseExceptionGroup():
-            causes = [_read(one, within) for one in error.exceptions]
+            causes = [_classify(one, within) for one in error.exceptions]
             return max(causes, key=_SPARED.index)
         case PgRoleError(reason=Reason.PROGRESSING):
             return Cause.OVERTAKEN
         case PgRoleError():
-            return _read(error.__cause__, within)
+            return _classify(error.__cause__, within)
         case asyncpg.CannotConnectNowError():
             return Cause.STARTING
         case Unacceptable():

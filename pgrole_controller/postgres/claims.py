@@ -18,7 +18,7 @@ from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.ownership import ANY_NAMESPACE
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect, translate_errors
 from pgrole_controller.postgres.inspect import identify
 from pgrole_controller.postgres.privilege import explain_access, is_lacking
 from pgrole_controller.postgres.rows import Row, fetch
@@ -30,7 +30,7 @@ CHANGE_SECONDS = 30.0
 _VOLUME = 1 << 30
 
 
-class Whereabouts(StrEnum):
+class ClaimedRoleState(StrEnum):
     """What became of the role of a claim; sql/claims/list.sql has the definitions."""
 
     THERE = "there"
@@ -51,12 +51,12 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedClaim:
     """One claim as it was read. `seen_as` is the name of a role that was renamed, else empty."""
 
     claim: Claim
     released_at: datetime | None
-    role: Whereabouts
+    role: ClaimedRoleState
     seen_as: str = ""
 
     @property
@@ -91,28 +91,28 @@ async def claims_of(endpoint: Endpoint) -> AsyncIterator[Connection]:
             raise await explain_access(connection, error) from error
 
 
-async def list_claims(connection: Connection, selection: Selection) -> list[Listed]:
+async def list_claims(connection: Connection, selection: Selection) -> list[ListedClaim]:
     """In the order of cluster, namespace, object and role. Raises PgRoleError."""
-    with speaking(), anyio.fail_after(CHANGE_SECONDS, shield=True):
+    with translate_errors(), anyio.fail_after(CHANGE_SECONDS, shield=True):
         async with connection.transaction(readonly=True):
             await connection.execute(queries.inspect("guard"))
             return await _list(connection, selection)
 
 
-async def release(connection: Connection, selection: Selection, shown: Sequence[Listed]) -> None:
+async def release(connection: Connection, selection: Selection, shown: Sequence[ListedClaim]) -> None:
     """The claims that were shown are held by nobody any more. Raises PgRoleError, then nothing was changed."""
     async with _changing(connection, selection, shown) as names:
         _expect(await connection.execute(_sql("release"), names), len(names))
 
 
-async def forget(connection: Connection, selection: Selection, shown: Sequence[Listed]) -> None:
+async def forget(connection: Connection, selection: Selection, shown: Sequence[ListedClaim]) -> None:
     """Deletes the claims that were shown, all of them released before. Raises PgRoleError, then nothing was changed."""
     async with _changing(connection, selection, shown) as names:
         _expect(await connection.execute(_sql("forget"), names), len(names))
 
 
 async def transfer(
-    connection: Connection, selection: Selection, shown: Sequence[Listed], cluster: str, *, with_released: bool
+    connection: Connection, selection: Selection, shown: Sequence[ListedClaim], cluster: str, *, with_released: bool
 ) -> None:
     """The claims that were shown are another cluster's: its objects of the same namespace and name take them.
 
@@ -125,9 +125,11 @@ async def transfer(
 
 
 @asynccontextmanager
-async def _changing(connection: Connection, selection: Selection, shown: Sequence[Listed]) -> AsyncIterator[list[str]]:
+async def _changing(
+    connection: Connection, selection: Selection, shown: Sequence[ListedClaim]
+) -> AsyncIterator[list[str]]:
     """The names of the roles whose claims are changed in here, which are still those that were shown."""
-    with speaking(), anyio.fail_after(CHANGE_SECONDS, shield=True):
+    with translate_errors(), anyio.fail_after(CHANGE_SECONDS, shield=True):
         async with connection.transaction():
             await connection.execute(queries.inspect("guard"))
             # by its old name, which version 3 of the schema has as well
@@ -150,14 +152,14 @@ def _expect(tag: str, count: int) -> None:
         )
 
 
-async def _list(connection: Connection, selection: Selection) -> list[Listed]:
+async def _list(connection: Connection, selection: Selection) -> list[ListedClaim]:
     rows = await fetch(
         connection, "", _sql("list"), selection.cluster, selection.namespace, selection.role, selection.released
     )
     return [_listed(row) for row in rows]
 
 
-def _listed(row: Row) -> Listed:
+def _listed(row: Row) -> ListedClaim:
     released_at, role = row.find("released_at", datetime), row.get("role", str)
     claim = Claim(
         role_name=row.get("role_name", str),
@@ -172,9 +174,9 @@ def _listed(row: Row) -> Listed:
         last_drift_fields=row.some("last_drift_fields", str),
         released=released_at is not None,
     )
-    if role not in set(Whereabouts):
+    if role not in set(ClaimedRoleState):
         raise row.wrong("role")
-    return Listed(claim, released_at, Whereabouts(role), row.find_text("seen_as") or "")
+    return ListedClaim(claim, released_at, ClaimedRoleState(role), row.find_text("seen_as") or "")
 
 
 @cache

@@ -20,8 +20,8 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.authentication import Unacceptable
 from pgrole_controller.postgres.causes import StandbyError
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
-from pgrole_controller.postgres.pinning import PINNED, Manner, check_identity
-from pgrole_controller.postgres.protocol import Terms, check_messages, on_terms, own_terms
+from pgrole_controller.postgres.pinning import PINNED, OptionalSettings, check_identity
+from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits
 from pgrole_controller.postgres.tls import Mode, make_context
 
 check_messages()
@@ -40,7 +40,7 @@ CLOSE_SECONDS = 0.4
 _PATIENCE_SECONDS = 1.0
 
 #: Which optional settings the servers were found to take, by where they are and as whom we go there.
-_TAKEN: dict[int, frozenset[str]] = {}
+_ACCEPTED: dict[int, frozenset[str]] = {}
 _PLACES = 1000
 
 # InternalClientError: a statement that meets the server's goodbye before the end of the connection is noticed.
@@ -51,7 +51,7 @@ _LONGEST_TEXT = 500
 _LONGEST_LIST = 4000
 
 
-class Unexpected(Transient):
+class UnexpectedError(Transient):
     """An exception that nothing foresees, of what a server sent or of our own making: its cause is to be logged."""
 
     def __init__(self, error: BaseException) -> None:
@@ -67,7 +67,7 @@ class Unexpected(Transient):
 
 #: Makes the password for a host, port and user, anew for each connection; raises PgRoleError, and limits its own time.
 #: Two that are equal need no new connection.
-Minting: TypeAlias = Callable[[str, int, str], Awaitable[str]]
+PasswordFactory: TypeAlias = Callable[[str, int, str], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Endpoint:
     hosts: tuple[str, ...] = ()
     port: int = 5432
     user: str = ""
-    password: str | Minting = field(default="", repr=False)
+    password: str | PasswordFactory = field(default="", repr=False)
     ca: str | None = field(default=None, repr=False)
     methods: frozenset[str] | None = None  # as in protocol.Terms
     volume: int = VOLUME  # so much may one statement answer
@@ -95,7 +95,7 @@ class Endpoint:
         port: int,
         database: str,
         user: str,
-        password: str | Minting,
+        password: str | PasswordFactory,
         sslmode: Mode,
         ca: str | None = None,
         methods: frozenset[str] | None = None,
@@ -126,7 +126,7 @@ async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIte
     longer.
     """
     pinned = {**PINNED, **settings, "application_name": f"pgrole-controller {purpose}"}
-    with on_terms(Terms(endpoint.methods, endpoint.volume)):
+    with limiting(ConnectionLimits(endpoint.methods, endpoint.volume)):
         connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _follow(endpoint, pinned))
     try:
         yield connection
@@ -237,22 +237,22 @@ async def _open(
     """A connection that has answered a question within `seconds`: poolers let in before they know of a server."""
     # Without the text of a DSN, which may hold a password.
     place = hash((endpoint.dsn, arguments.get("host"), endpoint.port, endpoint.user))
-    manner = Manner(_TAKEN[place]) if place in _TAKEN else Manner()
+    optional = OptionalSettings(_ACCEPTED[place]) if place in _ACCEPTED else OptionalSettings()
     try:
-        with speaking("connect"), anyio.fail_after(seconds):
-            return await _persist(manner, settings, seconds, **arguments)
+        with translate_errors("connect"), anyio.fail_after(seconds):
+            return await _connect_with_fewer_settings(optional, settings, seconds, **arguments)
     except Transient as error:
         if isinstance(error.__cause__, TimeoutError):
-            manner.guess()
+            optional.guess()
         raise
     finally:
-        if len(_TAKEN) >= _PLACES:
-            _TAKEN.clear()
-        _TAKEN[place] = manner.asked
+        if len(_ACCEPTED) >= _PLACES:
+            _ACCEPTED.clear()
+        _ACCEPTED[place] = optional.asked
 
 
-async def _persist(
-    manner: Manner,
+async def _connect_with_fewer_settings(
+    optional: OptionalSettings,
     settings: dict[str, str],
     seconds: float,
     **arguments: Any,  # noqa: ANN401 -- asyncpg's
@@ -260,15 +260,15 @@ async def _persist(
     """Asks again with other settings, where those may be what keeps us out."""
     while True:
         try:
-            connection, row = await _enter({**settings, **manner.settings}, seconds, **arguments)
+            connection, row = await _enter({**settings, **optional.settings}, seconds, **arguments)
         except asyncpg.PostgresError as error:
             if isinstance(error.__cause__, Unacceptable):  # it was us who ended it
                 raise
-            if not manner.may_retry(error):
-                raise manner.explain(error, translate(error)) from error
+            if not optional.may_retry(error):
+                raise optional.explain(error, translate(error)) from error
             continue
         try:
-            manner.met(row["version_number"], superuser=row["superuser"])
+            optional.met(row["version_number"], superuser=row["superuser"])
             _check_usable(row)
         except BaseException:
             connection.terminate()
@@ -282,17 +282,17 @@ async def _enter(
     **arguments: Any,  # noqa: ANN401 -- asyncpg's
 ) -> tuple[Connection, asyncpg.Record]:
     """With the row of sql/inspect/connection.sql."""
-    with own_terms() as terms:
+    with own_limits() as limits:
         try:
             connection: Connection = await asyncpg.connect(
                 **arguments, timeout=seconds, command_timeout=COMMAND_SECONDS, server_settings=settings
             )
         except BaseException as error:
-            terms.abandon()
+            limits.abandon()
             if not isinstance(error, (AttributeError, LookupError, TypeError, ValueError)):
                 raise
             # asyncpg's, where the server says nothing that it knows; or of what we were given.
-            if isinstance(error, asyncpg.InterfaceError) or not (terms.answered or isinstance(error, AttributeError)):
+            if isinstance(error, asyncpg.InterfaceError) or not (limits.answered or isinstance(error, AttributeError)):
                 raise
             raise NotPostgres from error
         try:
@@ -348,7 +348,7 @@ _NO_TLS = "rejected SSL upgrade"
 
 
 @contextmanager
-def speaking(statement: str = "") -> Iterator[None]:
+def translate_errors(statement: str = "") -> Iterator[None]:
     """Turns whatever asyncpg raises into a PgRoleError by the table of SQLSTATEs.
 
     `statement`: what kind it is, where its time is to be measured, however it ends.
@@ -367,7 +367,7 @@ def speaking(statement: str = "") -> Iterator[None]:
     except Exception as error:
         if statement == "connect" and isinstance(error, ValueError):  # of what we were given: `_naming`
             raise
-        raise Unexpected(error) from error
+        raise UnexpectedError(error) from error
     finally:
         if statement:
             metrics.SQL_SECONDS.labels(statement).observe(time.perf_counter() - began)
@@ -380,14 +380,14 @@ def translate(error: asyncpg.PostgresError) -> PgRoleError:
 
 
 @contextmanager
-def expecting() -> Iterator[None]:
+def convert_unexpected() -> Iterator[None]:
     """Nothing leaves this but PgRoleError, and what ends tasks: an Unexpected where it was something else."""
     try:
         yield
     except PgRoleError:
         raise
     except Exception as error:
-        raise Unexpected(error) from error
+        raise UnexpectedError(error) from error
 
 
 def shorten(text: str, most: int = _LONGEST_TEXT) -> str:

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _SECONDS = 2.0
 
 
-async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
+async def read_suspects(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
     """By role name; a role with nobody to be seen is not in the result. Only what ends the session is raised."""
     try:
         query = queries.inspect("suspects")
@@ -24,7 +24,7 @@ async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -
             raise
         log.warning("cannot query which sessions change roles back", extra={"error": error.message})
         return {}
-    culprits: dict[str, tuple[Suspect, ...]] = {}
+    suspects: dict[str, tuple[Suspect, ...]] = {}
     for row in rows:
         try:
             role, user = row.get("role", str), row.get("usename", bytes).decode(errors="replace")
@@ -32,5 +32,5 @@ async def look_for_culprits(connection: Connection, role_names: Sequence[str]) -
         except PgRoleError as error:
             log.warning("session that changes roles back left out", extra={"error": error.message})
             continue
-        culprits[role] = (*culprits.get(role, ()), seen)
-    return culprits
+        suspects[role] = (*suspects.get(role, ()), seen)
+    return suspects

@@ -26,14 +26,14 @@ from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked, check_n
 from pgrole_controller.core.sqlstate import CHANGES_SUSPENDED, NOT_LEADING
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.answers import ask, number, octets, reading, show, understanding
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect, speaking
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect, translate_errors
 from pgrole_controller.postgres.fence import Fence
 
 log = logging.getLogger(__name__)
 
 #: For one role in all databases: others wait for their turn. What is done by then stays done, and the next attempt goes
 #: on from there.
-DISOWN_SECONDS = 20.0
+REASSIGN_SECONDS = 20.0
 #: For its sessions to end when they are asked to.
 SESSIONS_SECONDS = 5.0
 _SESSIONS_EVERY = 0.05
@@ -60,21 +60,21 @@ _REMEDIES = {
 }
 
 
-Still: TypeAlias = Callable[[], Awaitable[None]]
+CheckLead: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Emptying:
     """What is the same in each database: `place` is the home connection's row of sql/reassign/place.sql.
 
-    `still` raises PgRoleError unless this process still leads. `blockers` are collected here.
+    `check_lead` raises PgRoleError unless this process still leads. `blockers` are collected here.
     """
 
     endpoint: Endpoint
     task: ReassignOwned
     settings: dict[str, str]
     place: "_Place"
-    still: Still
+    check_lead: CheckLead
     blockers: list[Blocker]
 
 
@@ -100,8 +100,8 @@ class _Database:
         return show(self.name)
 
 
-async def disown(
-    endpoint: Endpoint, task: ReassignOwned, deadline: float = DISOWN_SECONDS, fence: Fence | None = None
+async def reassign_owned(
+    endpoint: Endpoint, task: ReassignOwned, deadline: float = REASSIGN_SECONDS, fence: Fence | None = None
 ) -> None:
     """Returns when the role has no sessions and, with a new owner, owns nothing and has no privileges.
 
@@ -115,11 +115,11 @@ async def disown(
     met: list[Blocker] = []
     with anyio.move_on_after(deadline):
         async with connect(endpoint, "disown", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
-            still = partial(_still, home, fence)
+            check_lead = partial(_check_lead, home, fence)
             new_owner = await _find_new_owner(home, task)
-            await _end_sessions(home, task, still)
+            await _end_sessions(home, task, check_lead)
             if task.new_owner is not None:
-                await _empty(home, await _prepare(home, endpoint, task, new_owner, still, met))
+                await _empty(home, await _prepare(home, endpoint, task, new_owner, check_lead, met))
         log.info(
             "owned objects reassigned and privileges revoked", extra={"role": task.role, "new_owner": task.new_owner}
         )
@@ -132,18 +132,23 @@ async def disown(
     )
 
 
-async def _still(home: Connection, fence: Fence | None) -> None:
+async def _check_lead(home: Connection, fence: Fence | None) -> None:
     if fence is not None:
         await fence.check(home)
-    with speaking("disown"):
+    with translate_errors("disown"):
         await home.execute(queries.without_schema("check_not_suspended"))
 
 
 async def _prepare(
-    home: Connection, endpoint: Endpoint, task: ReassignOwned, new_owner: int | None, still: Still, met: list[Blocker]
+    home: Connection,
+    endpoint: Endpoint,
+    task: ReassignOwned,
+    new_owner: int | None,
+    check_lead: CheckLead,
+    met: list[Blocker],
 ) -> _Emptying:
     oids = {"pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner), "pgrole.piece": str(PIECE)}
-    return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, await _find_place(home), still, met)
+    return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, await _find_place(home), check_lead, met)
 
 
 async def _find_new_owner(home: Connection, task: ReassignOwned) -> int | None:
@@ -159,12 +164,12 @@ async def _find_new_owner(home: Connection, task: ReassignOwned) -> int | None:
     return new_owner
 
 
-async def _end_sessions(home: Connection, task: ReassignOwned, still: Still) -> None:
+async def _end_sessions(home: Connection, task: ReassignOwned, check_lead: CheckLead) -> None:
     """Raises Waiting while the role has sessions or prepared transactions."""
     count = await _count_sessions(home, task)
     ends = anyio.current_time() + SESSIONS_SECONDS
     while count and task.terminate and anyio.current_time() < ends:
-        await still()
+        await check_lead()
         async with _refusing(task):
             await home.execute(_sql("terminate"), task.oid)
         await anyio.sleep(_SESSIONS_EVERY)
@@ -195,14 +200,14 @@ async def _count_sessions(home: Connection, task: ReassignOwned) -> int:
 
 
 async def _empty(home: Connection, emptying: _Emptying) -> None:
-    await _visit_each(home, emptying, partial(_hand_over, emptying, drop=False))
+    await _run_in_each(home, emptying, partial(_hand_over, emptying, drop=False))
     async with _refusing(emptying.task):
         await _execute(emptying, home, "revoke_given")
-    await _visit_each(home, emptying, partial(_hand_over, emptying, drop=True))
+    await _run_in_each(home, emptying, partial(_hand_over, emptying, drop=True))
     await _check_left(home, emptying.task)
 
 
-async def _visit_each(home: Connection, emptying: _Emptying, work: Callable[[Connection], Awaitable[None]]) -> None:
+async def _run_in_each(home: Connection, emptying: _Emptying, work: Callable[[Connection], Awaitable[None]]) -> None:
     """Does `work` in each database that needs the role. Raises Waiting with all that stood in the way."""
     rows = await ask(home, _sql("databases"), emptying.task.oid)
     with reading():
@@ -212,14 +217,14 @@ async def _visit_each(home: Connection, emptying: _Emptying, work: Callable[[Con
         ]
     emptying.blockers.clear()
     for database in databases:
-        words = _refuse_visit(database) or await _visit(home, emptying, database, work)
+        words = _why_unreachable(database) or await _run_in(home, emptying, database, work)
         if words:
             emptying.blockers.append(Blocker(database.shown, words))
     if emptying.blockers:
         raise blocked(emptying.task.role, emptying.blockers)
 
 
-def _refuse_visit(database: _Database) -> str | None:
+def _why_unreachable(database: _Database) -> str | None:
     """Why a database cannot be connected to, with what to do about it, as far as that is known beforehand."""
     if database.invalid:
         return "its DROP DATABASE was interrupted: run DROP DATABASE again"
@@ -234,7 +239,7 @@ def _refuse_visit(database: _Database) -> str | None:
     return None
 
 
-async def _visit(
+async def _run_in(
     home: Connection, emptying: _Emptying, database: _Database, work: Callable[[Connection], Awaitable[None]]
 ) -> str | None:
     """What stood in the way there, None for nothing. Raises what concerns the whole server."""
@@ -361,9 +366,9 @@ async def _check_left(home: Connection, task: ReassignOwned) -> None:
 
 async def _execute(emptying: _Emptying, connection: Connection, name: str) -> None:
     """One file as one message, which is one transaction; between two of them is where a task can be cancelled."""
-    await emptying.still()
+    await emptying.check_lead()
     await anyio.lowlevel.checkpoint()
-    with speaking("disown"), understanding(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
+    with translate_errors("disown"), understanding(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
         await connection.execute(_sql(name))
 
 
@@ -371,7 +376,7 @@ async def _execute(emptying: _Emptying, connection: Connection, name: str) -> No
 async def _refusing(task: ReassignOwned) -> AsyncIterator[None]:
     """What PostgreSQL refuses in here, of what the whole server shares, is said as what stands in the way."""
     try:
-        with speaking("disown"), understanding():
+        with translate_errors("disown"), understanding():
             yield
     except PgRoleError as error:
         raise blocked(task.role, [Blocker("", _words(error))]) from error

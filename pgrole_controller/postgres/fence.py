@@ -14,7 +14,7 @@ from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.sqlstate import NOT_LEADING
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.connection import Connection, translate_errors
 from pgrole_controller.postgres.rows import fetch_row
 
 #: For one sign of life, in seconds.
@@ -91,7 +91,7 @@ class Fence:
         if self.number is None:
             return
         call = f"SELECT pgrole.beat({literal(self.installation)}, {self.number})"
-        with speaking("beat"), anyio.fail_after(BEAT_SECONDS, shield=True):
+        with translate_errors("beat"), anyio.fail_after(BEAT_SECONDS, shield=True):
             async with connection.transaction():
                 if self.guarded:
                     await connection.execute(queries.inspect("guard"))
@@ -103,7 +103,7 @@ class Fence:
         """Raises PgRoleError unless this process still leads. `connection` is with the home database."""
         self.check_clock()
         if self.statement is not None:
-            with speaking("lead"):
+            with translate_errors("lead"):
                 await connection.execute(_guard(self.statement, guarded=self.guarded))
 
 
@@ -149,7 +149,7 @@ def is_another_leading(error: BaseException) -> bool:
 async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
     """As one message, which is one transaction: a process that is paused leaves none open, with its locks."""
     statement = f"SELECT pg_catalog.set_config('pgrole.number', {call}::text, false)"
-    with speaking("lead"):
+    with translate_errors("lead"):
         await connection.execute(_guard(statement, guarded=guarded))
         row = await fetch_row(connection, "", "SELECT pg_catalog.current_setting('pgrole.number')::bigint AS number")
         return row.get("number", int)

@@ -69,7 +69,7 @@ class NotPostgres(Unacceptable):
 
 
 @dataclass(slots=True)
-class Notes:
+class NotificationFilter:
     """Where the notifications of one channel go: as (pid of the sender, payload), in their order.
 
     Of `trusted`, the process that watches, each is heard. Of all others together `server_policy` at once, and `rate` a
@@ -78,7 +78,7 @@ class Notes:
 
     channel: str
     trusted: int
-    heard: Callable[[list[tuple[int, bytes]], bool], None]
+    deliver: Callable[[list[tuple[int, bytes]], bool], None]
     server_policy: float = 1000.0
     rate: float = 500.0
     left_out: bool = False
@@ -112,7 +112,7 @@ class Framing:
 
     def __init__(self, login: Login, volume: int = VOLUME) -> None:
         self.answered = False  # the server has sent a message
-        self.notes: Notes | None = None
+        self.notes: NotificationFilter | None = None
         self.noted: list[tuple[int, bytes]] = []  # since `take` was called
         self._data = bytearray()
         self._needed = _HEADER.size  # so much must be there for a message to be whole
@@ -137,7 +137,7 @@ class Framing:
         """Whether `take` may have something to do."""
         return len(self._data) >= self._needed or self.dropped > 0
 
-    def listen(self, notes: Notes) -> None:
+    def listen(self, notes: NotificationFilter) -> None:
         self.notes, self._skipping = notes, notes.skipping()
 
     def take(self, most: int) -> bytes:

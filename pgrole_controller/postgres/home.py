@@ -30,7 +30,7 @@ class Home:
     may_record: bool
 
 
-async def look_for_home(connection: Connection) -> Home:
+async def read_home(connection: Connection) -> Home:
     row = await fetch_row(connection, "", queries.inspect("home"))
     return Home(
         database=_text(row["database"]),
@@ -54,17 +54,17 @@ def check_only(home: Home) -> None:
 
 async def record_home(connection: Connection) -> None:
     """Records the database that we are in, where we may; else says once what a superuser can do."""
-    home = await look_for_home(connection)
+    home = await read_home(connection)
     if not home.recorded and home.may_record:
         await connection.execute(resources.text("sql", "install", "07_home.sql"))
-        home = await look_for_home(connection)  # another may have been recorded in the same moment
+        home = await read_home(connection)  # another may have been recorded in the same moment
         log.info("home database recorded", extra={"database": home.database})
     check_only(home)
     if not home.recorded:
-        await _say_unrecorded(connection, home)
+        await _report_unrecorded(connection, home)
 
 
-async def _say_unrecorded(connection: Connection, home: Home) -> None:
+async def _report_unrecorded(connection: Connection, home: Home) -> None:
     server = await connection.fetchval("SELECT s.system_identifier FROM pg_catalog.pg_control_system() AS s")
     if (server, home.database) not in _SAID:
         _SAID.add((server, home.database))

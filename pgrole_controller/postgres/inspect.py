@@ -21,10 +21,10 @@ from pgrole_controller.core.role import UNSEEN, Grant, Membership, ObservedRole,
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 from pgrole_controller.core.state import Dependents, Observed
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.batch import PutOff
+from pgrole_controller.postgres.batch import Deferred
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row
+from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ async def identify(connection: Connection) -> Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Mentioned:
+class ReferencedNames:
     """What one object refers to, and the patterns of protected roles that must not be reached."""
 
     groups: frozenset[str] = frozenset()
@@ -97,8 +97,8 @@ class Mentioned:
     databases: frozenset[str] = frozenset()
     protected: frozenset[str] = frozenset()
 
-    def __or__(self, other: "Mentioned") -> "Mentioned":
-        return Mentioned(
+    def __or__(self, other: "ReferencedNames") -> "ReferencedNames":
+        return ReferencedNames(
             self.groups | other.groups,
             self.parameters | other.parameters,
             self.databases | other.databases,
@@ -106,7 +106,7 @@ class Mentioned:
         )
 
 
-async def look(
+async def read_roles(
     connection: Connection, cluster: str, system_identifier: int, asked: Sequence[tuple[Key, str]]
 ) -> list[Observed | PgRoleError]:
     """What is there for each (key, role name), in their order; the role name is empty where the object is gone.
@@ -149,8 +149,12 @@ async def look_again(
     ]
 
 
-async def look_without_schema(
-    connection: Connection, identity: Identity, cluster: str, ledger: Ledger, asked: Sequence[tuple[Key, str]]
+async def read_roles_without_schema(
+    connection: Connection,
+    identity: Identity,
+    cluster: str,
+    status_claims: StatusClaims,
+    asked: Sequence[tuple[Key, str]],
 ) -> list[Observed | PgRoleError]:
     """The same where there is no schema pgrole: by the claims that are remembered."""
     rows = await fetch(
@@ -162,43 +166,43 @@ async def look_without_schema(
         [key.name for key, _ in asked],
         cluster,
         identity.system_identifier,
-        *ledger.relevant(name for _, name in asked),
+        *status_claims.relevant(name for _, name in asked),
     )
     return [
-        _remember(ledger, key, name, observed) if isinstance(observed, Observed) else observed
+        _remember(status_claims, key, name, observed) if isinstance(observed, Observed) else observed
         for (key, name), observed in zip(asked, _observations(rows, asked, claims=False), strict=True)
     ]
 
 
-def _remember(ledger: Ledger, key: Key, role_name: str, observed: Observed) -> Observed:
+def _remember(status_claims: StatusClaims, key: Key, role_name: str, observed: Observed) -> Observed:
     """What the table of claims would have told."""
-    ledger.seen(role_name, observed.named.oid if observed.named else None)
+    status_claims.seen(role_name, observed.named.oid if observed.named else None)
     return replace(
         observed,
-        claim=ledger.get(role_name),
-        former=ledger.former(key, role_name),
-        named=_hold(ledger, role_name, observed.named),
-        claimed=_hold(ledger, role_name, observed.claimed),
+        claim=status_claims.get(role_name),
+        former=status_claims.former(key, role_name),
+        named=_hold(status_claims, role_name, observed.named),
+        claimed=_hold(status_claims, role_name, observed.claimed),
     )
 
 
-def _hold(ledger: Ledger, role_name: str, found: ObservedRole | None) -> ObservedRole | None:
-    holder = ledger.holder(found.oid) if found else None
+def _hold(status_claims: StatusClaims, role_name: str, found: ObservedRole | None) -> ObservedRole | None:
+    holder = status_claims.holder(found.oid) if found else None
     if found is None or holder is None or holder.role_name == role_name:
         return found
     return replace(found, held_by=str(holder.owner))
 
 
-async def read_references(connection: Connection, mentioned: Mentioned, version: int) -> References:
+async def read_references(connection: Connection, referenced: ReferencedNames, version: int) -> References:
     """What is there of what is mentioned; `version` is the server's version number. Raises PgRoleError."""
     rows = await fetch(
         connection,
         "look_around",
         queries.inspect("references"),
-        list(mentioned.groups),
-        list(mentioned.parameters),
-        list(mentioned.databases),
-        [_like(pattern) for pattern in mentioned.protected],
+        list(referenced.groups),
+        list(referenced.parameters),
+        list(referenced.databases),
+        [_like(pattern) for pattern in referenced.protected],
     )
     found: dict[str, list[Row]] = {"role": [], "parameter": [], "module": [], "database": []}
     for row in rows:
@@ -243,7 +247,7 @@ async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[i
     return dependents
 
 
-async def look_for_sessions(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
+async def count_sessions(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
     """How many sessions each of these roles has; one without any is not in the result."""
     rows = await fetch(connection, "look_for_sessions", queries.inspect("sessions"), list(oids))
     return {row.get("role", int): row.get("count", int) for row in rows}
@@ -263,12 +267,12 @@ def _claimed_place(row: Row) -> tuple[str, str, str] | None:
 
 
 async def read_new_owners_without_schema(
-    connection: Connection, names: Collection[str], system_identifier: int, ledger: Ledger
+    connection: Connection, names: Collection[str], system_identifier: int, status_claims: StatusClaims
 ) -> dict[str, NewOwner]:
     query = queries.inspect_without_schema("new_owners", verifiers=False)
     rows = await fetch(connection, "look_for_heirs", query, list(names), system_identifier)
     oids = {row.get("name", str): row.get("oid", int) for row in rows}
-    return {name: NewOwner(oid, _place(ledger.holder(oid))) for name, oid in oids.items()}
+    return {name: NewOwner(oid, _place(status_claims.holder(oid))) for name, oid in oids.items()}
 
 
 def _place(holder: Claim | None) -> tuple[str, str, str] | None:
@@ -277,7 +281,7 @@ def _place(holder: Claim | None) -> tuple[str, str, str] | None:
     return holder.owner.cluster, holder.owner.namespace, holder.owner.namespace_uid
 
 
-async def look_for_verifiers(
+async def read_verifiers(
     connection: Connection, oids: Sequence[int], *, identity: Identity | None = None
 ) -> dict[int, Verifier]:
     """What these roles log in with; one without a password, or whose may not be read, is not in the result.
@@ -294,7 +298,7 @@ async def look_for_verifiers(
     return {role: Verifier(verifier) for role, verifier in found.items() if verifier is not None}
 
 
-async def look_for_claims(connection: Connection, cluster: str) -> list[tuple[Key, str, str]]:
+async def read_claims(connection: Connection, cluster: str) -> list[tuple[Key, str, str]]:
     """The claims of this cluster that are not released: key of the object, name of the role, uid of the object.
 
     One that cannot be read is left out: it stays as it is.
@@ -325,7 +329,7 @@ def _observations(
 def _observed_or_error(rows: Sequence[Row], key: Key, *, claims: bool) -> Observed | PgRoleError:
     try:
         return _observed(rows, claims=claims)
-    except PutOff as error:
+    except Deferred as error:
         return error
     except PgRoleError as error:
         log.warning("object not readable", extra={"object": str(key), "error": error.message})
@@ -360,7 +364,7 @@ def _former(row: Row) -> tuple[tuple[str, str], ...]:
 
 def _found(row: Row) -> ObservedRole:
     if row.get("put_off", bool):
-        raise PutOff
+        raise Deferred
     settings = _settings(row)
     role = Role(
         name=row.text("name"),

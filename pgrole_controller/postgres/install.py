@@ -11,8 +11,8 @@ import asyncpg
 
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, speaking
-from pgrole_controller.postgres.home import check_only, look_for_home, record_home
+from pgrole_controller.postgres.connection import Connection, translate_errors
+from pgrole_controller.postgres.home import check_only, read_home, record_home
 from pgrole_controller.postgres.rows import Row, fetch_row
 
 #: Raised with every change of sql/install. One version older and newer than this one can be worked with.
@@ -23,15 +23,15 @@ _SCHEMA = "CREATE SCHEMA pgrole"
 _LOCK = "COMMENT ON SCHEMA pgrole IS 'is being installed'"
 
 
-class Missing(Refused):
+class SchemaMissing(Refused):
     """There is no schema pgrole, and the controller may not make it."""
 
 
-class _BroughtInMeanwhile(Exception):
+class _InstalledMeanwhile(Exception):
     """Another did it, perhaps a later version: that is not to be replaced by ours."""
 
 
-class Installation(Enum):
+class SchemaState(Enum):
     """What `install` found to do.
 
     NONE: there is no schema, and the session does without. OLDER: it is of the version before, and not ours to change.
@@ -44,24 +44,24 @@ class Installation(Enum):
     CHANGED = "changed"
 
 
-async def install(connection: Connection, *, allowed: bool = True) -> Installation:
+async def install(connection: Connection, *, allowed: bool = True) -> SchemaState:
     """Brings schema pgrole to this version, in one transaction; does nothing where it is there and whole.
 
     One of the version before that may not be changed is worked with: an administrator brings it up to date later.
     Raises Missing when it is not there and may not be made, Refused when it belongs to somebody else, is in another
     database of the server, or is too old and may not be changed, Transient when the server fails.
     """
-    with speaking("install"):
+    with translate_errors("install"):
         try:
             return await _install(connection, allowed=allowed)
-        except (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, _BroughtInMeanwhile):
+        except (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, _InstalledMeanwhile):
             return await _install(connection, allowed=allowed)
 
 
 async def is_current(connection: Connection) -> bool:
     """Whether there is nothing to install. Changes nothing."""
-    with speaking("install"):
-        version = await _read_version(connection, await _survey(connection))
+    with translate_errors("install"):
+        version = await _read_version(connection, await _read_parts(connection))
     return version is not None and version >= VERSION
 
 
@@ -70,51 +70,51 @@ async def others_may_create(connection: Connection) -> bool:
 
     If so, a schema `pgrole` that is dropped can be theirs a moment later: sql/inspect/guard.sql.
     """
-    with speaking("install"):
-        return bool((await _ask(connection))["others_may_create"])
+    with translate_errors("install"):
+        return bool((await _read_row(connection))["others_may_create"])
 
 
-async def _install(connection: Connection, *, allowed: bool) -> Installation:
-    row = await _survey(connection)
+async def _install(connection: Connection, *, allowed: bool) -> SchemaState:
+    row = await _read_parts(connection)
     version = await _read_version(connection, row)
     if version is not None and version >= VERSION:
         _check_announcing(row)
         await record_home(connection)
-        return Installation.PRESENT
-    check_only(await look_for_home(connection))  # also where it may not be installed: the claims are there
+        return SchemaState.PRESENT
+    check_only(await read_home(connection))  # also where it may not be installed: the claims are there
     if not allowed or not (row["present"] or row["may_create"]):
         if version is not None:
             _check_announcing(row)
-            return Installation.OLDER
-        raise (Refused if row["present"] else Missing)(
+            return SchemaState.OLDER
+        raise (Refused if row["present"] else SchemaMissing)(
             Reason.SERVER_NOT_READY,
             "schema pgrole is missing or outdated, and the controller is not allowed to install it; "
-            f"an administrator can install it with the output of `pgrole-controller sql`{_what_allows(allowed, row)}",
+            f"an administrator can install it with the output of `pgrole-controller sql`{_remedy(allowed, row)}",
         )
     try:
-        await _bring_in(connection, row)
+        await _create_or_replace(connection, row)
     except asyncpg.InsufficientPrivilegeError:
         if version is None:
             raise
         _check_announcing(row)
-        return Installation.OLDER
+        return SchemaState.OLDER
     await record_home(connection)
-    return Installation.CHANGED if row["present"] else Installation.MADE
+    return SchemaState.CHANGED if row["present"] else SchemaState.MADE
 
 
-async def _bring_in(connection: Connection, row: Row) -> None:
+async def _create_or_replace(connection: Connection, row: Row) -> None:
     async with connection.transaction():
         if not row["present"]:
             await connection.execute(_SCHEMA)
         await connection.execute(_LOCK)
-        version = await _read_version(connection, await _survey(connection))
+        version = await _read_version(connection, await _read_parts(connection))
         if version is not None and version >= VERSION:
-            raise _BroughtInMeanwhile
+            raise _InstalledMeanwhile
         await connection.execute(queries.install())
-        await _survey(connection)
+        await _read_parts(connection)
 
 
-def _what_allows(allowed: bool, row: Row) -> str:
+def _remedy(allowed: bool, row: Row) -> str:
     return f". A superuser can allow it: {_text(row.get('grant_to_create', bytes))}" if allowed else ""
 
 
@@ -148,9 +148,9 @@ def _check_announcing(row: Row) -> None:
         )
 
 
-async def _survey(connection: Connection) -> Row:
+async def _read_parts(connection: Connection) -> Row:
     """What of the schema is there. Raises Refused when any of it is not to be trusted."""
-    row = await _ask(connection)
+    row = await _read_row(connection)
     if row["foreign_parts"]:
         raise Refused(
             Reason.SERVER_NOT_READY,
@@ -161,7 +161,7 @@ async def _survey(connection: Connection) -> Row:
     return row
 
 
-async def _ask(connection: Connection) -> Row:
+async def _read_row(connection: Connection) -> Row:
     return await fetch_row(connection, "", queries.inspect("installation"))
 
 

@@ -18,7 +18,7 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
 
 
-def hold(plans: Sequence[Plan]) -> list[str]:
+def lock_names(plans: Sequence[Plan]) -> list[str]:
     """Locks the names of these roles until the end of the transaction; for superusers. Before what expects an oid."""
     names = sorted({plan.seen_as for plan in plans if plan.changes and plan.oid is not None})
     if not names:
@@ -27,7 +27,7 @@ def hold(plans: Sequence[Plan]) -> list[str]:
     return [f"SELECT FROM pg_catalog.pg_authid AS a WHERE a.rolname IN ({some}) ORDER BY a.rolname FOR KEY SHARE"]
 
 
-def verify(plans: Sequence[Plan], *, held: bool) -> list[str]:
+def verify_names(plans: Sequence[Plan], *, held: bool) -> list[str]:
     """Fails with PGR01 when anything but the roles of these plans was altered or dropped. After their statements.
 
     `held`: the names were locked; then only what was dropped for good is verified again.

@@ -69,7 +69,7 @@ _RAISED = ("P0001", _LOGIN_TIMED_OUT)
 
 
 @dataclass(slots=True)
-class Manner:
+class OptionalSettings:
     """Which of the optional settings one attempt at a connection asks for: what the server was found to take before."""
 
     asked: frozenset[str] = _PLAIN

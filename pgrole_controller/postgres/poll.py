@@ -34,10 +34,10 @@ _STRETCH = 100 * _ENTRY.size
 class Poller:
     """Compares one round with the last one, on a connection of its own."""
 
-    def __init__(self, connection: Connection, turn: anyio.Lock, identity: Identity) -> None:
+    def __init__(self, connection: Connection, lock: anyio.Lock, identity: Identity) -> None:
         """`turn` is held while the connection is used."""
         self._connection = connection
-        self._turn = turn
+        self._lock = lock
         self._started_at = identity.started_at
         self._query = queries.poll(verifiers=identity.sees_passwords)
         self._key = secrets.randbits(64) - 2**63
@@ -52,7 +52,7 @@ class Poller:
     async def compare(self) -> set[str]:
         """One round: the names of what differs. Raises PgRoleError."""
         again, self._again = self._again, set()
-        async with self._turn:
+        async with self._lock:
             rows = await fetch(
                 self._connection,
                 "poll",
@@ -80,14 +80,14 @@ class Poller:
         self._again |= differing
         return again | differing
 
-    async def run(self, interval: float, heard: Callable[[tuple[str, ...] | None], None]) -> NoReturn:
+    async def run(self, interval: float, on_change: Callable[[tuple[str, ...] | None], None]) -> NoReturn:
         """A round every `interval` seconds. Raises PgRoleError."""
         due = anyio.current_time() + interval
         while True:
             await anyio.sleep_until(due)
             names = await self.compare()
             if names:
-                heard(tuple(names) if len(names) <= MANY else None)
+                on_change(tuple(names) if len(names) <= MANY else None)
             due = max(due, anyio.current_time()) + interval
 
 

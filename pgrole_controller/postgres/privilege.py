@@ -27,7 +27,7 @@ from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.connection import Connection, translate_errors
 
 #: From here on ALTER ROLE … SET of a parameter that is for superusers can be granted (GRANT SET ON PARAMETER).
 PARAMETER_GRANTS_VERSION = 150_000
@@ -72,7 +72,7 @@ def is_lacking(error: BaseException | None) -> bool:
     return error is not None and isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError)
 
 
-async def look_for_rights(connection: Connection, plan: Plan, *, scoped: bool, parameter_grants: bool) -> Rights:
+async def read_rights(connection: Connection, plan: Plan, *, scoped: bool, parameter_grants: bool) -> Rights:
     """The rights that the plan is about. Raises PgRoleError."""
     groups = [
         change.membership.role if isinstance(change, GrantMembership) else change.group
@@ -89,7 +89,7 @@ async def look_for_rights(connection: Connection, plan: Plan, *, scoped: bool, p
     legible = [name for name in names if not NOT_UTF8.search(name)]
     illegible = [name.encode(errors="surrogateescape") for name in names.difference(legible)]
     parameters = [change.name for change in plan.changes if isinstance(change, SetParameter) and change.name != ALL]
-    with speaking():
+    with translate_errors():
         row = await connection.fetchrow(queries.inspect("rights"), plan.oid or 0, legible, illegible, parameters)
         granted = await connection.fetch(queries.inspect("granted_parameters"), parameters) if parameter_grants else []
     if row is None:
@@ -113,30 +113,26 @@ def _names(names: Iterable[bytes]) -> frozenset[str]:
     return frozenset(name.decode(errors="surrogateescape") for name in names)
 
 
-def explain(error: PgRoleError, missing_privileges: Sequence[MissingPrivilege]) -> PgRoleError:
+def explain(error: PgRoleError, missing: Sequence[MissingPrivilege]) -> PgRoleError:
     """The error with what would help against it; as it is where nothing is known."""
-    if not missing_privileges:
+    if not missing:
         return error
-    fields = ", ".join(field_names(tuple(missing_privilege.change for missing_privilege in missing_privileges)))
-    allow = "; ".join(
-        dict.fromkeys(missing_privilege.sql for missing_privilege in missing_privileges if missing_privilege.allows)
-    )
-    do = "; ".join(
-        dict.fromkeys(missing_privilege.sql for missing_privilege in missing_privileges if not missing_privilege.allows)
-    )
+    fields = ", ".join(field_names(tuple(one.change for one in missing)))
+    allow = "; ".join(dict.fromkeys(one.sql for one in missing if one.allows))
+    do = "; ".join(dict.fromkeys(one.sql for one in missing if not one.allows))
     text = f"{error.message} ({fields})"
     text += f". A superuser can allow it: {allow}" if allow else ""
     text += f". Only a superuser can do it: {do}" if do else ""
     if NOT_UTF8.search(allow + do):
         text += ". Names with \\x are not UTF-8: run this in a database with their encoding"
-    if any(isinstance(missing_privilege.change, Drop) for missing_privilege in missing_privileges):
+    if any(isinstance(one.change, Drop) for one in missing):
         return Waiting(Reason.DROP_BLOCKED, f"{text}. {_WAY_OUT}")
     return Refused(error.reason, text)
 
 
 def find_missing_privileges(changes: Iterable[Change], rights: Rights) -> tuple[MissingPrivilege, ...]:
     """What may not be done of these changes, in their order; one change can have several."""
-    return tuple(missing_privilege for change in changes for missing_privilege in _missing_privileges(change, rights))
+    return tuple(one for change in changes for one in _missing_privileges(change, rights))
 
 
 def _missing_privileges(change: Change, rights: Rights) -> Iterator[MissingPrivilege]:
@@ -231,7 +227,7 @@ def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) 
 
 async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleError:
     """Why there can be no session, with the grants that are missing in the home database. Raises PgRoleError."""
-    with speaking():
+    with translate_errors():
         row = await connection.fetchrow(queries.inspect("access"))
     missing = [] if row is None else list(_missing(row))
     if row is None or not missing:

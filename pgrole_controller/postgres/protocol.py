@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg.protocol
 
 from pgrole_controller.postgres.authentication import ANYTHING, UNVERIFIED, Login, Unacceptable
-from pgrole_controller.postgres.framing import VOLUME, Framing, Notes, NotPostgres
+from pgrole_controller.postgres.framing import VOLUME, Framing, NotificationFilter, NotPostgres
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
@@ -32,7 +32,7 @@ _DROPPED: Final = 1e-9
 
 
 @dataclass(slots=True)
-class Terms:
+class ConnectionLimits:
     """What a connection that is being made may be asked for, and what it has come to.
 
     `methods` None: anything where the certificate of the server is verified or it is on this machine's own socket, else
@@ -50,43 +50,43 @@ class Terms:
             self.transport.abort()
 
 
-_terms: ContextVar[Terms | None] = ContextVar("terms", default=None)
+_limits: ContextVar[ConnectionLimits | None] = ContextVar("limits", default=None)
 
 
 @contextmanager
-def on_terms(terms: Terms) -> Iterator[None]:
-    """Connections that are made in here are on these terms; those of others are asyncpg's own."""
-    token = _terms.set(terms)
+def limiting(limits: ConnectionLimits) -> Iterator[None]:
+    """Connections that are made in here are on these limits; those of others are asyncpg's own."""
+    token = _limits.set(limits)
     try:
         yield
     finally:
-        _terms.reset(token)
+        _limits.reset(token)
 
 
 @contextmanager
-def own_terms() -> Iterator[Terms]:
+def own_limits() -> Iterator[ConnectionLimits]:
     """The same for one connection alone: what it came to is known by them."""
-    terms = replace(_terms.get() or Terms(), answered=False, transport=None)
-    with on_terms(terms):
-        yield terms
+    limits = replace(_limits.get() or ConnectionLimits(), answered=False, transport=None)
+    with limiting(limits):
+        yield limits
 
 
 class CheckedProtocol(asyncpg.protocol.Protocol):
     def __init__(self, *arguments: Any) -> None:  # noqa: ANN401 -- asyncpg's
         super().__init__(*arguments)
-        self._terms = _terms.get() or Terms()
-        self._framing = Framing(Login(ANYTHING), self._terms.volume)
+        self._limits = _limits.get() or ConnectionLimits()
+        self._framing = Framing(Login(ANYTHING), self._limits.volume)
         self._to_server: asyncio.Transport | None = None
         self._later: asyncio.TimerHandle | None = None
         self._credit, self._credited = BURST, 0.0
         self.reason: Exception | None = None  # why it was us who ended it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._to_server = self._terms.transport = transport
-        methods = self._terms.methods
+        self._to_server = self._limits.transport = transport
+        methods = self._limits.methods
         if methods is None:
             methods = ANYTHING if is_verified(transport) else UNVERIFIED
-        self._framing = Framing(Login(methods), self._terms.volume)
+        self._framing = Framing(Login(methods), self._limits.volume)
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:  # type: ignore[override]  # the stubs name it otherwise
@@ -98,7 +98,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
         self._stop()
         super().connection_lost(self.reason or exc)
 
-    def listen(self, notes: Notes) -> None:
+    def listen(self, notes: NotificationFilter) -> None:
         """From now on these are heard, of what is LISTENed for."""
         self._framing.listen(notes)
 
@@ -120,12 +120,12 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
         if notes is not None:
             notes.refill(time.monotonic())
         passed = framing.take(SLICE)
-        self._terms.answered |= framing.answered
+        self._limits.answered |= framing.answered
         if passed:
             super().data_received(passed)
         if notes is not None and (framing.noted or notes.left_out):
             left_out, notes.left_out = notes.left_out, False
-            notes.heard(framing.noted, left_out)
+            notes.deliver(framing.noted, left_out)
 
     def _go_on(self, took: float) -> None:
         """With what there is more of, when it is this connection's turn."""
@@ -185,7 +185,7 @@ _PLAIN = asyncpg.protocol.Protocol
 
 
 def _make_protocol(*arguments: Any) -> asyncpg.protocol.Protocol:  # noqa: ANN401 -- asyncpg's
-    return (_PLAIN if _terms.get() is None else CheckedProtocol)(*arguments)
+    return (_PLAIN if _limits.get() is None else CheckedProtocol)(*arguments)
 
 
 def check_messages() -> None:

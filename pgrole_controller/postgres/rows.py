@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.connection import Connection, translate_errors
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ async def fetch(
 
     `reason`: the reason of errors that reading a column raises later.
     """
-    with speaking(statement):
+    with translate_errors(statement):
         try:
             records: Sequence[asyncpg.Record] = await connection.fetch(query, *arguments, timeout=seconds)
         except asyncpg.InterfaceError:
@@ -140,7 +140,7 @@ async def fetch_row(
     connection: Connection, statement: str, query: str, *arguments: object, seconds: float | None = None
 ) -> Row:
     """The one row that a question about the server has: what is wrong with it is wrong with the server."""
-    with speaking(statement):
+    with translate_errors(statement):
         try:
             record = await connection.fetchrow(query, *arguments, timeout=seconds)
         except asyncpg.InterfaceError:

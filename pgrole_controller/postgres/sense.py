@@ -15,27 +15,27 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import Identity
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privilege import is_lacking
-from pgrole_controller.postgres.survey import Survey, explaining
+from pgrole_controller.postgres.survey import Capabilities, explaining
 
 #: Between two rounds of Poll, in seconds, unless the server's owner says otherwise.
 POLL_SECONDS = 1.0
 
 
 #: Called with the role names that something was noticed of; None: all of them.
-Heard = Callable[[tuple[str, ...] | None], None]
+OnChange = Callable[[tuple[str, ...] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sense:
+class Detector:
     """How changes are noticed: what runs beside the work, and what it runs on.
 
-    `connection` answers questions in between, in its `turn`.
+    `connection` answers questions in between, under its `lock`.
     """
 
     mode: Mode
     connections: tuple[Connection, ...]
     tasks: tuple[Callable[[], Coroutine[Any, Any, NoReturn]], ...] = ()
-    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
     poller: Poller | None = None
     why: str = ""
 
@@ -44,58 +44,60 @@ class Sense:
         return self.connections[0]
 
 
-async def open_sense(
+async def open_detector(
     stack: AsyncExitStack,
     endpoint: Endpoint,
     writer: Connection,
-    found: Survey,
+    found: Capabilities,
     *,
     detection: Mode,
     interval: float,
-    heard: Heard,
-) -> Sense:
+    on_change: OnChange,
+) -> Detector:
     """The best of what may be done of what is asked for; its connections are closed with the stack."""
     why = found.missing.message if found.missing else ""
     if detection in (Mode.AUTO, Mode.WATCH) and not found.missing:
         try:
             async with explaining(writer):
-                return await stack.enter_async_context(_watching(endpoint, found, heard))
+                return await stack.enter_async_context(_watching(endpoint, found, on_change))
         except PgRoleError as error:
-            if detection is Mode.WATCH or not (is_lacking(error) or isinstance(error, watch.NotHeard)):
+            if detection is Mode.WATCH or not (is_lacking(error) or isinstance(error, watch.NotDelivered)):
                 raise
             why = error.message
     if detection is Mode.RESYNC:
         return await stack.enter_async_context(_resyncing(endpoint, found))
     why = why if detection is Mode.AUTO else ""
-    return await stack.enter_async_context(_polling(endpoint, found, interval, heard, why))
+    return await stack.enter_async_context(_polling(endpoint, found, interval, on_change, why))
 
 
 @asynccontextmanager
-async def _watching(endpoint: Endpoint, found: Survey, heard: Heard) -> AsyncIterator[Sense]:
-    async with connect(endpoint, "listen") as ear, connect(endpoint, "watch", statement_timeout="0") as eye:
-        await _check_same(found.identity, ear, eye)
-        await watch.listen(ear, eye, heard)
-        await watch.observe(eye, guarded=found.guarded)
-        turn = anyio.Lock()
-        tasks = (partial(watch.watch, eye, found.guarded), partial(watch.keep_alive, ear, turn))
-        yield Sense(Mode.WATCH, (ear, eye), tasks, turn)
+async def _watching(endpoint: Endpoint, found: Capabilities, on_change: OnChange) -> AsyncIterator[Detector]:
+    async with connect(endpoint, "listen") as listener, connect(endpoint, "watch", statement_timeout="0") as watcher:
+        await _check_same(found.identity, listener, watcher)
+        await watch.listen(listener, watcher, on_change)
+        await watch.observe(watcher, guarded=found.guarded)
+        lock = anyio.Lock()
+        tasks = (partial(watch.watch, watcher, found.guarded), partial(watch.keep_alive, listener, lock))
+        yield Detector(Mode.WATCH, (listener, watcher), tasks, lock)
 
 
 @asynccontextmanager
-async def _polling(endpoint: Endpoint, found: Survey, interval: float, heard: Heard, why: str) -> AsyncIterator[Sense]:
+async def _polling(
+    endpoint: Endpoint, found: Capabilities, interval: float, on_change: OnChange, why: str
+) -> AsyncIterator[Detector]:
     async with connect(endpoint, "poll") as connection:
         await _check_same(found.identity, connection)
-        turn = anyio.Lock()
-        poller = Poller(connection, turn, found.identity)
+        lock = anyio.Lock()
+        poller = Poller(connection, lock, found.identity)
         await poller.compare()
-        yield Sense(Mode.POLL, (connection,), (partial(poller.run, interval, heard),), turn, poller, why)
+        yield Detector(Mode.POLL, (connection,), (partial(poller.run, interval, on_change),), lock, poller, why)
 
 
 @asynccontextmanager
-async def _resyncing(endpoint: Endpoint, found: Survey) -> AsyncIterator[Sense]:
+async def _resyncing(endpoint: Endpoint, found: Capabilities) -> AsyncIterator[Detector]:
     async with connect(endpoint, "resync") as connection:
         await _check_same(found.identity, connection)
-        yield Sense(Mode.RESYNC, (connection,))
+        yield Detector(Mode.RESYNC, (connection,))
 
 
 async def _check_same(identity: Identity, *others: Connection) -> None:

@@ -24,20 +24,27 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Dependents, Detection, Mode, Observed
 from pgrole_controller.postgres import inspect, queries
-from pgrole_controller.postgres.access import RECONSIDER_SECONDS, await_change, read_access
-from pgrole_controller.postgres.batch import ask_each
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect, expecting, shorten, speaking
-from pgrole_controller.postgres.culprits import look_for_culprits
+from pgrole_controller.postgres.access import ACCESS_CHECK_SECONDS, await_access_change, read_access
+from pgrole_controller.postgres.batch import query_each
+from pgrole_controller.postgres.connection import (
+    Connection,
+    Endpoint,
+    connect,
+    convert_unexpected,
+    shorten,
+    translate_errors,
+)
+from pgrole_controller.postgres.culprits import read_suspects
 from pgrole_controller.postgres.fence import Candidacy, Fence, lead_while_away, take_lead
-from pgrole_controller.postgres.inspect import Identity, Mentioned
-from pgrole_controller.postgres.install import Installation, is_current
-from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.inspect import Identity, ReferencedNames
+from pgrole_controller.postgres.install import SchemaState, is_current
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.protocol import reason_of
-from pgrole_controller.postgres.sense import POLL_SECONDS, Heard, Sense, open_sense
-from pgrole_controller.postgres.survey import Survey, explaining, look, survey
-from pgrole_controller.postgres.transaction import Dialect, Locked, carry_out
+from pgrole_controller.postgres.sense import POLL_SECONDS, Detector, OnChange, open_detector
+from pgrole_controller.postgres.status_claims import StatusClaims
+from pgrole_controller.postgres.survey import Capabilities, explaining, prepare_schema, read_capabilities
+from pgrole_controller.postgres.transaction import Dialect, LockedRoles, apply_plans
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +58,8 @@ _PLANNING = {
 }
 
 #: Between two questions on each connection while another process leads, in seconds, and for one to be answered.
-PULSE_SECONDS = 5.0
-_PULSE_DEADLINE = 3.0
+KEEPALIVE_SECONDS = 5.0
+_KEEPALIVE_DEADLINE = 3.0
 
 #: How often one that stands by, and cannot reach Kubernetes, asks whether the leader is alive, in seconds.
 AWAY_SECONDS = 1.0
@@ -65,10 +72,10 @@ GUARDED_SECONDS = 10.0
 
 
 #: A role that shall be dropped, by its oid, and the name of the one that gets what it owns, empty where there is none.
-End: TypeAlias = tuple[int, str]
+DropTarget: TypeAlias = tuple[int, str]
 
 
-class Ending(NamedTuple):
+class DropState(NamedTuple):
     """What keeps a role from being dropped, and who would get what it owns."""
 
     dependents: tuple[Dependents, ...] = ()
@@ -84,16 +91,16 @@ class Session:
     """
 
     identity: Identity
-    installation: Installation
+    schema_state: SchemaState
     cluster: str
     guarded: bool  # others may create schemas in the home database
     _connection: Connection
     detection: Detection = field(default_factory=Detection)
     why: str = ""
-    _ledger: Ledger | None = None  # the claims, where schema pgrole is not there
+    _status_claims: StatusClaims | None = None  # the claims, where schema pgrole is not there
     _poller: Poller | None = None
     fence: Fence | None = None  # None: nobody else could lead
-    _locked: Locked = field(default_factory=Locked)
+    _locked: LockedRoles = field(default_factory=LockedRoles)
 
     @property
     def enforcing(self) -> bool:
@@ -103,28 +110,30 @@ class Session:
     @property
     def notes_generations(self) -> bool:
         """Whether the claims there say what was last acted on."""
-        return self._ledger is None and self.installation is not Installation.OLDER
+        return self._status_claims is None and self.schema_state is not SchemaState.OLDER
 
     async def is_suspended(self) -> bool:
         """Whether a superuser has suspended all changes."""
         return await _is_suspended(self._connection)
 
-    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
+    async def read_capabilities(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
         """One for each, in their order; what cannot be read of one is its error."""
-        return await ask_each(self._connection, self._look, asked)
+        return await query_each(self._connection, self._read_roles, asked)
 
-    async def _look(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
-        if self._ledger is not None:
-            return await inspect.look_without_schema(self._connection, self.identity, self.cluster, self._ledger, asked)
+    async def _read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
+        if self._status_claims is not None:
+            return await inspect.read_roles_without_schema(
+                self._connection, self.identity, self.cluster, self._status_claims, asked
+            )
         async with self._trusting():
-            return await inspect.look(self._connection, self.cluster, self.identity.system_identifier, asked)
+            return await inspect.read_roles(self._connection, self.cluster, self.identity.system_identifier, asked)
 
     async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
         """Whether what is there for each is what was read `before` (`Observed.row`).
 
         False, too, where that cannot be told for all of them at once: `look` says what is the matter.
         """
-        if self._ledger is not None or not asked:
+        if self._status_claims is not None or not asked:
             return [False] * len(asked)
         try:
             async with self._trusting():
@@ -136,75 +145,75 @@ class Session:
                 raise
             return [False] * len(asked)
 
-    async def read_references(self, mentioned: Sequence[Mentioned]) -> list[References | PgRoleError]:
+    async def read_references(self, referenced: Sequence[ReferencedNames]) -> list[References | PgRoleError]:
         """One for each, in their order."""
-        return await ask_each(self._connection, self._read_references, mentioned)
+        return await query_each(self._connection, self._read_references, referenced)
 
-    async def _read_references(self, mentioned: Sequence[Mentioned]) -> list[References]:
-        every = reduce(or_, mentioned)
+    async def _read_references(self, referenced: Sequence[ReferencedNames]) -> list[References]:
+        every = reduce(or_, referenced)
         references = await inspect.read_references(self._connection, every, self.identity.version_number)
-        return [references] * len(mentioned)
+        return [references] * len(referenced)
 
-    async def look_for_ends(self, ends: Sequence[End]) -> list[Ending | PgRoleError]:
+    async def read_drop_states(self, ends: Sequence[DropTarget]) -> list[DropState | PgRoleError]:
         """What is to be known of roles that shall be dropped, one for each, in their order."""
-        return await ask_each(self._connection, self._look_for_ends, ends)
+        return await query_each(self._connection, self._read_drop_states, ends)
 
-    async def _look_for_ends(self, ends: Sequence[End]) -> list[Ending]:
+    async def _read_drop_states(self, ends: Sequence[DropTarget]) -> list[DropState]:
         oids = [oid for oid, _ in ends]
         dependents = await inspect.read_dependents(self._connection, oids)
-        sessions = await inspect.look_for_sessions(self._connection, oids)
+        sessions = await inspect.count_sessions(self._connection, oids)
         names = {name for _, name in ends} - {""}
         new_owners = await self._read_new_owners(names) if names else {}
-        return [Ending(dependents.get(oid, ()), sessions.get(oid, 0), new_owners.get(name)) for oid, name in ends]
+        return [DropState(dependents.get(oid, ()), sessions.get(oid, 0), new_owners.get(name)) for oid, name in ends]
 
     async def _read_new_owners(self, names: Collection[str]) -> dict[str, NewOwner]:
         system_identifier = self.identity.system_identifier
-        if self._ledger is not None:
+        if self._status_claims is not None:
             return await inspect.read_new_owners_without_schema(
-                self._connection, names, system_identifier, self._ledger
+                self._connection, names, system_identifier, self._status_claims
             )
         async with self._trusting():
             return await inspect.read_new_owners(self._connection, names, system_identifier)
 
-    async def look_for_verifiers(self, oids: Sequence[int]) -> list[Verifier | PgRoleError | None]:
+    async def read_verifiers(self, oids: Sequence[int]) -> list[Verifier | PgRoleError | None]:
         """What each of these roles logs in with, in their order."""
-        return await ask_each(self._connection, self._look_for_verifiers, oids)
+        return await query_each(self._connection, self._read_verifiers, oids)
 
-    async def _look_for_verifiers(self, oids: Sequence[int]) -> list[Verifier | None]:
-        found = await self._find_verifiers(oids)
+    async def _read_verifiers(self, oids: Sequence[int]) -> list[Verifier | None]:
+        found = await self._verifiers_by_oid(oids)
         return [found.get(oid) for oid in oids]
 
-    async def _find_verifiers(self, oids: Sequence[int]) -> dict[int, Verifier]:
-        if self._ledger is not None:
-            return await inspect.look_for_verifiers(self._connection, oids, identity=self.identity)
+    async def _verifiers_by_oid(self, oids: Sequence[int]) -> dict[int, Verifier]:
+        if self._status_claims is not None:
+            return await inspect.read_verifiers(self._connection, oids, identity=self.identity)
         async with self._trusting():
-            return await inspect.look_for_verifiers(self._connection, oids)
+            return await inspect.read_verifiers(self._connection, oids)
 
-    async def look_for_claims(self) -> list[tuple[Key, str, str]]:
-        if self._ledger is not None:
-            return self._ledger.held()
+    async def read_claims(self) -> list[tuple[Key, str, str]]:
+        if self._status_claims is not None:
+            return self._status_claims.held()
         async with self._trusting():
-            return await inspect.look_for_claims(self._connection, self.cluster)
+            return await inspect.read_claims(self._connection, self.cluster)
 
-    async def look_for_culprits(self, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
-        return await look_for_culprits(self._connection, role_names)
+    async def read_suspects(self, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
+        return await read_suspects(self._connection, role_names)
 
-    async def carry_out(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[PgRoleError | None]:
+    async def apply_plans(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[PgRoleError | None]:
         """`enforcing`: they were decided while Kubernetes could not be reached."""
         version = self.identity.version_number
         dialect = Dialect(
             options=version >= inspect.MEMBERSHIP_OPTIONS_VERSION,
             guarded=self.guarded,
             parameter_grants=version >= PARAMETER_GRANTS_VERSION,
-            ledger=self._ledger,
+            status_claims=self._status_claims,
             system_identifier=self.identity.system_identifier,
             fence=self.fence,
             enforcing=enforcing,
-            suspends=self.installation is not Installation.OLDER,
+            current_schema=self.schema_state is not SchemaState.OLDER,
             superuser=self.identity.superuser,
         )
         try:
-            return await carry_out(self._connection, plans, dialect, self._locked)
+            return await apply_plans(self._connection, plans, dialect, self._locked)
         finally:
             if self._poller is not None:
                 changed = [plan for plan in plans if plan.changes]
@@ -216,23 +225,23 @@ class Session:
         if not self.guarded:
             yield
             return
-        with speaking(), anyio.fail_after(GUARDED_SECONDS, shield=True):
+        with translate_errors(), anyio.fail_after(GUARDED_SECONDS, shield=True):
             async with self._connection.transaction():
                 await self._connection.execute(queries.inspect("guard"))
                 yield
 
 
-async def attend(
+async def run_session(
     endpoint: Endpoint,
     cluster: str,
     *,
     detection: Mode = Mode.AUTO,
     interval: float = POLL_SECONDS,
     may_install: bool,
-    heard: Heard,
+    on_change: OnChange,
     work: Callable[[Session], Awaitable[None]],
     suspended: Callable[[bool], None] = lambda _: None,
-    ledger: Ledger | None = None,
+    status_claims: StatusClaims | None = None,
     candidacy: Candidacy | None = None,
 ) -> None:
     """Connects, installs, and runs `work` while all connections are well.
@@ -242,69 +251,71 @@ async def attend(
     whether a superuser has suspended all changes, each time that this is looked at.
 
     Returns when `work` does, or when what the server lets us do has changed: then another session is to be begun.
-    `heard` is called with the names of roles of which something was noticed, from before `work` begins: what changes
-    after that is heard. `ledger` keeps the claims where the database cannot; give the same one in every session with
-    the server. Raises PgRoleError when there is no session to be had or it has failed.
+    `on_change` is called with the names of roles of which something was noticed, from before `work` begins: what
+    changes after that is heard. `status_claims` keeps the claims where the database cannot; give the same one in every
+    session with the server. Raises PgRoleError when there is no session to be had or it has failed.
     """
     async with AsyncExitStack() as stack:
-        stack.enter_context(expecting())
+        stack.enter_context(convert_unexpected())
         writer = await stack.enter_async_context(connect(endpoint, "work", **_PLANNING))
-        sensing = partial(open_sense, stack, endpoint, writer, detection=detection, interval=interval, heard=heard)
-        found = sense = fence = None
+        open_chosen = partial(
+            open_detector, stack, endpoint, writer, detection=detection, interval=interval, on_change=on_change
+        )
+        found = detector = fence = None
         while candidacy is not None and not candidacy.is_leading() and fence is None:
             async with explaining(writer):
-                found = await look(writer)
-            sense = await sensing(found) if found else None
-            fence = await _stand_by(candidacy, writer, found, sense)
+                found = await read_capabilities(writer)
+            detector = await open_chosen(found) if found else None
+            fence = await _stand_by(candidacy, writer, found, detector)
         if found is None or fence is None:
             async with explaining(writer):
-                found = await survey(writer, detection, may_install, found)
+                found = await prepare_schema(writer, detection, may_install, found)
                 fence = await _fence(writer, found, candidacy)
                 if fence is not None:
                     await fence.beat(writer)
-        sense = sense or await sensing(found)
+        detector = detector or await open_chosen(found)
         session = Session(
             found.identity,
-            found.installation,
+            found.schema_state,
             cluster,
             found.guarded,
             writer,
-            Detection(sense.mode, found.identity.sees_passwords, found.claims),
-            sense.why,
-            _open(ledger, found),
-            sense.poller,
+            Detection(detector.mode, found.identity.sees_passwords, found.claims),
+            detector.why,
+            _open(status_claims, found),
+            detector.poller,
             fence,
         )
         try:
             async with anyio.create_task_group() as tasks:
-                for task in sense.tasks:
+                for task in detector.tasks:
                     tasks.start_soon(task)
-                tasks.start_soon(_await_end, (writer, *sense.connections))
-                period = min(RECONSIDER_SECONDS, 60 * interval)
-                tasks.start_soon(_reconsider, sense, found, period, tasks.cancel_scope)
-                tasks.start_soon(_beat, sense, fence, suspended)
-                if found.installation is Installation.OLDER:
-                    tasks.start_soon(_await_upgrade, sense, period, tasks.cancel_scope)
+                tasks.start_soon(_await_end, (writer, *detector.connections))
+                period = min(ACCESS_CHECK_SECONDS, 60 * interval)
+                tasks.start_soon(_watch_access, detector, found, period, tasks.cancel_scope)
+                tasks.start_soon(_beat, detector, fence, suspended)
+                if found.schema_state is SchemaState.OLDER:
+                    tasks.start_soon(_await_upgrade, detector, period, tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise _first(group) from group
 
 
-def _open(ledger: Ledger | None, found: Survey) -> Ledger | None:
-    opened = (ledger or Ledger()).open(found.identity.system_identifier if found.missing else None)
+def _open(status_claims: StatusClaims | None, found: Capabilities) -> StatusClaims | None:
+    opened = (status_claims or StatusClaims()).open(found.identity.system_identifier if found.missing else None)
     return opened if found.missing else None
 
 
 async def _stand_by(
-    candidacy: Candidacy, writer: Connection, found: Survey | None, sense: Sense | None
+    candidacy: Candidacy, writer: Connection, found: Capabilities | None, detector: Detector | None
 ) -> Fence | None:
-    """Until this process leads; without a `sense`, or until whoever leads has installed what that needs.
+    """Until this process leads; without a `detector`, or until whoever leads has installed what that needs.
 
     The fence of a database that it leads without the Lease; None: it holds the Lease, or the schema was installed.
     Raises PgRoleError when a connection fails meanwhile.
     """
-    waiting = _Waiting(candidacy, (writer, *(sense.connections if sense else ())), found if sense else None)
+    waiting = _Standby(candidacy, (writer, *(detector.connections if detector else ())), found if detector else None)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_await_end, waiting.connections)
@@ -317,12 +328,12 @@ async def _stand_by(
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Standby:
     """For the lead, with all connections open. `found` None: there is no schema pgrole yet."""
 
     candidacy: Candidacy
     connections: Sequence[Connection]
-    found: Survey | None
+    found: Capabilities | None
     fence: Fence | None = None
 
     async def keep_alive(self, everything: anyio.CancelScope) -> NoReturn:
@@ -334,9 +345,9 @@ class _Waiting:
         asked = anyio.current_time()
         while True:
             if self.found is not None and self.candidacy.away() > 0.0:
-                with speaking(), anyio.fail_after(PULSE_SECONDS, shield=True):
+                with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
                     self.fence = await lead_while_away(self.connections[0], self.candidacy, guarded=self.found.guarded)
-            elif anyio.current_time() - asked >= PULSE_SECONDS:
+            elif anyio.current_time() - asked >= KEEPALIVE_SECONDS:
                 asked = anyio.current_time()
                 await self._ask(everything)
             if self.fence is not None:
@@ -345,53 +356,53 @@ class _Waiting:
             await anyio.sleep(AWAY_SECONDS)
 
     async def _ask(self, everything: anyio.CancelScope) -> None:
-        with speaking(), anyio.fail_after(PULSE_SECONDS, shield=True):
+        with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
             for connection in self.connections:
-                await connection.fetchval("SELECT 1", timeout=_PULSE_DEADLINE)
+                await connection.fetchval("SELECT 1", timeout=_KEEPALIVE_DEADLINE)
             if self.found is None and await is_current(self.connections[0]):
                 everything.cancel()
 
 
-async def _beat(sense: Sense, fence: Fence | None, suspended: Callable[[bool], None]) -> NoReturn:
+async def _beat(detector: Detector, fence: Fence | None, suspended: Callable[[bool], None]) -> NoReturn:
     """Shows that this process is alive, and asks whether changes are suspended. Raises PgRoleError."""
     while True:
-        async with sense.turn:
+        async with detector.lock:
             if fence is not None and (fence.is_leading() or fence.enforcing):
-                await fence.beat(sense.connection)
-            suspended(await _is_suspended(sense.connection))
+                await fence.beat(detector.connection)
+            suspended(await _is_suspended(detector.connection))
         await anyio.sleep(BEAT_PERIOD)
 
 
 async def _is_suspended(connection: Connection) -> bool:
-    with speaking("suspended"):
-        return bool(await connection.fetchval(queries.inspect("suspended"), timeout=_PULSE_DEADLINE))
+    with translate_errors("suspended"):
+        return bool(await connection.fetchval(queries.inspect("suspended"), timeout=_KEEPALIVE_DEADLINE))
 
 
-async def _fence(writer: Connection, found: Survey, candidacy: Candidacy | None) -> Fence | None:
+async def _fence(writer: Connection, found: Capabilities, candidacy: Candidacy | None) -> Fence | None:
     if candidacy is None:
         return None
-    if found.installation is Installation.OLDER:
+    if found.schema_state is SchemaState.OLDER:
         log.warning("schema pgrole has the previous version: no fencing number until an administrator updates it")
-    fencing = found.missing is None and found.installation is not Installation.OLDER
+    fencing = found.missing is None and found.schema_state is not SchemaState.OLDER
     return await take_lead(writer, candidacy, guarded=found.guarded, fencing=fencing)
 
 
-async def _reconsider(sense: Sense, found: Survey, seconds: float, session: anyio.CancelScope) -> None:
+async def _watch_access(detector: Detector, found: Capabilities, seconds: float, session: anyio.CancelScope) -> None:
     """Ends the session when another one could do more, or this one could not be begun any more."""
-    only = "sees_passwords" if sense.mode is Mode.WATCH else None
-    changed = await await_change(sense.connection, sense.turn, found.access, seconds, only)
+    only = "sees_passwords" if detector.mode is Mode.WATCH else None
+    changed = await await_access_change(detector.connection, detector.lock, found.access, seconds, only)
     log.info("the controller's privileges changed", extra={"changed": ", ".join(changed)})
     session.cancel()
 
 
-async def _await_upgrade(sense: Sense, seconds: float, session: anyio.CancelScope) -> None:
+async def _await_upgrade(detector: Detector, seconds: float, session: anyio.CancelScope) -> None:
     """Ends the session when an administrator has brought schema pgrole up to date, with the rights on what is new."""
     while True:
         await anyio.sleep(seconds)
-        async with sense.turn:
+        async with detector.lock:
             with anyio.fail_after(GUARDED_SECONDS, shield=True):
-                access = await read_access(sense.connection)
-                if (access["owns"] or access["uses"]) and await is_current(sense.connection):
+                access = await read_access(detector.connection)
+                if (access["owns"] or access["uses"]) and await is_current(detector.connection):
                     break
     log.info("schema pgrole was updated")
     session.cancel()

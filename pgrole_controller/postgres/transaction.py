@@ -17,17 +17,17 @@ from pgrole_controller.core.diff import Rename, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import naming, queries
-from pgrole_controller.postgres.connection import Connection, speaking
+from pgrole_controller.postgres.connection import Connection, translate_errors
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
-from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.privilege import (
     MissingPrivilege,
     explain,
     find_missing_privileges,
     is_lacking,
-    look_for_rights,
+    read_rights,
 )
 from pgrole_controller.postgres.rows import fetch
+from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +37,14 @@ TRANSACTION_SECONDS = 4.0
 #: For all that is tried one by one after a batch failed: what does not get its turn is put off.
 ONE_BY_ONE_SECONDS = 3.0
 
-_BEGIN = ("SET LOCAL lock_timeout = '{turn_timeout}'", "SET LOCAL statement_timeout = '3500ms'")
+_BEGIN = ("SET LOCAL lock_timeout = '{change_lock_timeout}'", "SET LOCAL statement_timeout = '3500ms'")
 #: Of a process that is paused in the middle of it: whoever leads then finds the roles locked for no longer.
 _ABANDONED = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS:.0f}s'"
 _OIDS = "SELECT r.rolname::text AS name, r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY ($1::name[])"
-#: For the turn of other controllers, whose transactions may last; then for each role, which anybody can lock: since
+#: For the change lock, since the transactions of other controllers may last; then for each role, which anybody can
+# lock: since
 #: PostgreSQL 16 any role may begin an ALTER ROLE that is refused to it only at the end.
-_TURN = "2s"
+_CHANGE_LOCK_TIMEOUT = "2s"
 _TOGETHER = "500ms"
 _ALONE = "150ms"
 #: A role that was locked is changed apart from the others for so long, in seconds.
@@ -57,25 +58,25 @@ class Dialect:
 
     `options`: memberships have INHERIT and SET, and grants by several grantors (PostgreSQL 16 and later). `guarded`:
     others may create schemas in the home database, so each transaction makes sure of schema pgrole first.
-    `parameter_grants`: parameters of superusers can be granted to others (15 and later). `ledger`: there is no schema
-    pgrole, claims are kept in this one, for the server with this `system_identifier`. `fence`: this process's lead,
-    which each transaction makes sure of. `enforcing`: Kubernetes cannot be reached, and each claim must still say what
-    was seen. `suspends`: schema pgrole knows `check_not_suspended`. `superuser`: the controller's role is one, and may
-    lock the names of roles.
+    `parameter_grants`: parameters of superusers can be granted to others (15 and later). `status_claims`: there is no
+    schema pgrole, claims are kept in this one, for the server with this `system_identifier`. `fence`: this process's
+    lead, which each transaction makes sure of. `enforcing`: Kubernetes cannot be reached, and each claim must still say
+    what was seen. `current_schema`: schema pgrole is of this version, and not of the one before. `superuser`: the
+    controller's role is one, and may lock the names of roles.
     """
 
     options: bool = True
     guarded: bool = False
     parameter_grants: bool = True
-    ledger: Ledger | None = field(default=None, compare=False)
+    status_claims: StatusClaims | None = field(default=None, compare=False)
     system_identifier: int = 0
     fence: Fence | None = None
     enforcing: bool = False
-    suspends: bool = True
+    current_schema: bool = True
     superuser: bool = False
 
 
-class Locked:
+class LockedRoles:
     """The roles that somebody else held lately: left out of the batch, they hold up nothing but themselves."""
 
     def __init__(self) -> None:
@@ -93,11 +94,11 @@ class Locked:
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
-    begin = [statement.format(turn_timeout=_TURN) for statement in _BEGIN]
+    begin = [statement.format(change_lock_timeout=_CHANGE_LOCK_TIMEOUT) for statement in _BEGIN]
     wait = f"SET LOCAL lock_timeout = '{lock_timeout}'"
-    hold = naming.hold(plans) if dialect.superuser else []
-    verify = naming.verify(plans, held=dialect.superuser)
-    if dialect.ledger is not None:
+    hold = naming.lock_names(plans) if dialect.superuser else []
+    verify = naming.verify_names(plans, held=dialect.superuser)
+    if dialect.status_claims is not None:
         begin.append(_ABANDONED)
         begin.append(queries.without_schema("lock_changes"))
         begin.append(queries.without_schema("check_not_suspended"))
@@ -105,8 +106,8 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
         return ";\n".join((*begin, wait, *hold, *rest, *verify))
     if dialect.guarded:
         begin.append(queries.inspect("guard").strip())
-    begin.append("SELECT pgrole.lock_changes()" if dialect.suspends else "SELECT pgrole.take_turn()")
-    if dialect.suspends:
+    begin.append("SELECT pgrole.lock_changes()" if dialect.current_schema else "SELECT pgrole.take_turn()")
+    if dialect.current_schema:
         begin.append("SELECT pgrole.check_not_suspended()")
     else:
         begin.append(queries.without_schema("check_not_suspended"))
@@ -116,27 +117,27 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
     return ";\n".join((*begin, wait, *hold, *rest, *verify))
 
 
-async def carry_out(
-    connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: Locked | None = None
+async def apply_plans(
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: LockedRoles | None = None
 ) -> list[PgRoleError | None]:
     """Carries out the plans, all or one by one: None for each that is committed, else why it is not.
 
     `locked` is what is known of the server's roles from one call to the next. Raises Transient when another process
     leads: then nothing is carried out. (Of plans for locked roles alone, each says so.)
     """
-    locked = locked or Locked()
+    locked = locked or LockedRoles()
     apart = [place for place, plan in enumerate(plans) if len(plans) > 1 and locked.holds(plan.role_name)]
     rest = [place for place in range(len(plans)) if place not in apart]
     results: list[PgRoleError | None] = [None] * len(plans)
-    for places, carry in ((rest, _carry_out_together), (apart, _carry_out_each)):
+    for places, carry in ((rest, _apply_together), (apart, _apply_each)):
         some = [plans[place] for place in places]
         for place, error in zip(places, await carry(connection, some, dialect, locked) if some else (), strict=True):
             results[place] = error
     return results
 
 
-async def _carry_out_together(
-    connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: Locked
+async def _apply_together(
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: LockedRoles
 ) -> list[PgRoleError | None]:
     together = await _run(connection, plans, dialect, _TOGETHER)
     if together is not None and is_lacking(together) and dialect.superuser:  # it may have ceased to be one
@@ -148,16 +149,16 @@ async def _carry_out_together(
         return [together] * len(plans)
     if len(plans) == 1:
         locked.note(plans[0].role_name, together)
-        return [await _answer(connection, plans[0], dialect, together)]
-    return await _carry_out_each(connection, plans, dialect, locked)
+        return [await _explain_failure(connection, plans[0], dialect, together)]
+    return await _apply_each(connection, plans, dialect, locked)
 
 
 def _concerns_all(error: PgRoleError) -> bool:
     return isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED
 
 
-async def _carry_out_each(
-    connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: Locked
+async def _apply_each(
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: LockedRoles
 ) -> list[PgRoleError | None]:
     """A role that somebody else has locked is waited for a moment only, so that it does not hold up the others."""
     ends = anyio.current_time() + ONE_BY_ONE_SECONDS
@@ -167,36 +168,34 @@ async def _carry_out_each(
         if anyio.current_time() < ends:
             error = await _run(connection, [plan], dialect, _ALONE)
             locked.note(plan.role_name, error)
-            results.append(await _answer(connection, plan, dialect, error))
+            results.append(await _explain_failure(connection, plan, dialect, error))
         else:
             results.append(Transient(Reason.PROGRESSING, "postponed, since other objects in its batch wait for locks"))
     return results
 
 
-async def _answer(
+async def _explain_failure(
     connection: Connection, plan: Plan, dialect: Dialect, error: PgRoleError | None
 ) -> PgRoleError | None:
     """Where a privilege is lacking: says which, and brings in what is left of the drift without it."""
     if error is None or not is_lacking(error) or connection.is_closed():
         return error
     try:
-        rights = await look_for_rights(
-            connection, plan, scoped=dialect.options, parameter_grants=dialect.parameter_grants
-        )
+        rights = await read_rights(connection, plan, scoped=dialect.options, parameter_grants=dialect.parameter_grants)
     except PgRoleError:
         return error  # it is told without the grant that is missing
-    missing_privileges = find_missing_privileges(plan.changes, rights)
-    rest = _without(plan, missing_privileges)
+    missing = find_missing_privileges(plan.changes, rights)
+    rest = _without(plan, missing)
     failure = await _run(connection, [rest], dialect, _ALONE) if rest else None
-    return failure or explain(error, missing_privileges)
+    return failure or explain(error, missing)
 
 
-def _without(plan: Plan, missing_privileges: Sequence[MissingPrivilege]) -> Plan | None:
+def _without(plan: Plan, missing: Sequence[MissingPrivilege]) -> Plan | None:
     """The changes of a role of ours that nothing stands against; None where there are none.
 
     What was applied stays what it was: drift is told as far as it was set back, a changed spec is not yet applied.
     """
-    blocked = [missing_privilege.change for missing_privilege in missing_privileges]
+    blocked = [one.change for one in missing]
     left = tuple(change for change in plan.changes if change not in blocked)
     ours = plan.oid is not None and plan.claim is not None and plan.claim.owner == plan.owner
     if not (ours and blocked and left) or any(isinstance(change, Rename) for change in blocked):
@@ -231,9 +230,9 @@ async def _try(
         text = script(plans, dialect, lock_timeout=lock_timeout)
         if dialect.fence is not None:
             dialect.fence.check_clock(enforcing=dialect.enforcing)
-        if dialect.ledger is not None:
-            return await _run_without_schema(connection, plans, dialect, dialect.ledger, text)
-        with speaking("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
+        if dialect.status_claims is not None:
+            return await _run_without_schema(connection, plans, dialect, dialect.status_claims, text)
+        with translate_errors("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
             await connection.execute(text)
     except PgRoleError as error:
         return error
@@ -243,26 +242,26 @@ async def _try(
 
 
 async def _run_without_schema(
-    connection: Connection, plans: Sequence[Plan], dialect: Dialect, ledger: Ledger, text: str
+    connection: Connection, plans: Sequence[Plan], dialect: Dialect, status_claims: StatusClaims, text: str
 ) -> PgRoleError | None:
-    """The ledger changes with the transaction: when it is committed, and by nothing in between."""
-    stale = next((error for plan in plans if (error := ledger.check(plan)) is not None), None)
+    """The claims in status change with the transaction: when it is committed, and by nothing in between."""
+    stale = next((error for plan in plans if (error := status_claims.check(plan)) is not None), None)
     if stale is not None:
         return stale
     made: dict[str, int] = {}
     if any(_touches(plan) for plan in plans):
         new = [plan.role_name for plan in plans if plan.owner and plan.oid is None]
         try:
-            with speaking("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
+            with translate_errors("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
                 async with connection.transaction():
                     await connection.execute(text)
                     rows = await fetch(connection, "", _OIDS, new) if new else []
                     made = {row.get("name", str): row.get("oid", int) for row in rows}
         except PgRoleError as error:
             if connection.is_closed() or isinstance(error.__cause__, TimeoutError):
-                ledger.attempted(plans, dialect.system_identifier)
+                status_claims.attempted(plans, dialect.system_identifier)
             raise
-    ledger.note(plans, made, dialect.system_identifier)
+    status_claims.note(plans, made, dialect.system_identifier)
     return None
 
 

@@ -69,11 +69,11 @@ async def fighting(dsn: str, statement: str, stands: str) -> AsyncIterator[Fight
     """
     fight = Fight(anyio.current_time())
     hand = await asyncpg.connect(dsn, server_settings={"application_name": FIGHTER})
-    eye = await asyncpg.connect(dsn)
+    watcher = await asyncpg.connect(dsn)
 
     async def answer() -> None:
         while True:
-            if not await eye.fetchval(stands):
+            if not await watcher.fetchval(stands):
                 await hand.execute(statement)
                 fight.answered += 1
             else:
@@ -86,7 +86,7 @@ async def fighting(dsn: str, statement: str, stands: str) -> AsyncIterator[Fight
             tasks.cancel_scope.cancel()
     finally:
         hand.terminate()
-        eye.terminate()
+        watcher.terminate()
 
 
 def stands(role: str, what: str) -> str:

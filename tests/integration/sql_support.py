@@ -1,4 +1,4 @@
-"""What the tests of sql/install share: an ear for notifications, and what role_state ought to hold."""
+"""What the tests of sql/install share: an listener for notifications, and what role_state ought to hold."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -27,7 +27,7 @@ WHERE (s.name, s.digest) IS DISTINCT FROM (t.name, t.digest)
 """
 
 
-class Ear:
+class Listener:
     """Hears what is announced on one connection."""
 
     def __init__(self, connection: Connection) -> None:
@@ -64,13 +64,13 @@ class Ear:
 
 
 @asynccontextmanager
-async def listening(dsn: str) -> AsyncIterator[Ear]:
+async def listening(dsn: str) -> AsyncIterator[Listener]:
     connection = await asyncpg.connect(dsn)
     try:
-        ear = Ear(connection)
-        await connection.add_listener(CHANNEL, ear.receive)
-        yield ear
-        await connection.remove_listener(CHANNEL, ear.receive)
+        listener = Listener(connection)
+        await connection.add_listener(CHANNEL, listener.receive)
+        yield listener
+        await connection.remove_listener(CHANNEL, listener.receive)
     finally:
         await connection.close()
 

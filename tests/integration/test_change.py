@@ -10,7 +10,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import install
 from pgrole_controller.postgres.notification import read_names
-from tests.integration.sql_support import Ear, listening, role_oid, seen_home
+from tests.integration.sql_support import Listener, listening, role_oid, seen_home
 from tests.servers import Servers
 
 HOLDS = "SELECT role_oid FROM pgrole.claim WHERE role_name = $1 AND released_at IS NULL"
@@ -32,7 +32,7 @@ async def home(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def ear(server: PostgresServer, home: Connection) -> AsyncIterator[Ear]:
+async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[Listener]:
     async with listening(server.dsn()) as made:
         yield made
 
@@ -149,7 +149,7 @@ async def test_a_claim_counts_its_drifts_and_forgets_those_of_another_object(hom
     assert tuple(await home.fetchrow(count) or ()) == (0, None)
 
 
-async def test_what_is_told_of_a_renamed_role_names_its_claim(home: Connection, ear: Ear) -> None:
+async def test_what_is_told_of_a_renamed_role_names_its_claim(home: Connection, listener: Listener) -> None:
     one = await role_oid(home, "one")
     await home.execute(take("one", one))
     for statement, op in (
@@ -158,17 +158,17 @@ async def test_what_is_told_of_a_renamed_role_names_its_claim(home: Connection, 
         ("DROP ROLE renamed", "delete"),
     ):
         await home.execute(statement)
-        await ear.so_far()
+        await listener.so_far()
         await home.execute("SELECT pgrole.observe()")
-        (message,) = await ear.so_far()
+        (message,) = await listener.so_far()
         assert {"op": op, "oid": one, "name": "renamed", "claim": "one"}.items() <= message.items()
 
 
-async def test_a_released_claim_or_one_under_the_same_name_is_not_named(home: Connection, ear: Ear) -> None:
+async def test_a_released_claim_or_one_under_the_same_name_is_not_named(home: Connection, listener: Listener) -> None:
     one, two = await role_oid(home, "one"), await role_oid(home, "two")
     await home.execute(f"{take('one', one)}; {take('two', two)}; SELECT pgrole.release_claim('two', 'two')")
     await home.execute("ALTER ROLE one CREATEDB; ALTER ROLE two RENAME TO renamed; SELECT pgrole.observe()")
-    assert all("claim" not in message for message in await ear.so_far())
+    assert all("claim" not in message for message in await listener.so_far())
 
 
 def test_the_name_of_the_claim_is_looked_at_too() -> None:
@@ -177,27 +177,29 @@ def test_the_name_of_the_claim_is_looked_at_too() -> None:
     assert read_names('{"op": "delete", "name": "renamed", "claim": ["one"]}') == ("renamed",)
 
 
-async def test_a_claim_that_is_given_up_or_changes_hands_is_told(home: Connection, ear: Ear) -> None:
+async def test_a_claim_that_is_given_up_or_changes_hands_is_told(home: Connection, listener: Listener) -> None:
     one = await role_oid(home, "one")
     told = [{"op": "claim", "name": "one"}]
     await home.execute(take("one", one))
     for quiet in (take("one", one, applied="x"), take("one", one, drifted="login"), "SELECT pgrole.observe()"):
         await home.execute(quiet)
-    assert await ear.so_far() == []
+    assert await listener.so_far() == []
     for loud in (
         take("one", one, uid="other"),
         "SELECT pgrole.release_claim('one', 'other')",
         "SELECT pgrole.forget_claim('one', 'other')",
     ):
         await home.execute(loud)
-        assert await ear.so_far() == told, loud
+        assert await listener.so_far() == told, loud
     await home.execute(f"{take('one', one)}; UPDATE pgrole.claim SET role_name = 'moved'")
-    assert await ear.so_far() == told
+    assert await listener.so_far() == told
     await home.execute("TRUNCATE pgrole.claim")
-    assert await ear.so_far() == [{"op": "many"}]
+    assert await listener.so_far() == [{"op": "many"}]
 
 
-async def test_more_than_a_hundred_claims_given_up_at_once_are_told_as_many(home: Connection, ear: Ear) -> None:
+async def test_more_than_a_hundred_claims_given_up_at_once_are_told_as_many(
+    home: Connection, listener: Listener
+) -> None:
     for count in (100, 101):
         await home.execute(
             "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid,"
@@ -205,6 +207,6 @@ async def test_more_than_a_hundred_claims_given_up_at_once_are_told_as_many(home
             f" FROM generate_series(1, {count}) AS i"
         )
         await home.execute("DELETE FROM pgrole.claim")
-        heard = await ear.so_far()
+        heard = await listener.so_far()
         assert len(heard) == (count if count == 100 else 1)
         assert (heard == [{"op": "many"}]) is (count > 100)

@@ -23,7 +23,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import install
 from tests.acceptance.privileges import PASSWORD as STEWARD_PASSWORD
 from tests.acceptance.privileges import STEWARD, role_sql
-from tests.integration.sql_support import Ear, listening, role_oid
+from tests.integration.sql_support import Listener, listening, role_oid
 from tests.servers import Servers
 
 PASSWORD = "hunter2"
@@ -236,10 +236,10 @@ class TestList:
 
 class TestRelease:
     async def test_one_role_is_released_and_told(self, trial: Trial) -> None:
-        async with listening(trial.server.dsn()) as ear:
+        async with listening(trial.server.dsn()) as listener:
             answer = await trial.run("release", "--role", "a1", "--yes")
             assert (answer.code, answer.err) == (0, "")
-            assert await _told(ear) == {"a1"}
+            assert await _told(listener) == {"a1"}
         assert "shop/one" in answer.out
         assert "takes its role back" in answer.out
         assert await trial.claims() == {**BEFORE, "a1": ("lost", "ns-1", True)}
@@ -260,9 +260,9 @@ class TestRelease:
     async def test_forget_deletes_what_is_released_already_and_nothing_else(
         self, trial: Trial, which: tuple[str, ...]
     ) -> None:
-        async with listening(trial.server.dsn()) as ear:
+        async with listening(trial.server.dsn()) as listener:
             assert (await trial.run("release", *which, "--forget", "--yes")).code == 0
-            assert await _told(ear) == {"a3"}
+            assert await _told(listener) == {"a3"}
         assert await trial.claims() == {role: claim for role, claim in BEFORE.items() if role != "a3"}
         assert await trial.home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'a3'") == 1
 
@@ -277,10 +277,10 @@ class TestTransfer:
     async def test_what_is_held_goes_to_any_namespace_of_the_name_and_what_is_released_stays_with_its_own(
         self, trial: Trial
     ) -> None:
-        async with listening(trial.server.dsn()) as ear:
+        async with listening(trial.server.dsn()) as listener:
             answer = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
             assert (answer.code, answer.err) == (0, "")
-            assert await _told(ear) == {"a1", "a2", "a3"}
+            assert await _told(listener) == {"a1", "a2", "a3"}
         assert "Cluster new has no claims yet" in answer.out
         assert await trial.claims() == {
             **BEFORE,
@@ -459,5 +459,5 @@ class TestFailure:
         assert PASSWORD not in answer.err
 
 
-async def _told(ear: Ear) -> set[str]:
-    return {message["name"] for message in await ear.so_far() if message.get("op") == "claim"}
+async def _told(listener: Listener) -> set[str]:
+    return {message["name"] for message in await listener.so_far() if message.get("op") == "claim"}

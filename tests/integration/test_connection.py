@@ -18,7 +18,7 @@ from pgrole_controller.core.errors import PgRoleError, Refused, Transient
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from pgrole_controller.local.process import alive, reached
 from pgrole_controller.postgres import token as token_module
-from pgrole_controller.postgres.connection import CONNECT_SECONDS, Connection, Endpoint, Minting, connect
+from pgrole_controller.postgres.connection import CONNECT_SECONDS, Connection, Endpoint, PasswordFactory, connect
 from pgrole_controller.postgres.token import TokenCommand
 from tests.servers import Servers
 
@@ -107,7 +107,10 @@ async def nothing_left() -> AsyncIterator[None]:
 
 
 def endpoint_of(
-    server: PostgresServer, hosts: list[str] | None = None, password: str | Minting | None = None, **other: object
+    server: PostgresServer,
+    hosts: list[str] | None = None,
+    password: str | PasswordFactory | None = None,
+    **other: object,
 ) -> Endpoint:
     given = {"database": "postgres", "user": SUPERUSER, "sslmode": "disable", "port": server.port, **other}
     return Endpoint.of(hosts or [server.host], password=password or server.password, **given)  # type: ignore[arg-type]
@@ -279,7 +282,7 @@ async def test_a_standby_is_passed_over_and_named_when_there_is_no_other(
         assert "the server is a read-only standby" in (await refusal(Endpoint(dsn))).message
 
 
-def _by_host(passwords: dict[str, str], otherwise: PostgresServer) -> Minting:
+def _by_host(passwords: dict[str, str], otherwise: PostgresServer) -> PasswordFactory:
     async def make(host: str, _port: int, _user: str) -> str:
         return passwords.get(host, otherwise.password)
 

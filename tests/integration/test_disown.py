@@ -18,7 +18,7 @@ from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.disown import MADE_MEANWHILE, _sql, disown
+from pgrole_controller.postgres.disown import MADE_MEANWHILE, _sql, reassign_owned
 from tests.servers import ContainerServer, Servers
 
 DEADLINE = 60.0
@@ -76,15 +76,15 @@ class Trial:
         """A superuser's session that has done SET ROLE."""
         return await self.enter(database, "postgres", f"SET ROLE {self.q}", *statements)
 
-    async def disown(self, endpoint: Endpoint | None = None, **changed: object) -> None:
+    async def reassign_owned(self, endpoint: Endpoint | None = None, **changed: object) -> None:
         task = ReassignOwned(self.role, await self.oid(), self.new_owner, terminate=False)
         values = {name: changed.get(name, getattr(task, name)) for name in ("role", "oid", "new_owner", "terminate")}
         deadline = float(str(changed.get("deadline", DEADLINE)))
-        await disown(endpoint or Endpoint(self.server.dsn()), ReassignOwned(**values), deadline)  # type: ignore[arg-type]
+        await reassign_owned(endpoint or Endpoint(self.server.dsn()), ReassignOwned(**values), deadline)  # type: ignore[arg-type]
 
     async def refused(self, **changed: object) -> str:
         with pytest.raises(Waiting) as raised:
-            await self.disown(**changed)  # type: ignore[arg-type]
+            await self.reassign(**changed)  # type: ignore[arg-type]
         assert raised.value.reason is Reason.DROP_BLOCKED
         return raised.value.message
 
@@ -255,7 +255,7 @@ async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_d
         inside.append(superuser)
     await trial.home.execute(f"CREATE DATABASE own_{trial.tag} OWNER {trial.q}")
     trial.databases.append(f"own_{trial.tag}")
-    await trial.disown()
+    await trial.reassign()
     for superuser in inside:
         assert await superuser.fetchval("SELECT count(*) FROM s.t") == 10
         for relation in ("s.t", "s.p", "s.p1", "s.q", "s.v", "s.m", "s.ft"):
@@ -282,7 +282,7 @@ async def test_a_table_that_is_committed_right_before_drop_owned_is_handed_over(
     )
     maker = await trial.become(name)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(trial.disown)
+        tasks.start_soon(trial.reassign)
         await reached(trial.home, WAITS)
         await maker.execute("CREATE TABLE late AS SELECT n FROM generate_series(1, 100) AS n")
         await superuser.execute("SELECT pg_advisory_unlock(7)")
@@ -329,7 +329,7 @@ async def attempt(trial: Trial) -> None:
     with anyio.fail_after(DEADLINE):
         while True:
             try:
-                await trial.disown()
+                await trial.reassign()
                 await trial.home.execute(f"DROP ROLE {trial.q}")
             except (Waiting, asyncpg.PostgresError) as error:
                 assert isinstance(error, Waiting) or error.sqlstate in {"2BP01", "55P03"}  # noqa: PT017
@@ -364,7 +364,7 @@ async def test_more_than_the_server_can_lock_at_once_is_handed_over_in_pieces(tr
             f"EXECUTE format('CREATE TABLE t%s (a serial PRIMARY KEY)', i);"
             f"EXECUTE format($q$ALTER TABLE t%s OWNER TO {trial.q}$q$, i); END LOOP; END $$"
         )
-    await trial.disown()
+    await trial.reassign()
     owned = "SELECT count(*) FROM pg_class WHERE relowner = $1::regrole AND relkind IN ('r', 'S')"
     assert await superuser.fetchval(owned, trial.new_owner) == 4000
     await trial.drop()
@@ -377,7 +377,7 @@ async def test_sessions_block_with_their_count_or_are_ended_when_asked_for(trial
     assert [(row["role"], row["count"]) for row in sessions] == [(await trial.oid(), 2)]
     assert "open: 2 (spec.terminateSessions" in await trial.refused(new_owner=None)
     assert await session.fetchval("SELECT 1")
-    await trial.disown(new_owner=None, terminate=True)
+    await trial.reassign(new_owner=None, terminate=True)
     assert session.is_closed() or await ended(session)
     await trial.drop()
 
@@ -392,7 +392,7 @@ async def test_a_session_that_does_not_end_is_counted_and_blocks(trial: Trial) -
         assert "open: 1 (terminated, but not yet ended)" in await trial.refused(terminate=True)
     finally:
         os.kill(process, signal.SIGCONT)
-    await trial.disown(terminate=True)
+    await trial.reassign(terminate=True)
     await trial.drop()
 
 
@@ -406,7 +406,7 @@ async def test_without_a_new_owner_nothing_but_sessions_is_touched(trial: Trial)
     name = await trial.create_database()
     member = await trial.enter(name, "postgres", f"GRANT {trial.q} TO {trial.new_owner}; CREATE TABLE t (a int)")
     await member.execute(f"ALTER TABLE t OWNER TO {trial.q}")
-    await trial.disown(new_owner=None, terminate=True)
+    await trial.reassign(new_owner=None, terminate=True)
     assert await trial.owner(member, "t") == trial.role
     assert await trial.dependents() == {name: 1, "": 1}
 
@@ -419,7 +419,7 @@ async def test_prepared_transactions_are_named_with_their_database(trial: Trial)
     assert name in message
     assert f'"gid {trial.tag}"' in message
     await superuser.execute(f"COMMIT PREPARED 'gid {trial.tag}'")
-    await trial.disown()
+    await trial.reassign()
     assert await trial.owner(superuser, "t") == trial.new_owner
     await trial.drop()
 
@@ -431,7 +431,7 @@ async def test_an_open_transaction_that_makes_something_as_the_role_is_named(tri
     message = await trial.refused()
     assert f'in database "{name}": the open transaction of process {maker.get_server_pid()}' in message
     await maker.execute("COMMIT")
-    await trial.disown()
+    await trial.reassign()
     assert await trial.owner(superuser, "t") == trial.new_owner
     await trial.drop()
 
@@ -453,7 +453,7 @@ async def test_a_database_that_takes_no_connections_is_named_with_the_remedy_and
     # what blocks elsewhere leaves privileges as they are
     assert await superuser.fetchval("SELECT has_schema_privilege($1, 'public', 'USAGE')", trial.role)
     await trial.home.execute(f"ALTER DATABASE {closed} ALLOW_CONNECTIONS true")
-    await trial.disown()
+    await trial.reassign()
     await trial.drop()
 
 
@@ -463,7 +463,7 @@ async def test_a_database_whose_drop_was_interrupted_is_named(trial: Trial) -> N
     await trial.home.execute(f"UPDATE pg_database SET datconnlimit = -2 WHERE datname = '{name}'")
     assert "run DROP DATABASE again" in await trial.refused()
     await trial.home.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await trial.disown()
+    await trial.reassign()
     await trial.drop()
 
 
@@ -488,14 +488,14 @@ async def test_names_and_encodings_of_databases_and_roles_do_not_matter(trial: T
         f"EXECUTE format('GRANT SELECT ON u TO %I', (SELECT rolname FROM pg_roles WHERE oid = {oid})); END $$"
     )
     assert await trial.dependents() == {name: 2}
-    await trial.disown()
+    await trial.reassign()
     assert await trial.owner(superuser, "t") == trial.new_owner
     await trial.drop()
 
 
 async def test_template1_is_a_database_like_others(trial: Trial) -> None:
     superuser = await trial.enter("template1", "postgres", f"CREATE SCHEMA s AUTHORIZATION {trial.q}")
-    await trial.disown()
+    await trial.reassign()
     await superuser.execute("DROP SCHEMA s")
     await superuser.close()
     await trial.drop()
@@ -522,7 +522,7 @@ async def test_a_database_whose_name_is_not_utf8_is_named_by_its_bytes(trial: Tr
     assert f'in database "caf\\xe9_{trial.tag}"' in message
     assert "not UTF-8" in message
     await inside.execute(f'DROP DATABASE "caf\xe9_{trial.tag}"')
-    await trial.disown()
+    await trial.reassign()
     await trial.drop(members=1)
 
 
@@ -533,7 +533,7 @@ async def test_a_database_that_is_dropped_meanwhile_is_no_error(trial: Trial, wh
         await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     blocker = await trial.enter(names[0], "postgres", "BEGIN", "LOCK TABLE t")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(trial.disown)
+        tasks.start_soon(trial.reassign)
         await reached(trial.home, WAITS)
         await trial.home.execute(f"DROP DATABASE {names[which]} WITH (FORCE)")
         if which == 1:
@@ -548,10 +548,10 @@ async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: Trial) -
     message = await trial.refused()
     assert f'in database "{name}": a lock was not available in time' in message
     with pytest.raises(Transient) as raised:
-        await trial.disown(deadline=0.2)
+        await trial.reassign(deadline=0.2)
     assert raised.value.reason is Reason.PROGRESSING
     await blocker.execute("ROLLBACK")
-    await trial.disown()
+    await trial.reassign()
     assert await trial.owner(blocker, "t") == trial.new_owner
     await trial.drop()
 
@@ -567,7 +567,7 @@ async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(tri
     assert "permission denied" in message
     await trial.home.execute(f"GRANT {trial.q}, {trial.new_owner} TO {user}")
     await superuser.execute(f"GRANT CREATE ON SCHEMA public TO {trial.new_owner}")
-    await trial.disown(endpoint=endpoint)
+    await trial.reassign(endpoint=endpoint)
     assert await trial.owner(superuser, "t") == trial.new_owner
     async with connect(endpoint, "test") as own:
         assert await inspect.read_dependents(own, [await trial.oid()]) == {}
@@ -577,7 +577,7 @@ async def test_settings_of_a_database_do_not_make_us_another_role(trial: Trial) 
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     await trial.home.execute(f"ALTER DATABASE {name} SET role = {quote_literal(trial.role)}")
-    await trial.disown()
+    await trial.reassign()
     assert await trial.owner(superuser, "t") == trial.new_owner
     await trial.drop()
 
@@ -593,7 +593,7 @@ async def test_a_new_owner_that_is_none_is_refused_before_anything_is_done(trial
 async def test_a_role_that_is_not_the_one_that_was_seen_is_not_touched(trial: Trial) -> None:
     for changed in ({"oid": await trial.oid() + 1000}, {"role": trial.new_owner, "new_owner": trial.role}):
         with pytest.raises(Transient) as raised:
-            await trial.disown(**changed)
+            await trial.reassign(**changed)
         assert raised.value.reason is Reason.PROGRESSING
 
 
@@ -608,7 +608,7 @@ async def test_members_and_memberships_that_it_granted_do_not_keep_a_role(trial:
     )
     # two members, and since PostgreSQL 16 the membership that it granted
     assert await trial.dependents() == {"": 3 if trial.version >= 16 else 2}
-    await trial.disown()
+    await trial.reassign()
     await trial.drop(members=2)
     members = await trial.home.fetch(
         "SELECT member::regrole::text AS name FROM pg_auth_members WHERE roleid = $1::regrole", group
@@ -629,8 +629,8 @@ async def test_memberships_that_a_role_granted_to_itself_are_no_need(trial: Tria
 
 
 async def test_a_role_that_nothing_needs_costs_one_connection_and_can_be_dropped(trial: Trial) -> None:
-    await trial.disown()
-    await trial.disown(terminate=True)
+    await trial.reassign()
+    await trial.reassign(terminate=True)
     await trial.drop()
 
 

@@ -85,12 +85,12 @@ class Race(Trial):
 
     async def attempt(self) -> None:
         try:
-            await self.disown(self.endpoint)
+            await self.reassign(self.endpoint)
         except PgRoleError as error:
             assert error.reason in {Reason.DROP_BLOCKED, Reason.PROGRESSING}, error  # noqa: PT017
 
     async def converge(self) -> None:
-        await self.disown(self.endpoint)
+        await self.reassign(self.endpoint)
 
     async def swap(self, one: str, other: str) -> bool:
         """Whether two roles could be given each other's names."""
@@ -274,7 +274,7 @@ async def test_what_stood_in_the_way_is_said_when_time_runs_out_too(race: Race) 
     for blocker in blockers:
         await blocker.execute("BEGIN; LOCK TABLE mine.t")
     with pytest.raises(Waiting) as raised:
-        await race.disown(deadline=8.0)
+        await race.reassign(deadline=8.0)
     assert raised.value.reason is Reason.DROP_BLOCKED
     assert f'in database "{race.databases[0]}": a lock was not available in time' in raised.value.message
     for blocker in blockers:
@@ -307,7 +307,7 @@ async def test_whatever_a_name_holds_and_is_encoded_in_its_table_is_handed_over(
     )
     owned = "SELECT count(*) FROM pg_class WHERE relkind IN ('r', 'S') AND relowner = $1"
     assert await superuser.fetchval(owned, oid) == 18
-    await race.disown()
+    await race.reassign()
     assert await superuser.fetchval(owned, oid) == 0
     assert await superuser.fetchval(owned.replace("$1", "$1::regrole"), race.new_owner) == 18
     await race.drop()

@@ -25,8 +25,8 @@ from pgrole_controller.core.role import Role
 from pgrole_controller.core.state import Desired, Mode, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.disown import disown
-from pgrole_controller.postgres.session import Session, attend
+from pgrole_controller.postgres.disown import reassign_owned
+from pgrole_controller.postgres.session import Session, run_session
 from tests.servers import Servers
 
 DEADLINE = 60.0
@@ -119,20 +119,20 @@ class World:
             known = Server(session.identity.system_identifier, session.identity.own_roles, CLUSTER, ADDRESS)
             await self.admin.execute(f"ALTER ROLE {name} CREATEDB")
             await noticed.wait()
-            (observed,) = await session.look([(key, name)])
+            (observed,) = await session.read_roles([(key, name)])
             assert isinstance(observed, Observed)
             assert observed.named is not None
             assert observed.named.role.createdb
-            assert await session.carry_out([decide(desired, observed, known, Policy())]) == [None]
-            (observed,) = await session.look([(key, name)])
+            assert await session.apply_plans([decide(desired, observed, known, Policy())]) == [None]
+            (observed,) = await session.read_roles([(key, name)])
             assert isinstance(observed, Observed)
             assert observed.named is not None
             assert not observed.named.role.createdb
             assert observed.claim is not None
 
         with anyio.fail_after(DEADLINE):
-            await attend(
-                self.endpoint(controller), CLUSTER, detection=Mode.WATCH, may_install=True, heard=heard, work=look
+            await run_session(
+                self.endpoint(controller), CLUSTER, detection=Mode.WATCH, may_install=True, on_change=heard, work=look
             )
 
     async def empty(self, controller: str) -> None:
@@ -147,7 +147,9 @@ class World:
             )
             await there.execute(f"ALTER TABLE {name}.{name} OWNER TO {name}")
             oid = await there.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
-            await disown(self.endpoint(controller), ReassignOwned(name, oid, new_owner, terminate=False), DEADLINE)
+            await reassign_owned(
+                self.endpoint(controller), ReassignOwned(name, oid, new_owner, terminate=False), DEADLINE
+            )
             assert (
                 await there.fetchval(f"SELECT pg_get_userbyid(relowner) FROM pg_class WHERE relname = '{name}'")
                 == new_owner

@@ -25,8 +25,8 @@ from pgrole_controller.postgres.fence import (
     take_lead,
 )
 from pgrole_controller.postgres.install import install
-from pgrole_controller.postgres.ledger import Ledger
-from pgrole_controller.postgres.transaction import Dialect, carry_out
+from pgrole_controller.postgres.status_claims import StatusClaims
+from pgrole_controller.postgres.transaction import Dialect, apply_plans
 
 DEADLINE = 30.0
 HERE = "cluster/pgrole-system/pgrole-controller"
@@ -73,7 +73,7 @@ class Process:
 
     async def create(self, fence: Fence, name: str) -> PgRoleError | None:
         plan = Plan(role_name=name, seen_as=name, changes=(Create(Role(name)),), owner=OWNER)
-        (failure,) = await carry_out(self.connection, [plan], Dialect(fence=fence, guarded=fence.guarded))
+        (failure,) = await apply_plans(self.connection, [plan], Dialect(fence=fence, guarded=fence.guarded))
         return failure
 
 
@@ -315,7 +315,9 @@ async def test_where_there_is_no_schema_the_clock_alone_tells(join: Join) -> Non
     one.leading = False
     plan = Plan(role_name="fenced_off", seen_as="fenced_off", changes=(Create(Role("fenced_off")),), owner=OWNER)
     with pytest.raises(NotLeading):
-        await carry_out(one.connection, [plan], Dialect(fence=fence, ledger=Ledger().open(1), system_identifier=1))
+        await apply_plans(
+            one.connection, [plan], Dialect(fence=fence, status_claims=StatusClaims().open(1), system_identifier=1)
+        )
     assert not await has_role(one.connection, "fenced_off")
 
 
@@ -472,7 +474,7 @@ class TestWithoutKubernetes:
         plan = Plan(
             role_name=name, seen_as=name, changes=(Create(Role(name)),), owner=OWNER, applied="digest", acted_on=known
         )
-        assert await carry_out(one.connection, [plan], Dialect(fence=fence, guarded=True)) == [None]
+        assert await apply_plans(one.connection, [plan], Dialect(fence=fence, guarded=True)) == [None]
         try:
             one.leading, one.away = False, 11.0
             oid = await one.connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
@@ -486,14 +488,14 @@ class TestWithoutKubernetes:
             )
             enforcing = Dialect(fence=fence, guarded=True, enforcing=True)
             await one.connection.execute(f"UPDATE pgrole.claim SET {changed} WHERE role_name = '{name}'")
-            (failure,) = await carry_out(one.connection, [drift], enforcing)
+            (failure,) = await apply_plans(one.connection, [drift], enforcing)
             assert failure is not None
             assert failure.reason is Reason.PROGRESSING
             await one.connection.execute(
                 "UPDATE pgrole.claim SET applied = 'digest', object_generation = 3, server_uid = 'server', "
                 f"server_generation = 5, released_at = NULL WHERE role_name = '{name}'"
             )
-            assert await carry_out(one.connection, [drift], enforcing) == [None]
+            assert await apply_plans(one.connection, [drift], enforcing) == [None]
         finally:
             await one.connection.execute(f"DROP ROLE \"{name}\"; DELETE FROM pgrole.claim WHERE role_name = '{name}'")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pgrole_controller.core.errors import PgRoleError, Transient
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.authentication import ANYTHING, Login, Unacceptable
-from pgrole_controller.postgres.connection import Endpoint, connect, speaking
-from pgrole_controller.postgres.framing import Framing, Notes, NotPostgres, check_row
+from pgrole_controller.postgres.connection import Endpoint, connect, translate_errors
+from pgrole_controller.postgres.framing import Framing, NotificationFilter, NotPostgres, check_row
 from tests.hostile import (
     AT_REST,
     GREETING,
@@ -223,7 +223,7 @@ async def test_an_error_that_names_all_that_depends_on_a_role_does_not_end_the_s
                 f"ALTER FUNCTION public.f{number} OWNER TO owner"
             )
         pid = await connection.fetchval("SELECT pg_backend_pid()")
-        with pytest.raises(PgRoleError, match="still needed"), speaking():
+        with pytest.raises(PgRoleError, match="still needed"), translate_errors():
             await connection.execute("DROP ROLE owner")
         assert await connection.fetchval("SELECT pg_backend_pid()") == pid
 
@@ -289,7 +289,7 @@ def collected(framed: Framing, data: bytes, most: int = 250) -> list[tuple[int, 
 
 
 def test_of_others_notifications_so_many_are_heard_and_of_our_own_each() -> None:
-    framed, notes = framing(), Notes("pgrole", 7, lambda _noted, _left_out: None)
+    framed, notes = framing(), NotificationFilter("pgrole", 7, lambda _noted, _left_out: None)
     framed.listen(notes)
     notes.refill(0.0)
     flood = [notification(b"%d" % number, 4711) for number in range(5000)]
@@ -304,7 +304,7 @@ def test_of_others_notifications_so_many_are_heard_and_of_our_own_each() -> None
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
 def test_a_run_of_notifications_that_is_skipped_ends_where_the_next_message_begins(size: int) -> None:
-    framed, notes = framing(), Notes("pgrole", 7, lambda _noted, _left_out: None, _left=0.0)
+    framed, notes = framing(), NotificationFilter("pgrole", 7, lambda _noted, _left_out: None, _left=0.0)
     framed.listen(notes)
     run = b"".join(notification(b"A\1\2" * (number % 9), 4711) for number in range(100))
     data = GREETING + run + ANSWER + run + notification(b"mine", 7) + AT_REST
@@ -324,7 +324,7 @@ async def test_what_real_statements_answer_is_passed_on_as_it_is(postgres_server
         assert (found["b"], found["c"], found["d"]) == (["a", None, "ü"], [[1, 2], [3, 4]], [])
         assert (len(found["g"]), found["j"], found["n"]) == (1_000_000, b"\0\0\0\1", '{"a": [1]}')
         assert len(await connection.fetch("SELECT n FROM generate_series(1, 20000) AS s (n)")) == 20_000
-        with pytest.raises(PgRoleError), speaking():
+        with pytest.raises(PgRoleError), translate_errors():
             await connection.fetch("SELECT repeat('x', 9000000)")
 
 

@@ -17,8 +17,8 @@ from pgrole_controller.core.state import Mode
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from pgrole_controller.postgres import connection as connection_module
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.inspect import Mentioned
-from pgrole_controller.postgres.session import Session, attend
+from pgrole_controller.postgres.inspect import ReferencedNames
+from pgrole_controller.postgres.session import Session, run_session
 from tests.hostile import (
     END,
     PAUSE,
@@ -187,12 +187,12 @@ def damaging(dice: random.Random, damage: Damage) -> Callable[[], Mutation]:
 
 
 async def work(session: Session) -> None:
-    await session.look([(Key("shop", "app"), "app"), (Key("shop", "other"), "postgres")])
-    mentioned = Mentioned(frozenset({"pg_monitor"}), frozenset({"work_mem"}), frozenset({"postgres"}))
-    await session.read_references([mentioned])
-    await session.look_for_claims()
-    await session.look_for_verifiers([10])
-    await session.look_for_ends([(10, "")])
+    await session.read_roles([(Key("shop", "app"), "app"), (Key("shop", "other"), "postgres")])
+    referenced = ReferencedNames(frozenset({"pg_monitor"}), frozenset({"work_mem"}), frozenset({"postgres"}))
+    await session.read_references([referenced])
+    await session.read_claims()
+    await session.read_verifiers([10])
+    await session.read_drop_states([(10, "")])
 
 
 async def test_nothing_leaves_a_session_but_its_own_error(
@@ -213,8 +213,8 @@ async def test_nothing_leaves_a_session_but_its_own_error(
             ended = "in time"
             try:
                 with anyio.fail_after(DEADLINE):
-                    await attend(
-                        endpoint, "test", detection=mode, may_install=True, heard=lambda _names: None, work=work
+                    await run_session(
+                        endpoint, "test", detection=mode, may_install=True, on_change=lambda _names: None, work=work
                     )
             except PgRoleError as error_:
                 ended = error_.reason.value
@@ -250,7 +250,7 @@ async def test_a_flood_of_others_notifications_neither_ends_the_session_nor_hide
 
     async def watch() -> None:
         endpoint = Endpoint(own_postgres.dsn())
-        await attend(endpoint, "test", detection=Mode.WATCH, may_install=True, heard=names.append, work=stay)
+        await run_session(endpoint, "test", detection=Mode.WATCH, may_install=True, on_change=names.append, work=stay)
 
     async with connect(Endpoint(own_postgres.dsn()), "test") as admin, anyio.create_task_group() as tasks:
         await admin.execute("CREATE ROLE tenant LOGIN PASSWORD 'p'")
@@ -291,7 +291,9 @@ async def test_a_session_that_idles_says_why_a_connection_was_ended(own_postgres
 
         tasks.start_soon(spoil)
         with anyio.fail_after(DEADLINE), pytest.raises(PgRoleError) as caught:
-            await attend(endpoint, "test", detection=Mode.WATCH, may_install=True, heard=lambda _names: None, work=stay)
+            await run_session(
+                endpoint, "test", detection=Mode.WATCH, may_install=True, on_change=lambda _names: None, work=stay
+            )
     assert "does not speak the PostgreSQL protocol" in caught.value.message
     if place == 0:
         assert caught.value.message.startswith("a connection to PostgreSQL ended: ")

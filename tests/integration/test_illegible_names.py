@@ -19,10 +19,10 @@ from pgrole_controller.core.role import Membership, Role
 from pgrole_controller.core.state import Claims, Desired, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.inspect import MEMBERSHIP_OPTIONS_VERSION, Mentioned, identify
-from pgrole_controller.postgres.install import Installation, install
-from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.inspect import MEMBERSHIP_OPTIONS_VERSION, ReferencedNames, identify
+from pgrole_controller.postgres.install import SchemaState, install
 from pgrole_controller.postgres.session import Session
+from pgrole_controller.postgres.status_claims import StatusClaims
 from tests.integration.sql_support import seen
 from tests.servers import Servers
 
@@ -92,13 +92,13 @@ class Place:
     session: Session
 
     async def look(self) -> tuple[Plan, Observed]:
-        (observed,) = seen(await self.session.look([(KEY, DESIRED.name)]))
+        (observed,) = seen(await self.session.read_roles([(KEY, DESIRED.name)]))
         (references,) = await self.session.read_references(
-            [Mentioned(frozenset({"declared"}), DESIRED.parameter_names, frozenset())]
+            [ReferencedNames(frozenset({"declared"}), DESIRED.parameter_names, frozenset())]
         )
         assert not isinstance(references, PgRoleError)
         identity = self.session.identity
-        claims: Claims = "Status" if self.session._ledger is not None else "Database"
+        claims: Claims = "Status" if self.session._status_claims is not None else "Database"
         known = Server(
             identity.system_identifier, identity.own_roles, CLUSTER, Address("db", 5432, "a", "require"), claims=claims
         )
@@ -107,7 +107,7 @@ class Place:
 
     async def reconcile(self) -> tuple[Plan, PgRoleError | None]:
         plan, _ = await self.look()
-        (failure,) = await self.session.carry_out([plan])
+        (failure,) = await self.session.apply_plans([plan])
         return plan, failure
 
 
@@ -117,10 +117,10 @@ async def place(request: pytest.FixtureRequest, server: PostgresServer, latin: C
         identity = await identify(made)
         if request.param == "schema":
             await install(made)
-            session = Session(identity, Installation.PRESENT, CLUSTER, False, made)
+            session = Session(identity, SchemaState.PRESENT, CLUSTER, False, made)
         else:
-            ledger = Ledger().open(identity.system_identifier)
-            session = Session(identity, Installation.NONE, CLUSTER, False, made, _ledger=ledger)
+            status_claims = StatusClaims().open(identity.system_identifier)
+            session = Session(identity, SchemaState.NONE, CLUSTER, False, made, _status_claims=status_claims)
         place = Place(session)
         assert (await place.reconcile())[1] is None
         assert (await place.look())[0].changes == ()
@@ -163,10 +163,10 @@ async def test_a_role_that_was_renamed_to_it_is_not_mistaken_for_another_with_it
     await latin.execute(f"ALTER ROLE victim RENAME TO {renamed}")
     plan, _ = await place.look()
     await latin.execute(f"ALTER ROLE {renamed} RENAME TO away")
-    assert await place.session.carry_out([plan]) != [None]
+    assert await place.session.apply_plans([plan]) != [None]
     await latin.execute(f"CREATE ROLE {renamed}")
     try:
-        assert await place.session.carry_out([plan]) != [None]
+        assert await place.session.apply_plans([plan]) != [None]
         assert await latin.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'victim'") == 0
     finally:
         await latin.execute(f"DROP ROLE {renamed}; ALTER ROLE away RENAME TO victim")
@@ -188,11 +188,11 @@ async def test_a_role_is_altered_and_dropped_under_it(place: Place, latin: Conne
         RevokeMembership(name, "declared", ("postgres",)),
     )
     plan = Plan(DESIRED.name, changes, oid, name, observed.claim)
-    assert await session.carry_out([plan]) == [None]
+    assert await session.apply_plans([plan]) == [None]
     found = (await place.look())[1].claimed
     assert found is not None
     assert found.role == Role(name, login=True, createdb=True, password=found.role.password)
-    assert await session.carry_out([replace(plan, changes=(Drop(name),))]) == [None]
+    assert await session.apply_plans([replace(plan, changes=(Drop(name),))]) == [None]
     assert await latin.fetchval("SELECT count(*) FROM pg_roles WHERE oid = $1", oid) == 0
 
 
@@ -205,7 +205,7 @@ async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is
     try:
         if scoped:
             await latin.execute("GRANT victim TO steward WITH ADMIN OPTION")
-        if place.session._ledger is None:
+        if place.session._status_claims is None:
             async with connect(Endpoint(server.dsn()), "test") as home:
                 await home.execute(
                     "GRANT USAGE ON SCHEMA pgrole TO steward; GRANT ALL ON ALL TABLES IN SCHEMA pgrole TO steward;"

@@ -11,7 +11,7 @@ from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.install import VERSION, Installation, install, others_may_create
+from pgrole_controller.postgres.install import VERSION, SchemaState, install, others_may_create
 
 GUARD = queries.inspect("guard")
 
@@ -33,9 +33,9 @@ async def tenant(connection: Connection) -> AsyncIterator[str]:
 
 
 async def test_it_is_made_once_and_then_left_as_it_is(connection: Connection) -> None:
-    assert await install(connection) is Installation.MADE
+    assert await install(connection) is SchemaState.MADE
     before = await connection.fetch("SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'pgrole'::regnamespace")
-    assert await install(connection) is Installation.PRESENT
+    assert await install(connection) is SchemaState.PRESENT
     after = await connection.fetch("SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'pgrole'::regnamespace")
     assert before == after
 
@@ -50,21 +50,21 @@ async def test_a_part_that_went_missing_is_made_again_and_claims_are_kept(connec
         " object_uid) VALUES ('kept', 1, 2, 'c', 'n', 'nu', 'o', 'ou')"
     )
     await connection.execute(loss)
-    assert await install(connection) is Installation.CHANGED
-    assert await install(connection) is Installation.PRESENT
+    assert await install(connection) is SchemaState.CHANGED
+    assert await install(connection) is SchemaState.PRESENT
     assert await connection.fetchval("SELECT count(*) FROM pgrole.claim") == 1
 
 
 async def test_an_older_version_is_brought_to_this_one(connection: Connection) -> None:
     await install(connection)
     await connection.execute("UPDATE pgrole.installation SET version = 0")
-    assert await install(connection) is Installation.CHANGED
+    assert await install(connection) is SchemaState.CHANGED
 
 
 async def test_the_version_after_this_one_is_left_as_it_is_and_a_later_one_refused(connection: Connection) -> None:
     await install(connection)
     await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 1}")
-    assert await install(connection) is Installation.PRESENT
+    assert await install(connection) is SchemaState.PRESENT
     await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 2}")
     with pytest.raises(Refused, match="upgrade"):
         await install(connection)
@@ -166,7 +166,7 @@ async def test_the_guard_stops_a_transaction_before_anything_that_a_tenant_has_a
 
 async def test_two_that_install_at_once_both_end_well(database: str) -> None:
     endpoint = Endpoint(database)
-    found: list[Installation] = []
+    found: list[SchemaState] = []
 
     async def one() -> None:
         async with connect(endpoint, "test") as own:
@@ -181,7 +181,7 @@ async def test_two_that_install_at_once_both_end_well(database: str) -> None:
 async def test_what_a_later_one_brings_in_meanwhile_is_not_replaced(database: str, connection: Connection) -> None:
     await install(connection)
     await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION - 1}")
-    found: list[Installation] = []
+    found: list[SchemaState] = []
 
     async def install_late(own: Connection) -> None:
         found.append(await install(own))
@@ -197,7 +197,7 @@ async def test_what_a_later_one_brings_in_meanwhile_is_not_replaced(database: st
             tasks.start_soon(install_late, own)
             assert await reached(is_waiting, 60)
             await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 1}")
-    assert found == [Installation.PRESENT]
+    assert found == [SchemaState.PRESENT]
     assert await connection.fetchval("SELECT version FROM pgrole.installation") == VERSION + 1
 
 

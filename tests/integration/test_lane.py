@@ -30,7 +30,7 @@ from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.connection import Endpoint, Unexpected
+from pgrole_controller.postgres.connection import Endpoint, UnexpectedError
 from tests.servers import Servers
 
 DEADLINE = 45.0
@@ -167,7 +167,7 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
             queue.put("well", Request(late.key, RequestReason.OBJECT))
             await until(lambda: {late.key, Key("shop", "app-well")} <= reports.told.keys())
             assert (well.connected, well.trouble) == (True, None)
-    assert isinstance(trouble, Unexpected)
+    assert isinstance(trouble, UnexpectedError)
     assert trouble.reason is Reason.SERVER_NOT_READY
     assert "unexpected error" in trouble.message
     assert "KeyError" in trouble.message

@@ -10,9 +10,9 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import identify
-from pgrole_controller.postgres.install import Installation, install
-from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.install import SchemaState, install
 from pgrole_controller.postgres.session import Session
+from pgrole_controller.postgres.status_claims import StatusClaims
 from tests.integration.sql_support import seen
 from tests.servers import Servers
 
@@ -72,8 +72,8 @@ async def estate(server: PostgresServer) -> AsyncIterator[Estate]:
                 identity.system_identifier,
                 name,
             )
-        session = Session(identity, Installation.PRESENT, "cluster", False, made)
-        yield Estate(session, [observed.row for observed in seen(await session.look(ASKED))], hand)
+        session = Session(identity, SchemaState.PRESENT, "cluster", False, made)
+        yield Estate(session, [observed.row for observed in seen(await session.read_roles(ASKED))], hand)
         await hand.execute("DELETE FROM pgrole.claim")
         for name in (*NAMES, "fourth"):
             await hand.execute(f"DROP ROLE IF EXISTS {name}")
@@ -94,8 +94,10 @@ async def test_what_differs_of_a_role_or_its_claim_is_seen(estate: Estate, chang
 
 async def test_a_change_of_claims_that_are_not_in_the_database_is_always_looked_for(estate: Estate) -> None:
     session = estate.session
-    ledger = Ledger().open(session.identity.system_identifier)
-    remembered = Session(session.identity, Installation.NONE, "cluster", False, session._connection, _ledger=ledger)
+    status_claims = StatusClaims().open(session.identity.system_identifier)
+    remembered = Session(
+        session.identity, SchemaState.NONE, "cluster", False, session._connection, _status_claims=status_claims
+    )
     assert await remembered.look_again(ASKED, estate.before) == [False] * len(NAMES)
 
 

@@ -27,8 +27,8 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import identify
 from pgrole_controller.postgres.install import install
-from pgrole_controller.postgres.ledger import Ledger
-from pgrole_controller.postgres.transaction import Dialect, carry_out
+from pgrole_controller.postgres.status_claims import StatusClaims
+from pgrole_controller.postgres.transaction import Dialect, apply_plans
 from tests.servers import Servers
 
 DEADLINE = 60.0
@@ -93,7 +93,7 @@ class Scene:
         done = False
 
         async def carry() -> None:
-            results.extend(await carry_out(self.writer, plans, self.dialect))
+            results.extend(await apply_plans(self.writer, plans, self.dialect))
 
         await self.holder.execute(f"BEGIN; COMMENT ON ROLE {quote_identifier(OURS)} IS 'held'")
         async with anyio.create_task_group() as tasks:
@@ -138,8 +138,10 @@ async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> Async
             await install(hand)
             dialect = Dialect(options=version)
         else:
-            ledger = Ledger().open(identity.system_identifier)
-            dialect = Dialect(options=version, ledger=ledger, system_identifier=identity.system_identifier)
+            status_claims = StatusClaims().open(identity.system_identifier)
+            dialect = Dialect(
+                options=version, status_claims=status_claims, system_identifier=identity.system_identifier
+            )
         ours = quote_identifier(OURS)
         await hand.execute(
             f"CREATE ROLE {ours}; CREATE ROLE {THEIRS}; CREATE ROLE {quote_identifier(GROUP)}; CREATE ROLE before;"
@@ -189,7 +191,7 @@ async def test_a_plan_that_meets_its_own_role_is_carried_out_and_the_others_of_i
         Plan(THEIRS, (Drop(THEIRS),), scene.theirs, THEIRS),
         Plan("away", (Create(Role("away")),), None, "away"),
     ]
-    assert await carry_out(scene.writer, plans, scene.dialect) == [None, None, None]
+    assert await apply_plans(scene.writer, plans, scene.dialect) == [None, None, None]
     assert await find(scene.hand, "renamed") == scene.ours
     assert await find(scene.hand, THEIRS) is None
     assert await find(scene.hand, "away") is not None
@@ -200,7 +202,7 @@ async def test_names_that_go_round_in_one_batch_are_verified_as_they_are_at_its_
         Plan(THEIRS, (Drop(THEIRS),), scene.theirs, THEIRS),
         scene.plan(Rename(OURS, THEIRS)),
     ]
-    assert await carry_out(scene.writer, plans, scene.dialect) == [None, None]
+    assert await apply_plans(scene.writer, plans, scene.dialect) == [None, None]
     assert await find(scene.hand, THEIRS) == scene.ours
 
 
@@ -222,7 +224,7 @@ async def test_a_controller_that_ceased_to_be_a_superuser_goes_on_without_lockin
     await scene.hand.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
     if scene.hand.get_server_version().major >= 16:
         await scene.hand.execute(f"GRANT {quote_identifier(OURS)} TO steward WITH ADMIN OPTION")
-    if scene.dialect.ledger is None:
+    if scene.dialect.status_claims is None:
         await scene.hand.execute(
             "GRANT USAGE ON SCHEMA pgrole TO steward; GRANT ALL ON ALL TABLES IN SCHEMA pgrole TO steward;"
             "GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO steward"
@@ -231,7 +233,7 @@ async def test_a_controller_that_ceased_to_be_a_superuser_goes_on_without_lockin
         async with connect(Endpoint(server.dsn("steward", password="p")), "test") as steward:
             dialect = replace(scene.dialect, superuser=True)
             plan = scene.plan(SetAttribute(OURS, "login", True))
-            assert await carry_out(steward, [plan], dialect) == [None]
-            assert await carry_out(steward, [scene.plan(Drop(OURS))], dialect) == [None]
+            assert await apply_plans(steward, [plan], dialect) == [None]
+            assert await apply_plans(steward, [scene.plan(Drop(OURS))], dialect) == [None]
     finally:
         await scene.hand.execute("DROP OWNED BY steward; DROP ROLE steward")

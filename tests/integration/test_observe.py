@@ -10,8 +10,8 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.install import Installation, install
-from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid, seen_home
+from pgrole_controller.postgres.install import SchemaState, install
+from tests.integration.sql_support import DEADLINE, MISMATCHES, Listener, listening, role_oid, seen_home
 from tests.servers import Servers
 
 CHANGES = {
@@ -57,7 +57,7 @@ async def home(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def ear(server: PostgresServer, home: Connection) -> AsyncIterator[Ear]:
+async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[Listener]:
     async with listening(server.dsn()) as made:
         yield made
 
@@ -67,81 +67,85 @@ async def observe(connection: Connection) -> str:
 
 
 async def test_every_kind_of_change_of_a_role_is_told_once_with_its_name_and_oid(
-    servers: Servers, home: Connection, ear: Ear
+    servers: Servers, home: Connection, listener: Listener
 ) -> None:
     await home.execute("CREATE ROLE subject")
     oid = await role_oid(home, "subject")
     await observe(home)
-    assert await ear.so_far() == [{"op": "insert", "oid": oid, "name": "subject"}]
+    assert await listener.so_far() == [{"op": "insert", "oid": oid, "name": "subject"}]
     for what, statement in CHANGES.items():
         if what in OPTIONS and servers.version < 16:
             continue
         await home.execute(statement)
         await observe(home)
-        assert await ear.so_far() == [{"op": "update", "oid": oid, "name": "subject"}], what
+        assert await listener.so_far() == [{"op": "update", "oid": oid, "name": "subject"}], what
         assert await home.fetch(MISMATCHES) == [], what
     await home.execute("ALTER ROLE subject RENAME TO renamed")
     await observe(home)
-    assert await ear.so_far() == [{"op": "update", "oid": oid, "name": "renamed", "was": "subject"}]
+    assert await listener.so_far() == [{"op": "update", "oid": oid, "name": "renamed", "was": "subject"}]
     await home.execute("DROP ROLE renamed")
     await observe(home)
-    assert await ear.so_far() == [{"op": "delete", "oid": oid, "name": "renamed"}]
+    assert await listener.so_far() == [{"op": "delete", "oid": oid, "name": "renamed"}]
     assert await home.fetch(MISMATCHES) == []
 
 
-async def test_a_role_dropped_and_made_again_between_two_looks_is_told_as_both(home: Connection, ear: Ear) -> None:
+async def test_a_role_dropped_and_made_again_between_two_looks_is_told_as_both(
+    home: Connection, listener: Listener
+) -> None:
     await home.execute("CREATE ROLE subject")
     before = await role_oid(home, "subject")
     await observe(home)
     await home.execute("DROP ROLE subject; CREATE ROLE subject")
     after = await role_oid(home, "subject")
-    await ear.so_far()
+    await listener.so_far()
     await observe(home)
-    told = await ear.so_far()
+    told = await listener.so_far()
     assert {(message["op"], message["oid"]) for message in told} == {("delete", before), ("insert", after)}
 
 
 async def test_one_membership_revoked_and_another_granted_between_two_looks_are_both_told(
-    home: Connection, ear: Ear
+    home: Connection, listener: Listener
 ) -> None:
     await home.execute("CREATE ROLE subject; CREATE ROLE other; GRANT pg_monitor TO subject")
     await observe(home)
-    await ear.so_far()
+    await listener.so_far()
     await home.execute("REVOKE pg_monitor FROM subject; GRANT pg_monitor TO other")
     await observe(home)
-    assert {message["name"] for message in await ear.so_far()} == {"subject", "other"}
+    assert {message["name"] for message in await listener.so_far()} == {"subject", "other"}
 
 
-async def test_nothing_is_written_and_nothing_told_when_nothing_changed(home: Connection, ear: Ear) -> None:
+async def test_nothing_is_written_and_nothing_told_when_nothing_changed(home: Connection, listener: Listener) -> None:
     await home.execute("SELECT pg_current_xact_id()")
     async with home.transaction():
         seen = await observe(home)
         assert await home.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
         assert seen == await home.fetchval("SELECT pg_current_snapshot()::text")
-    assert await ear.so_far() == []
+    assert await listener.so_far() == []
 
 
-async def test_a_change_that_was_undone_and_made_again_between_two_looks_is_told(home: Connection, ear: Ear) -> None:
+async def test_a_change_that_was_undone_and_made_again_between_two_looks_is_told(
+    home: Connection, listener: Listener
+) -> None:
     """Whoever set the role back after the first look does not know of the second change otherwise."""
     await home.execute("CREATE ROLE subject")
     await observe(home)
     await home.execute("ALTER ROLE subject CREATEDB")
     await observe(home)
-    await ear.so_far()
+    await listener.so_far()
     await home.execute("ALTER ROLE subject NOCREATEDB")
     await home.execute("ALTER ROLE subject CREATEDB")
     await observe(home)
-    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+    assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_a_full_pass_tells_of_what_was_undone_and_made_again_too(home: Connection, ear: Ear) -> None:
+async def test_a_full_pass_tells_of_what_was_undone_and_made_again_too(home: Connection, listener: Listener) -> None:
     await home.execute("CREATE ROLE subject CREATEDB")
     await observe(home)
-    await ear.so_far()
+    await listener.so_far()
     await home.execute("ALTER ROLE subject NOCREATEDB")
     await home.execute("ALTER ROLE subject CREATEDB")
     await home.execute("SELECT pgrole.observe(true)")
-    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+    assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
 async def test_valid_until_infinity_is_the_same_as_none(home: Connection) -> None:
@@ -153,34 +157,34 @@ async def test_valid_until_infinity_is_the_same_as_none(home: Connection) -> Non
     assert digest == await home.fetchval("SELECT digest FROM pgrole.role_state WHERE name = 'subject'")
 
 
-async def test_vacuum_full_of_the_catalogs_tells_nothing(home: Connection, ear: Ear) -> None:
+async def test_vacuum_full_of_the_catalogs_tells_nothing(home: Connection, listener: Listener) -> None:
     await home.execute("CREATE ROLE subject; GRANT pg_monitor TO subject; COMMENT ON ROLE subject IS 'c'")
     await observe(home)
-    await ear.so_far()
+    await listener.so_far()
     for catalog in ("pg_authid", "pg_auth_members", "pg_db_role_setting", "pg_shdescription"):
         await home.execute(f"VACUUM (FULL, FREEZE) {catalog}")
     await observe(home)
-    assert await ear.so_far() == []
+    assert await listener.so_far() == []
     await home.execute("ALTER ROLE subject CREATEDB")
     await observe(home)
-    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+    assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_more_than_a_hundred_roles_in_one_look_are_told_as_many(home: Connection, ear: Ear) -> None:
+async def test_more_than_a_hundred_roles_in_one_look_are_told_as_many(home: Connection, listener: Listener) -> None:
     for count, told in ((100, 100), (101, 1)):
         await home.execute(f"DO $$ BEGIN FOR i IN 1..{count} LOOP EXECUTE 'CREATE ROLE many_' || i; END LOOP; END $$")
         await observe(home)
-        heard = await ear.so_far()
+        heard = await listener.so_far()
         assert len(heard) == told
         assert (heard == [{"op": "many"}]) is (told == 1)
         await home.execute(f"DO $$ BEGIN FOR i IN 1..{count} LOOP EXECUTE 'DROP ROLE many_' || i; END LOOP; END $$")
         await observe(home)
-        assert len(await ear.so_far()) == told
+        assert len(await listener.so_far()) == told
     assert await home.fetch(MISMATCHES) == []
 
 
 async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
-    server: PostgresServer, home: Connection, ear: Ear
+    server: PostgresServer, home: Connection, listener: Listener
 ) -> None:
     await home.execute("CREATE ROLE subject; CREATE ROLE other")
     early = await asyncpg.connect(server.dsn())
@@ -193,41 +197,45 @@ async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
             await observe(home)
             await early.execute("ALTER ROLE subject CREATEDB")
             await observe(home)
-            await ear.so_far()
+            await listener.so_far()
             await late.commit()
             await observe(home)
-            assert [message["name"] for message in await ear.so_far()] == ["subject"]
+            assert [message["name"] for message in await listener.so_far()] == ["subject"]
             await home.execute("ALTER ROLE other NOCREATEDB; ALTER ROLE subject NOCREATEDB")
             await observe(home)
     finally:
         await early.close()
 
 
-async def test_what_a_transaction_changes_after_its_own_look_is_not_missed(home: Connection, ear: Ear) -> None:
+async def test_what_a_transaction_changes_after_its_own_look_is_not_missed(
+    home: Connection, listener: Listener
+) -> None:
     await home.execute("CREATE ROLE subject")
     await observe(home)
-    await ear.so_far()
+    await listener.so_far()
     async with home.transaction():
         await home.execute("ALTER ROLE subject CREATEDB")
         await observe(home)
         await home.execute("ALTER ROLE subject CREATEROLE")
     await observe(home)
     assert await home.fetch(MISMATCHES) == []
-    assert [message["name"] for message in await ear.so_far()] == ["subject", "subject"]
+    assert [message["name"] for message in await listener.so_far()] == ["subject", "subject"]
 
 
-async def test_a_look_that_is_rolled_back_is_as_if_it_had_not_been(home: Connection, ear: Ear) -> None:
+async def test_a_look_that_is_rolled_back_is_as_if_it_had_not_been(home: Connection, listener: Listener) -> None:
     await home.execute("CREATE ROLE subject")
     look = home.transaction()
     await look.start()
     await observe(home)
     await look.rollback()
-    assert await ear.so_far() == []
+    assert await listener.so_far() == []
     await observe(home)
-    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+    assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_two_looks_at_once_tell_a_change_once(server: PostgresServer, home: Connection, ear: Ear) -> None:
+async def test_two_looks_at_once_tell_a_change_once(
+    server: PostgresServer, home: Connection, listener: Listener
+) -> None:
     await home.execute("CREATE ROLE subject")
     other = await asyncpg.connect(server.dsn())
     try:
@@ -237,7 +245,7 @@ async def test_two_looks_at_once_tell_a_change_once(server: PostgresServer, home
             with anyio.fail_after(DEADLINE):
                 while not await home.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"):
                     await anyio.lowlevel.checkpoint()
-        assert [message["name"] for message in await ear.so_far()] == ["subject"]
+        assert [message["name"] for message in await listener.so_far()] == ["subject"]
         assert await home.fetch(MISMATCHES) == []
     finally:
         await other.close()
@@ -269,23 +277,25 @@ async def test_the_snapshot_returned_is_the_next_one_unless_another_commits(
         ("ALTER ROLE subject RESET ALL", "ALTER ROLE ALL IN DATABASE other_one SET work_mem = '9MB'"),
     ],
 )
-async def test_rows_that_concern_no_role_hide_none_that_does(home: Connection, ear: Ear, gone: str, come: str) -> None:
+async def test_rows_that_concern_no_role_hide_none_that_does(
+    home: Connection, listener: Listener, gone: str, come: str
+) -> None:
     await home.execute("CREATE DATABASE other_one")
     try:
         await home.execute(
             "CREATE ROLE subject; ALTER ROLE subject SET work_mem = '8MB'; COMMENT ON ROLE subject IS 'c'"
         )
         await observe(home)
-        await ear.so_far()
+        await listener.so_far()
         await home.execute(f"{gone}; {come}")
         await observe(home)
-        assert [message["name"] for message in await ear.so_far()] == ["subject"]
+        assert [message["name"] for message in await listener.so_far()] == ["subject"]
         await home.execute("COMMENT ON DATABASE other_one IS 'e'; ALTER DATABASE other_one SET work_mem = '7MB'")
         await observe(home)
         await home.execute("COMMENT ON TABLESPACE pg_default IS NULL")
         await home.execute("DROP DATABASE other_one")
         await observe(home)
-        assert await ear.so_far() == []
+        assert await listener.so_far() == []
     finally:
         await home.execute("COMMENT ON TABLESPACE pg_default IS NULL")
         await home.execute("DROP DATABASE IF EXISTS other_one")
@@ -293,7 +303,7 @@ async def test_rows_that_concern_no_role_hide_none_that_does(home: Connection, e
 
 
 async def test_rows_that_go_are_missed_also_where_nothing_counts_what_is_read(
-    server: PostgresServer, home: Connection, ear: Ear
+    server: PostgresServer, home: Connection, listener: Listener
 ) -> None:
     """Otherwise PostgreSQL's statistics say how many rows a look has read."""
     untracked = await asyncpg.connect(server.dsn(), server_settings={"track_counts": "off"})
@@ -308,10 +318,10 @@ async def test_rows_that_go_are_missed_also_where_nothing_counts_what_is_read(
                 "ALTER ROLE subject RESET ALL",
                 "DROP ROLE subject",
             ):
-                await ear.so_far()
+                await listener.so_far()
                 await home.execute(removal)
                 await observe(following)
-                assert [message["name"] for message in await ear.so_far()] == ["subject"], removal
+                assert [message["name"] for message in await listener.so_far()] == ["subject"], removal
             async with looking.transaction():
                 await observe(looking)
                 assert await looking.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
@@ -320,12 +330,12 @@ async def test_rows_that_go_are_missed_also_where_nothing_counts_what_is_read(
 
 
 async def test_a_look_in_a_transaction_in_which_age_stands_still_sees_what_came_since(
-    server: PostgresServer, home: Connection, ear: Ear
+    server: PostgresServer, home: Connection, listener: Listener
 ) -> None:
     """`age()` counts from one transaction id for as long as a transaction lasts."""
     await home.execute("CREATE ROLE subject; CREATE ROLE other")
     await observe(home)
-    await ear.so_far()
+    await listener.so_far()
     looking = await asyncpg.connect(server.dsn())
     try:
         for turn in range(3):
@@ -338,7 +348,7 @@ async def test_a_look_in_a_transaction_in_which_age_stands_still_sees_what_came_
                 await observe(looking)
                 await home.execute("GRANT pg_monitor TO other" if turn % 2 == 0 else "REVOKE pg_monitor FROM other")
                 await observe(looking)
-            assert {message["name"] for message in await ear.so_far()} == {"subject", "other"}
+            assert {message["name"] for message in await listener.so_far()} == {"subject", "other"}
             await observe(home)
             assert await home.fetch(MISMATCHES) == []
     finally:
@@ -374,17 +384,19 @@ async def test_a_look_at_everything_heals_what_was_tampered_with(home: Connectio
         "DELETE FROM pgrole.fingerprint WHERE catalog = 'pg_authid'::regclass",
     ],
 )
-async def test_what_was_seen_on_another_server_counts_for_nothing(home: Connection, ear: Ear, harm: str) -> None:
+async def test_what_was_seen_on_another_server_counts_for_nothing(
+    home: Connection, listener: Listener, harm: str
+) -> None:
     await home.execute("CREATE ROLE subject")
     await observe(home)
     await home.execute(harm)
     await home.execute("UPDATE pgrole.role_state SET digest = '' WHERE name = 'subject'")
-    await ear.so_far()
+    await listener.so_far()
     await observe(home)
-    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+    assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_installed_again_it_keeps_everything(home: Connection, ear: Ear) -> None:
+async def test_installed_again_it_keeps_everything(home: Connection, listener: Listener) -> None:
     await home.execute(
         "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, "
         "object_uid) VALUES ('subject', 1, 2, 'c', 'n', 'nu', 'o', 'ou')"
@@ -395,8 +407,8 @@ async def test_installed_again_it_keeps_everything(home: Connection, ear: Ear) -
         await home.execute(queries.install())
     after = {table: set(await home.fetch(f"SELECT ctid, * FROM pgrole.{table}")) for table in tables}
     assert after == before
-    assert await install(home) is Installation.PRESENT
-    assert await ear.so_far() == []
+    assert await install(home) is SchemaState.PRESENT
+    assert await listener.so_far() == []
 
 
 async def test_an_ordinary_role_has_no_right_on_any_of_it(home: Connection) -> None:
@@ -439,7 +451,7 @@ async def test_an_owner_that_is_no_superuser_needs_only_oid_and_xmin(server: Pos
     try:
         await install(steward)
         await observe(steward)
-        async with listening(server.dsn("steward", "stewards", "p")) as ear:
+        async with listening(server.dsn("steward", "stewards", "p")) as listener:
             await home.execute("CREATE ROLE subject; ALTER ROLE subject SET work_mem = '8MB'")
             await observe(steward)
             await home.execute("ALTER ROLE subject BYPASSRLS")
@@ -448,7 +460,7 @@ async def test_an_owner_that_is_no_superuser_needs_only_oid_and_xmin(server: Pos
             await observe(steward)
             await home.execute("DROP ROLE subject")
             await observe(steward)
-            assert [message["op"] for message in await ear.so_far()] == ["insert", "update", "update", "delete"]
+            assert [message["op"] for message in await listener.so_far()] == ["insert", "update", "update", "delete"]
         assert await steward.fetch(MISMATCHES) == []
     finally:
         await steward.close()

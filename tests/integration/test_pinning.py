@@ -16,8 +16,8 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import pinning, queries
 from pgrole_controller.postgres.claims import Selection, claims_of, list_claims
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Connection, Endpoint, connect
-from pgrole_controller.postgres.disown import disown
-from pgrole_controller.postgres.install import Installation, install
+from pgrole_controller.postgres.disown import reassign_owned
+from pgrole_controller.postgres.install import SchemaState, install
 from pgrole_controller.postgres.survey import explaining
 from tests.integration.sql_support import listening
 from tests.releases import BEFORE
@@ -77,13 +77,13 @@ async def test_no_setting_of_a_role_or_a_database_makes_us_act_as_another(
     await admin.execute(setting.format(role))
     async with connect(endpoint(server, role), "test") as home:
         assert await home.fetchval("SELECT current_user || session_user") == 2 * role
-        assert await install(home) is Installation.MADE
+        assert await install(home) is SchemaState.MADE
         owners = await home.fetch(
             "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'pgrole' UNION"
             " SELECT proowner::regrole::text FROM pg_proc WHERE pronamespace = 'pgrole'::regnamespace"
         )
         assert [row[0] for row in owners] == [role]
-        assert await install(home) is Installation.PRESENT
+        assert await install(home) is SchemaState.PRESENT
 
 
 @pytest.mark.parametrize("setting", ACTS_AS_TENANT[:4])
@@ -215,7 +215,7 @@ async def test_a_database_that_belongs_to_a_name_in_another_encoding_is_worked_i
     await latin.execute(f'ALTER DATABASE {HOME} OWNER TO "{NOT_UTF8}"')
     try:
         async with connect(endpoint(server, "postgres"), "test") as home:
-            assert await install(home) is Installation.MADE
+            assert await install(home) is SchemaState.MADE
     finally:
         await latin.execute(f'ALTER DATABASE {HOME} OWNER TO {TENANT}; DROP ROLE "{NOT_UTF8}"')
 
@@ -242,23 +242,23 @@ async def test_changes_are_announced_in_sessions_that_replicate_too(
 ) -> None:
     await admin.execute(setting.format(role))
     subject = f"pinning_{secrets.token_hex(4)}"
-    async with connect(endpoint(server, role), "test") as home, listening(server.dsn(database=HOME)) as ear:
+    async with connect(endpoint(server, role), "test") as home, listening(server.dsn(database=HOME)) as listener:
         await install(home)
         await home.execute("SELECT pgrole.observe()")
         await admin.execute(f"CREATE ROLE {subject}")
         await home.execute("SELECT pgrole.observe()")
-        await ear.first(op="insert", name=subject)
+        await listener.first(op="insert", name=subject)
         await admin.execute(f"DROP ROLE {subject}")
         await home.execute("SELECT pgrole.observe()")
-        await ear.first(op="delete", name=subject)
+        await listener.first(op="delete", name=subject)
 
 
 async def test_triggers_that_were_switched_off_are_put_back(server: PostgresServer, admin: Connection) -> None:
     async with connect(endpoint(server, "postgres"), "test") as home:
         await install(home)
         await home.execute("ALTER TABLE pgrole.role_state DISABLE TRIGGER ALL")
-        assert await install(home) is Installation.CHANGED
-        assert await install(home) is Installation.PRESENT
+        assert await install(home) is SchemaState.CHANGED
+        assert await install(home) is SchemaState.PRESENT
 
 
 @pytest.mark.parametrize("setting", REPLICA)
@@ -272,7 +272,7 @@ async def test_a_schema_of_the_version_before_that_announces_nothing_is_said(
             f"GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {CONTROLLER}"
         )
     async with connect(endpoint(server, CONTROLLER), "test") as plain:
-        assert await install(plain) is Installation.OLDER
+        assert await install(plain) is SchemaState.OLDER
     await admin.execute(setting.format(CONTROLLER))
     async with connect(endpoint(server, CONTROLLER), "test") as plain:
         with pytest.raises(Refused, match="session_replication_role"):
@@ -316,7 +316,7 @@ async def test_a_login_event_trigger_that_keeps_us_out_is_said_leaves_nothing_be
     server: PostgresServer, admin: Connection, role: str, body: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when nothing is known of the server yet."""
-    monkeypatch.setattr("pgrole_controller.postgres.connection._TAKEN", {})
+    monkeypatch.setattr("pgrole_controller.postgres.connection._ACCEPTED", {})
     messages: list[str] = []
     async with login_trigger(server, HOME, BODIES[body]):
         for _ in range(2):
@@ -356,7 +356,7 @@ async def test_a_login_event_trigger_of_a_tenants_database_is_said_by_the_deleti
     task = ReassignOwned(role, oid, new_owner, terminate=False)
     async with login_trigger(server, HOME, BODIES[body]):
         with pytest.raises(Waiting, match="ALTER EVENT TRIGGER") as caught:
-            await disown(elsewhere, task)
+            await reassign_owned(elsewhere, task)
         assert HOME in caught.value.message
-    await disown(elsewhere, task)
+    await reassign_owned(elsewhere, task)
     await admin.execute(f"DROP ROLE {role}")

@@ -28,11 +28,11 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.access import read_access
 from pgrole_controller.postgres.claims import Selection, list_claims
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.inspect import Identity, Mentioned, identify
-from pgrole_controller.postgres.install import Installation, install
-from pgrole_controller.postgres.ledger import Ledger
+from pgrole_controller.postgres.inspect import Identity, ReferencedNames, identify
+from pgrole_controller.postgres.install import SchemaState, install
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.session import Session
+from pgrole_controller.postgres.status_claims import StatusClaims
 from pgrole_controller.postgres.transaction import Dialect, script
 from tests.servers import Servers
 
@@ -125,8 +125,8 @@ class Read(NamedTuple):
     each: bool = False
 
 
-def session(connection: Connection, home: Home, ledger: Ledger | None = None) -> Session:
-    return Session(home.identity, Installation.PRESENT, CLUSTER, False, connection, _ledger=ledger)
+def session(connection: Connection, home: Home, status_claims: StatusClaims | None = None) -> Session:
+    return Session(home.identity, SchemaState.PRESENT, CLUSTER, False, connection, _status_claims=status_claims)
 
 
 async def compare(connection: Connection, home: Home) -> None:
@@ -137,31 +137,31 @@ async def compare(connection: Connection, home: Home) -> None:
     await poller.compare()
 
 
-def remembered(home: Home) -> Ledger:
-    ledger = Ledger().open(home.identity.system_identifier)
+def remembered(home: Home) -> StatusClaims:
+    status_claims = StatusClaims().open(home.identity.system_identifier)
     plans = [Plan(name, oid=oid, owner=OWNERS[name]) for name, oid in zip(NAMES, home.oids, strict=True)]
-    ledger.note(plans, {}, home.identity.system_identifier)
-    return ledger
+    status_claims.note(plans, {}, home.identity.system_identifier)
+    return status_claims
 
 
 MENTIONED = [
-    Mentioned(frozenset({"group_a"}), frozenset({"work_mem"}), frozenset({"postgres"}), frozenset({"*"})),
-    Mentioned(frozenset({"group_b"}), frozenset({"plpgsql.variable_conflict"})),
+    ReferencedNames(frozenset({"group_a"}), frozenset({"work_mem"}), frozenset({"postgres"}), frozenset({"*"})),
+    ReferencedNames(frozenset({"group_b"}), frozenset({"plpgsql.variable_conflict"})),
 ]
 
 READS = (
     # first: what was said more than a minute ago is not asked for
-    Read("culprits", lambda made, home: session(made, home).look_for_culprits(NAMES)),
-    Read("look", lambda made, home: session(made, home).look(ASKED), each=True),
-    Read("look without schema", lambda made, home: session(made, home, remembered(home)).look(ASKED), each=True),
+    Read("suspects", lambda made, home: session(made, home).read_suspects(NAMES)),
+    Read("look", lambda made, home: session(made, home).read_roles(ASKED), each=True),
+    Read("look without schema", lambda made, home: session(made, home, remembered(home)).read_roles(ASKED), each=True),
     Read("look around", lambda made, home: session(made, home).read_references(MENTIONED)),
     Read(
         "ends",
-        lambda made, home: session(made, home).look_for_ends([(oid, "group_a") for oid in home.oids]),
+        lambda made, home: session(made, home).read_drop_states([(oid, "group_a") for oid in home.oids]),
         each=True,
     ),
-    Read("verifiers", lambda made, home: session(made, home).look_for_verifiers(home.oids), each=True),
-    Read("claims", lambda made, home: session(made, home).look_for_claims()),
+    Read("verifiers", lambda made, home: session(made, home).read_verifiers(home.oids), each=True),
+    Read("claims", lambda made, home: session(made, home).read_claims()),
     Read("listed claims", lambda made, _: list_claims(made, Selection())),
     Read("identity", lambda made, _: identify(made)),
     Read("access", lambda made, _: read_access(made)),

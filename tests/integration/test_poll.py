@@ -20,12 +20,12 @@ from pgrole_controller.core.state import Mode
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.inspect import identify, look, look_without_schema
+from pgrole_controller.postgres.inspect import identify, read_roles, read_roles_without_schema
 from pgrole_controller.postgres.install import install
-from pgrole_controller.postgres.ledger import Ledger
 from pgrole_controller.postgres.poll import MANY, Poller
-from pgrole_controller.postgres.session import Session, attend
-from pgrole_controller.postgres.transaction import Dialect, carry_out
+from pgrole_controller.postgres.session import Session, run_session
+from pgrole_controller.postgres.status_claims import StatusClaims
+from pgrole_controller.postgres.transaction import Dialect, apply_plans
 from tests.integration.sql_support import seen
 from tests.servers import Servers
 
@@ -238,9 +238,9 @@ class TestWithoutSchema:
             yield made
 
     @staticmethod
-    async def bring_in(connection: Connection, ledger: Ledger, *plans: Plan) -> list[str]:
-        dialect = Dialect(ledger=ledger, options=(await identify(connection)).version_number >= 160000)
-        failures = await carry_out(connection, plans, dialect)
+    async def bring_in(connection: Connection, status_claims: StatusClaims, *plans: Plan) -> list[str]:
+        dialect = Dialect(status_claims=status_claims, options=(await identify(connection)).version_number >= 160000)
+        failures = await apply_plans(connection, plans, dialect)
         return ["" if failure is None else failure.message for failure in failures]
 
     @staticmethod
@@ -263,18 +263,22 @@ class TestWithoutSchema:
         await install(hand)
         async with connect(Endpoint(server.dsn()), "test") as connection:
             identity = await identify(connection)
-            (there,) = seen(await look(connection, CLUSTER, identity.system_identifier, [(KEY, "subject")]))
-            (same,) = seen(await look_without_schema(connection, identity, CLUSTER, Ledger(), [(KEY, "subject")]))
+            (there,) = seen(await read_roles(connection, CLUSTER, identity.system_identifier, [(KEY, "subject")]))
+            (same,) = seen(
+                await read_roles_without_schema(connection, identity, CLUSTER, StatusClaims(), [(KEY, "subject")])
+            )
         assert there.named is not None
         assert there.named.reaches == ("big",)
         assert same.named == there.named
         assert (same.claim, same.former, same.claimed) == (None, (), None)
 
     async def test_what_was_created_is_claimed_by_its_oid_and_seen_so(self, connection: Connection) -> None:
-        ledger, identity = Ledger(), await identify(connection)
-        assert await self.bring_in(connection, ledger, self.create("app"), self.create("two", OTHER)) == ["", ""]
+        status_claims, identity = StatusClaims(), await identify(connection)
+        assert await self.bring_in(connection, status_claims, self.create("app"), self.create("two", OTHER)) == ["", ""]
         observations = seen(
-            await look_without_schema(connection, identity, CLUSTER, ledger, [(KEY, "app"), (KEY, "nothing")])
+            await read_roles_without_schema(
+                connection, identity, CLUSTER, status_claims, [(KEY, "app"), (KEY, "nothing")]
+            )
         )
         claim = observations[0].claim
         assert claim is not None
@@ -286,12 +290,12 @@ class TestWithoutSchema:
     async def test_a_renamed_role_is_found_by_the_claim_and_held_against_its_new_name(
         self, connection: Connection, hand: Connection
     ) -> None:
-        ledger, identity = Ledger(), await identify(connection)
-        await self.bring_in(connection, ledger, self.create("app"))
+        status_claims, identity = StatusClaims(), await identify(connection)
+        await self.bring_in(connection, status_claims, self.create("app"))
         await hand.execute("ALTER ROLE app RENAME TO away")
         ours, theirs = seen(
-            await look_without_schema(
-                connection, identity, CLUSTER, ledger, [(KEY, "app"), (Key("shop", "other"), "away")]
+            await read_roles_without_schema(
+                connection, identity, CLUSTER, status_claims, [(KEY, "app"), (Key("shop", "other"), "away")]
             )
         )
         assert ours.named is None
@@ -303,16 +307,16 @@ class TestWithoutSchema:
     async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(
         self, connection: Connection, hand: Connection
     ) -> None:
-        ledger = Ledger()
-        await self.bring_in(connection, ledger, self.create("app"), self.create("two", OTHER))
-        claim, two = ledger.get("app"), ledger.get("two")
+        status_claims = StatusClaims()
+        await self.bring_in(connection, status_claims, self.create("app"), self.create("two", OTHER))
+        claim, two = status_claims.get("app"), status_claims.get("two")
         assert claim is not None
         assert two is not None
         await hand.execute("DROP ROLE app; CREATE ROLE app")
         changes = {name: (SetAttribute(name, "login", True),) for name in ("app", "two")}
         failures = await self.bring_in(
             connection,
-            ledger,
+            status_claims,
             Plan("app", changes["app"], claim.role_oid, "app", claim, OWNER, "y"),
             Plan("two", changes["two"], two.role_oid, "two", two, OTHER, "y"),
         )
@@ -320,60 +324,60 @@ class TestWithoutSchema:
         assert failures[1] == ""
         assert not await hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
         assert await hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'two'")
-        assert ledger.get("app") == claim
+        assert status_claims.get("app") == claim
 
     async def test_of_two_plans_for_one_role_one_is_carried_out(self, connection: Connection) -> None:
-        failures = await self.bring_in(connection, Ledger(), self.create("app"), self.create("app", OTHER))
+        failures = await self.bring_in(connection, StatusClaims(), self.create("app"), self.create("app", OTHER))
         assert failures[0] == ""
         assert failures[1] != ""
 
     async def test_names_are_quoted_wherever_they_stand(self, connection: Connection, hand: Connection) -> None:
         name = """a'b"c$expect$;\\ ä"""
-        assert await self.bring_in(connection, Ledger(), self.create(name)) == [""]
+        assert await self.bring_in(connection, StatusClaims(), self.create(name)) == [""]
         assert await hand.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", name) == 1
 
     async def test_who_holds_the_advisory_lock_holds_nobody_up(self, connection: Connection, hand: Connection) -> None:
         await hand.execute("SELECT pg_advisory_lock(hashtextextended('pgrole-controller: turn to change', 0))")
         with anyio.fail_after(3):
-            assert await self.bring_in(connection, Ledger(), self.create("app")) == [""]
+            assert await self.bring_in(connection, StatusClaims(), self.create("app")) == [""]
         await hand.execute("SELECT pg_advisory_unlock_all()")
 
     async def test_claims_are_released_forgotten_and_counted_in_memory(self, connection: Connection) -> None:
-        ledger = Ledger()
-        await self.bring_in(connection, ledger, self.create("app"))
-        claim = ledger.get("app")
+        status_claims = StatusClaims()
+        await self.bring_in(connection, status_claims, self.create("app"))
+        claim = status_claims.get("app")
         assert claim is not None
         drift = Plan("app", (), claim.role_oid, "app", claim, OWNER, "y", PasswordRecord("s"), drift=("login",))
-        await self.bring_in(connection, ledger, drift)
-        claim = ledger.get("app")
+        await self.bring_in(connection, status_claims, drift)
+        claim = status_claims.get("app")
         assert claim is not None
         assert (claim.drift_count, claim.last_drift_fields, claim.record) == (1, ("login",), PasswordRecord("s"))
-        assert ledger.held() == [(KEY, "app", "uid-1")]
-        await self.bring_in(connection, ledger, Plan("", releases=(("app", "uid-1"),)))
-        assert ledger.held() == []
-        assert ledger.holder(claim.role_oid) is None
-        released = ledger.get("app")
+        assert status_claims.held() == [(KEY, "app", "uid-1")]
+        await self.bring_in(connection, status_claims, Plan("", releases=(("app", "uid-1"),)))
+        assert status_claims.held() == []
+        assert status_claims.holder(claim.role_oid) is None
+        released = status_claims.get("app")
         assert released is not None
         assert released.released
-        await self.bring_in(connection, ledger, Plan("app", (), claim.role_oid, "app", released, forget=True))
-        assert ledger.get("app") is None
+        await self.bring_in(connection, status_claims, Plan("app", (), claim.role_oid, "app", released, forget=True))
+        assert status_claims.get("app") is None
 
-    def test_another_server_is_another_ledger(self) -> None:
-        ledger = Ledger().open(1)
-        ledger.note([Plan("app", (), 5, "app", None, OWNER, "x")], {}, 1)
-        assert isinstance(ledger.open(1).get("app"), Claim)
-        assert ledger.open(2).get("app") is None
+    def test_another_server_is_other_status_claims(self) -> None:
+        status_claims = StatusClaims().open(1)
+        status_claims.note([Plan("app", (), 5, "app", None, OWNER, "x")], {}, 1)
+        assert isinstance(status_claims.open(1).get("app"), Claim)
+        assert status_claims.open(2).get("app") is None
 
     def test_a_role_of_which_it_is_not_known_whether_we_made_it_is_ours_when_it_is_there(self) -> None:
-        ledger = Ledger().open(1)
-        ledger.attempted([self.create("app"), self.create("two")], 1)
-        ledger.seen("app", 7)
-        ledger.seen("two", None)
-        ledger.seen("two", 8)
-        claim = ledger.get("app")
+        status_claims = StatusClaims().open(1)
+        status_claims.attempted([self.create("app"), self.create("two")], 1)
+        status_claims.seen("app", 7)
+        status_claims.seen("two", None)
+        status_claims.seen("two", 8)
+        claim = status_claims.get("app")
         assert claim is not None
         assert (claim.role_oid, claim.owner) == (7, OWNER)
-        assert ledger.get("two") is None
+        assert status_claims.get("two") is None
 
 
 def _statement(text: str) -> str:
@@ -387,7 +391,9 @@ async def attended(endpoint: Endpoint, detection: Mode, *, may_install: bool = T
     async def work(session: Session) -> None:
         sessions.append(session)
 
-    await attend(endpoint, CLUSTER, detection=detection, may_install=may_install, heard=lambda _names: None, work=work)
+    await run_session(
+        endpoint, CLUSTER, detection=detection, may_install=may_install, on_change=lambda _names: None, work=work
+    )
     return sessions[0]
 
 

@@ -15,7 +15,7 @@ from pgrole_controller.core.errors import Refused
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.install import VERSION, Installation, install, is_current
+from pgrole_controller.postgres.install import VERSION, SchemaState, install, is_current
 from tests.integration.sql_support import MISMATCHES
 from tests.releases import BEFORE
 
@@ -181,11 +181,11 @@ async def test_one_that_was_upgraded_is_the_same_as_one_that_is_new_and_keeps_ev
     await run_before(connection)
     await connection.execute(CLAIMS)
     claims = await read(connection, ROWS)
-    assert await install(connection) is Installation.CHANGED
+    assert await install(connection) is SchemaState.CHANGED
     assert await read(connection, ROWS) == claims
     upgraded = await read(connection, WHOLE)
     await forget_home(connection)
-    assert await install(other) is Installation.MADE
+    assert await install(other) is SchemaState.MADE
     assert upgraded == await read(other, WHOLE)
 
 
@@ -200,7 +200,7 @@ async def test_the_script_of_the_version_before_run_by_mistake_takes_nothing_awa
     assert set(parts) - set(await read(connection, PARTS)) == set()
     assert await read(connection, ROWS) == claims
     await connection.execute("SELECT pgrole.check_lead('i', $1)", number)
-    assert await install(connection) is Installation.CHANGED
+    assert await install(connection) is SchemaState.CHANGED
     assert await read(connection, WHOLE) == whole
     await connection.execute("SELECT pgrole.check_lead('i', $1)", number)
 
@@ -208,7 +208,7 @@ async def test_the_script_of_the_version_before_run_by_mistake_takes_nothing_awa
 async def test_one_of_the_version_before_that_may_not_be_changed_is_worked_with(connection: Connection) -> None:
     await run_before(connection)
     whole = await read(connection, WHOLE)
-    assert await install(connection, allowed=False) is Installation.OLDER
+    assert await install(connection, allowed=False) is SchemaState.OLDER
     assert not await is_current(connection)
     assert await read(connection, WHOLE) == whole
 
@@ -227,10 +227,10 @@ async def test_whoever_does_not_own_one_of_the_version_before_works_with_it_alth
     try:
         dsn = postgres_server.dsn("versions_worker", password="p", database=name)
         async with connect(Endpoint(dsn), "test") as worker:
-            assert await install(worker) is Installation.OLDER
+            assert await install(worker) is SchemaState.OLDER
             assert await read(connection, WHOLE) == whole
             await run_present(connection)
-            assert await install(worker) is Installation.PRESENT
+            assert await install(worker) is SchemaState.PRESENT
     finally:
         await connection.execute("DROP OWNED BY versions_worker; DROP ROLE versions_worker")
 

@@ -12,7 +12,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.fence import Candidacy
 from pgrole_controller.postgres.install import install
-from pgrole_controller.postgres.session import Session, attend
+from pgrole_controller.postgres.session import Session, run_session
 
 DEADLINE = 60.0
 OURS = (
@@ -34,11 +34,11 @@ class Standby:
 
     async def run(self) -> None:
         try:
-            await attend(
+            await run_session(
                 self.endpoint,
                 "cluster",
                 may_install=True,
-                heard=lambda _names: None,
+                on_change=lambda _names: None,
                 work=self._work,
                 candidacy=Candidacy("here", "me", self.lead.is_set, self._stand_by, self._confirm),
             )

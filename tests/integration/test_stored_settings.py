@@ -22,7 +22,7 @@ from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.inspect import identify
-from pgrole_controller.postgres.install import Installation, install
+from pgrole_controller.postgres.install import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from tests.integration.sql_support import seen
 from tests.servers import Servers
@@ -204,7 +204,7 @@ async def estate(server: PostgresServer, hand: Connection) -> AsyncIterator[Esta
         await hand.execute(f"ALTER ROLE {name} SET work_mem = '64MB'")
     async with connect(Endpoint(server.dsn()), "test") as made:
         await install(made)
-        session = Session(await identify(made), Installation.PRESENT, "cluster", False, made)
+        session = Session(await identify(made), SchemaState.PRESENT, "cluster", False, made)
         yield Estate(session, server.dsn("tenant", password="p"), [(Key("shop", name), name) for name in names])
     await hand.execute(f"DROP ROLE {', '.join(names)}")
 
@@ -212,7 +212,7 @@ async def estate(server: PostgresServer, hand: Connection) -> AsyncIterator[Esta
 async def see(estate: Estate) -> dict[str, ObservedRole]:
     return {
         observed.named.role.name: observed.named
-        for observed in seen(await estate.session.look(estate.asked))
+        for observed in seen(await estate.session.read_roles(estate.asked))
         if observed.named
     }
 
@@ -234,7 +234,7 @@ async def check_drift_of_one(estate: Estate, before: dict[str, ObservedRole]) ->
     for _ in range(ROUNDS):
         there = (await see(estate))["tenant"]
         changes = diff(before["tenant"].role, there.role)
-        assert await estate.session.carry_out([Plan("tenant", changes, oid=there.oid, seen_as="tenant")]) == [None]
+        assert await estate.session.apply_plans([Plan("tenant", changes, oid=there.oid, seen_as="tenant")]) == [None]
     assert await see(estate) == before
 
 

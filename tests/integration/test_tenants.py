@@ -9,7 +9,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.install import install
-from tests.integration.sql_support import MISMATCHES, Ear, listening, role_oid, seen_home
+from tests.integration.sql_support import MISMATCHES, Listener, listening, role_oid, seen_home
 from tests.servers import Servers
 
 # As version 1 used them.
@@ -43,7 +43,7 @@ async def tenant(server: PostgresServer, home: Connection) -> AsyncIterator[Conn
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def ear(server: PostgresServer, home: Connection) -> AsyncIterator[Ear]:
+async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[Listener]:
     async with listening(server.dsn()) as made:
         yield made
 
@@ -59,18 +59,18 @@ async def elsewhere(server: PostgresServer, home: Connection) -> AsyncIterator[C
     await home.execute("DROP DATABASE latin")
 
 
-async def told(home: Connection, ear: Ear) -> list[dict[str, object]]:
+async def told(home: Connection, listener: Listener) -> list[dict[str, object]]:
     await home.execute("SELECT pgrole.observe()")
-    return await ear.so_far()
+    return await listener.so_far()
 
 
 async def test_no_lock_that_a_tenant_may_take_stops_a_look_a_change_or_an_installation(
-    home: Connection, tenant: Connection, ear: Ear
+    home: Connection, tenant: Connection, listener: Listener
 ) -> None:
     for number in ADVISORY_LOCKS:
         await tenant.execute(f"SELECT pg_advisory_lock_shared({number})")
     await home.execute("ALTER ROLE subject CREATEDB; SELECT pgrole.lock_changes()")
-    assert [message["name"] for message in await told(home, ear)] == ["subject"]
+    assert [message["name"] for message in await told(home, listener)] == ["subject"]
     await home.execute("CALL pgrole.watch(lasting => '1 ms')")
     await home.execute("UPDATE pgrole.installation SET version = 0")
     await install(home)
@@ -121,7 +121,7 @@ async def test_a_turn_to_look_is_one_connections_at_a_time_and_needs_no_transact
 
 
 async def test_a_giant_setting_of_a_tenants_own_does_not_fail_the_look_at_the_others(
-    home: Connection, tenant: Connection, ear: Ear
+    home: Connection, tenant: Connection, listener: Listener
 ) -> None:
     """140 MB of what is doubled by every quoting."""
     await tenant.execute(
@@ -130,24 +130,24 @@ async def test_a_giant_setting_of_a_tenants_own_does_not_fail_the_look_at_the_ot
         timeout=120,
     )
     await home.execute("ALTER ROLE subject CREATEDB")
-    assert {message["name"] for message in await told(home, ear)} == {"subject", "tenant"}
+    assert {message["name"] for message in await told(home, listener)} == {"subject", "tenant"}
     await home.execute("ALTER ROLE tenant IN DATABASE postgres SET work_mem = '8MB'")
-    assert [message["name"] for message in await told(home, ear)] == ["tenant"]
+    assert [message["name"] for message in await told(home, listener)] == ["tenant"]
     await home.execute("SELECT pgrole.observe(true)")
     assert await home.fetchval("SELECT count(*) FROM pgrole.role_state WHERE digest = 'undigested'") == 0
 
 
 async def test_a_role_that_cannot_be_digested_is_told_of_when_touched_and_holds_no_other(
-    home: Connection, ear: Ear
+    home: Connection, listener: Listener
 ) -> None:
     await home.execute(
         "CREATE OR REPLACE FUNCTION pgrole.hash_text(content text) RETURNS text LANGUAGE sql IMMUTABLE"
         " RETURN CASE WHEN content = 'poison' THEN (1 / (octet_length(content) - 6))::text ELSE content END"
     )
     await home.execute("COMMENT ON ROLE tenant IS 'poison'; ALTER ROLE subject CREATEDB")
-    assert {message["name"] for message in await told(home, ear)} == {"subject", "tenant"}
+    assert {message["name"] for message in await told(home, listener)} == {"subject", "tenant"}
     await home.execute("ALTER ROLE tenant CONNECTION LIMIT 3")
-    assert [message["name"] for message in await told(home, ear)] == ["tenant"]
+    assert [message["name"] for message in await told(home, listener)] == ["tenant"]
     await home.execute("SELECT pgrole.observe(true)")
     undigested = "SELECT array_agg(name) FROM pgrole.role_state WHERE digest = 'undigested'"
     assert await home.fetchval(undigested) == ["tenant"]
@@ -157,13 +157,13 @@ async def test_a_role_that_cannot_be_digested_is_told_of_when_touched_and_holds_
 
 
 async def test_what_a_database_of_another_encoding_wrote_is_noticed_and_said_legibly(
-    home: Connection, elsewhere: Connection, ear: Ear
+    home: Connection, elsewhere: Connection, listener: Listener
 ) -> None:
     await elsewhere.execute("COMMENT ON ROLE subject IS 'café'")
     oid = await role_oid(home, "subject")
-    assert await told(home, ear) == [{"op": "update", "oid": oid, "name": "subject"}]
+    assert await told(home, listener) == [{"op": "update", "oid": oid, "name": "subject"}]
     await elsewhere.execute("ALTER ROLE subject SET application_name = 'thé'")
-    assert await told(home, ear) == [{"op": "update", "oid": oid, "name": "subject"}]
+    assert await told(home, listener) == [{"op": "update", "oid": oid, "name": "subject"}]
     for statement in (
         "CREATE ROLE café",
         "COMMENT ON ROLE café IS 'é'",
@@ -173,17 +173,17 @@ async def test_what_a_database_of_another_encoding_wrote_is_noticed_and_said_leg
         "DROP ROLE thé",
     ):
         await elsewhere.execute(statement)
-        assert {"op": "many"} in await told(home, ear), statement
+        assert {"op": "many"} in await told(home, listener), statement
     await home.execute("SELECT pgrole.observe(true)")
     assert await home.fetch(MISMATCHES) == []
 
 
 async def test_one_illegible_name_leaves_the_others_told_by_theirs(
-    home: Connection, elsewhere: Connection, ear: Ear
+    home: Connection, elsewhere: Connection, listener: Listener
 ) -> None:
     await elsewhere.execute("CREATE ROLE café; ALTER ROLE subject CREATEDB")
     oid = await role_oid(home, "subject")
-    heard = await told(home, ear)
+    heard = await told(home, listener)
     assert {"op": "update", "oid": oid, "name": "subject"} in heard
     assert {"op": "many"} in heard
 

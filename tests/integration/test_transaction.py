@@ -30,7 +30,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import inspect
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.install import install
-from pgrole_controller.postgres.transaction import Dialect, carry_out
+from pgrole_controller.postgres.transaction import Dialect, apply_plans
 from tests.roles import GROUPS, names, roles, texts
 from tests.servers import Servers
 
@@ -59,7 +59,7 @@ async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 async def see(connection: Connection, name: str, key: Key = KEY, desired_role: Role | None = None) -> Observed:
-    (observed,) = await inspect.look(
+    (observed,) = await inspect.read_roles(
         connection, CLUSTER, (await inspect.identify(connection)).system_identifier, [(key, name)]
     )
     assert isinstance(observed, Observed)
@@ -68,7 +68,7 @@ async def see(connection: Connection, name: str, key: Key = KEY, desired_role: R
     groups = frozenset(membership.role for membership in desired_role.member_of)
     databases = frozenset(database for database, _ in desired_role.database_parameters)
     version = (await inspect.identify(connection)).version_number
-    mentioned = inspect.Mentioned(groups, desired_role.parameter_names, databases)
+    mentioned = inspect.ReferencedNames(groups, desired_role.parameter_names, databases)
     references = await inspect.read_references(connection, mentioned, version)
     return replace(observed, references=references)
 
@@ -82,7 +82,7 @@ async def bring_in(connection: Connection, desired: Desired) -> Plan:
     observed = await see(connection, desired.role.name, desired_role=desired.role)
     plan = decide(desired, observed, await known(connection), ALLOWING)
     dialect = Dialect(options=observed.references.options, guarded=True)
-    assert await carry_out(connection, [plan], dialect) == [None]
+    assert await apply_plans(connection, [plan], dialect) == [None]
     return plan
 
 
@@ -188,7 +188,7 @@ async def test_one_bad_plan_does_not_hold_the_others(connection: Connection) -> 
     bad = Desired(replace(OWNER, object="bad", object_uid="b"), Role("bad_one", connection_limit=-5))
     plans = [decide(desired, await see(connection, desired.role.name), server, ALLOWING) for desired in (good, bad)]
     try:
-        failures = await carry_out(connection, plans, Dialect())
+        failures = await apply_plans(connection, plans, Dialect())
         assert failures[0] is None
         assert failures[1] is not None
         assert failures[1].reason is Reason.INVALID_SPEC
@@ -205,7 +205,7 @@ async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(connect
         await connection.execute("ALTER ROLE replaced NOLOGIN")
         plan = decide(desired, await see(connection, "replaced"), await known(connection), ALLOWING)
         await connection.execute("DROP ROLE replaced; CREATE ROLE replaced SUPERUSER")
-        (failure,) = await carry_out(connection, [plan], Dialect(guarded=True))
+        (failure,) = await apply_plans(connection, [plan], Dialect(guarded=True))
         assert failure is not None
         assert failure.reason is Reason.PROGRESSING
         after = await see(connection, "replaced")
@@ -220,7 +220,7 @@ async def test_a_claim_that_another_took_meanwhile_stops_the_whole_change(connec
         plan = decide(Desired(OWNER, Role("raced")), await see(connection, "raced"), await known(connection), ALLOWING)
         other = replace(OWNER, object="other", object_uid="uid-2")
         await bring_in(connection, Desired(other, Role("raced", login=True)))
-        (failure,) = await carry_out(connection, [plan], Dialect(guarded=True))
+        (failure,) = await apply_plans(connection, [plan], Dialect(guarded=True))
         assert failure is not None
         after = await see(connection, "raced")
         assert after.named is not None
@@ -293,7 +293,7 @@ async def test_any_number_of_roles_is_read_in_one_query_and_in_order(connection:
     desired_role = [f"many_{number}" for number in range(300)]
     try:
         await connection.execute(";".join(f"CREATE ROLE {name}" for name in desired_role[::2]))
-        observations = await inspect.look(
+        observations = await inspect.read_roles(
             connection,
             CLUSTER,
             (await inspect.identify(connection)).system_identifier,

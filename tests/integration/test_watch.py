@@ -14,7 +14,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
-from tests.integration.sql_support import DEADLINE, MISMATCHES, Ear, listening, role_oid, seen_home
+from tests.integration.sql_support import DEADLINE, MISMATCHES, Listener, listening, role_oid, seen_home
 from tests.servers import Servers
 
 # What concurrent role DDL fails with, as it may.
@@ -54,25 +54,25 @@ async def home(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def ear(server: PostgresServer, home: Connection) -> AsyncIterator[Ear]:
+async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[Listener]:
     async with listening(server.dsn()) as made:
         yield made
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def eye(server: PostgresServer, home: Connection) -> AsyncIterator[Connection]:
+async def watcher(server: PostgresServer, home: Connection) -> AsyncIterator[Connection]:
     """The connection that runs `watch`."""
     connection = await asyncpg.connect(server.dsn())
     yield connection
     connection.terminate()
 
 
-async def while_watching(eye: Connection, work: Callable[[], Awaitable[None]]) -> None:
+async def while_watching(watcher: Connection, work: Callable[[], Awaitable[None]]) -> None:
     """Runs `watch` again and again for as long as `work` takes."""
 
     async def watch() -> None:
         while True:
-            await eye.execute("CALL pgrole.watch()")
+            await watcher.execute("CALL pgrole.watch()")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
@@ -81,30 +81,30 @@ async def while_watching(eye: Connection, work: Callable[[], Awaitable[None]]) -
 
 
 @asynccontextmanager
-async def watching(home: Connection, eye: Connection) -> AsyncIterator[None]:
-    """`eye` runs `watch` once meanwhile, and can be used afterwards."""
+async def watching(home: Connection, watcher: Connection) -> AsyncIterator[None]:
+    """`watcher` runs `watch` once meanwhile, and can be used afterwards."""
 
     async def watch() -> None:
         with suppress(asyncpg.QueryCanceledError):
-            await eye.execute(f"CALL pgrole.watch(lasting => '{2 * DEADLINE} s')")
+            await watcher.execute(f"CALL pgrole.watch(lasting => '{2 * DEADLINE} s')")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
         yield
-        await home.execute("SELECT pg_cancel_backend($1)", eye.get_server_pid())
+        await home.execute("SELECT pg_cancel_backend($1)", watcher.get_server_pid())
 
 
-async def looks(eye: Connection) -> int:
+async def looks(watcher: Connection) -> int:
     """How often this connection, with track_functions, has called observe()."""
     # What it counted is told some time after, all of it together: so also that it called this.
     mark = f"pg_temp.mark_{secrets.token_hex(4)}"
-    await eye.execute(f"CREATE FUNCTION {mark}() RETURNS void LANGUAGE plpgsql AS 'BEGIN END'; SELECT {mark}()")
+    await watcher.execute(f"CREATE FUNCTION {mark}() RETURNS void LANGUAGE plpgsql AS 'BEGIN END'; SELECT {mark}()")
 
     async def is_told() -> bool:
-        return bool(await eye.fetchval(f"SELECT pg_stat_get_function_calls('{mark}'::regproc)"))
+        return bool(await watcher.fetchval(f"SELECT pg_stat_get_function_calls('{mark}'::regproc)"))
 
     assert await reached(is_told, DEADLINE)
-    return int(await eye.fetchval("SELECT coalesce(pg_stat_get_function_calls('pgrole.observe'::regproc), 0)"))
+    return int(await watcher.fetchval("SELECT coalesce(pg_stat_get_function_calls('pgrole.observe'::regproc), 0)"))
 
 
 async def transactions(connection: Connection) -> int:
@@ -117,16 +117,16 @@ async def transactions(connection: Connection) -> int:
     )
 
 
-async def test_ticks_that_see_no_change_share_a_transaction(eye: Connection) -> None:
-    await eye.execute("CALL pgrole.watch(lasting => '1 ms')")
-    before = await transactions(eye)
-    await eye.execute("CALL pgrole.watch(tick => '1 ms', lasting => '2 s')")
+async def test_ticks_that_see_no_change_share_a_transaction(watcher: Connection) -> None:
+    await watcher.execute("CALL pgrole.watch(lasting => '1 ms')")
+    before = await transactions(watcher)
+    await watcher.execute("CALL pgrole.watch(tick => '1 ms', lasting => '2 s')")
     # each lasts as long as all before it, up to a second
-    assert await transactions(eye) - before <= 20
+    assert await transactions(watcher) - before <= 20
 
 
 async def test_between_looks_it_holds_no_lock_and_no_snapshot_that_others_need(
-    home: Connection, eye: Connection
+    home: Connection, watcher: Connection
 ) -> None:
     """A snapshot that is older than what others commit would hold back vacuum, and CREATE INDEX CONCURRENTLY."""
     commits = 50
@@ -137,13 +137,13 @@ async def test_between_looks_it_holds_no_lock_and_no_snapshot_that_others_need(
         WHERE a.pid = $1
     """
 
-    async with watching(home, eye):
+    async with watching(home, watcher):
         start = time.monotonic()
         for _ in range(commits):
             written = await home.fetchval("SELECT pg_current_xact_id()::text")
 
             async def is_free(written: str = written) -> bool:
-                return not await home.fetchval(holds, eye.get_server_pid(), written)
+                return not await home.fetchval(holds, watcher.get_server_pid(), written)
 
             assert await reached(is_free, DEADLINE, every=0.001)
         # a second each, if the ticks kept their transaction
@@ -153,105 +153,109 @@ async def test_between_looks_it_holds_no_lock_and_no_snapshot_that_others_need(
 @pytest.mark.parametrize(
     "setting", ["transaction_timeout", "idle_in_transaction_session_timeout", "lock_timeout", "deadlock_timeout"]
 )
-async def test_no_timeout_that_is_shorter_than_a_shared_transaction_ends_it(eye: Connection, setting: str) -> None:
-    await eye.execute("SELECT set_config(name, '100ms', false) FROM pg_settings WHERE name = $1", setting)
-    await eye.execute("CALL pgrole.watch(lasting => '500 ms')", timeout=DEADLINE)
-    kept = await eye.fetchval("SELECT current_setting(name) FROM pg_settings WHERE name = $1", setting)
+async def test_no_timeout_that_is_shorter_than_a_shared_transaction_ends_it(watcher: Connection, setting: str) -> None:
+    await watcher.execute("SELECT set_config(name, '100ms', false) FROM pg_settings WHERE name = $1", setting)
+    await watcher.execute("CALL pgrole.watch(lasting => '500 ms')", timeout=DEADLINE)
+    kept = await watcher.fetchval("SELECT current_setting(name) FROM pg_settings WHERE name = $1", setting)
     assert kept in ("100ms", None)  # PostgreSQL 16 has no transaction_timeout
 
 
 async def test_what_a_prepared_transaction_changed_is_told_when_it_is_committed(
-    server: PostgresServer, home: Connection, eye: Connection, ear: Ear
+    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener
 ) -> None:
     other = await asyncpg.connect(server.dsn())
     try:
-        async with watching(home, eye):
+        async with watching(home, watcher):
             await home.execute("CREATE ROLE subject; CREATE ROLE other")
-            await ear.first(name="other")
+            await listener.first(name="other")
             await other.execute("BEGIN; ALTER ROLE subject CREATEDB; PREPARE TRANSACTION 'early'")
             await home.execute("ALTER ROLE other CREATEDB")
-            await ear.first(name="other")
-            assert [message for message in await ear.so_far() if message["name"] == "subject"] == []
+            await listener.first(name="other")
+            assert [message for message in await listener.so_far() if message["name"] == "subject"] == []
             await other.execute("COMMIT PREPARED 'early'")
-            await ear.first(name="subject")
+            await listener.first(name="subject")
         assert await home.fetch(MISMATCHES) == []
     finally:
         await other.close()
 
 
-async def test_it_returns_after_as_long_as_it_was_told_to_last(eye: Connection) -> None:
+async def test_it_returns_after_as_long_as_it_was_told_to_last(watcher: Connection) -> None:
     start = time.monotonic()
-    await eye.execute("CALL pgrole.watch(lasting => '300 ms')", timeout=DEADLINE)
+    await watcher.execute("CALL pgrole.watch(lasting => '300 ms')", timeout=DEADLINE)
     assert time.monotonic() - start >= 0.3
 
 
 async def test_it_returns_in_time_also_while_another_transaction_holds_up_the_looks(
-    server: PostgresServer, home: Connection, eye: Connection
+    server: PostgresServer, home: Connection, watcher: Connection
 ) -> None:
     async with home.transaction():
         await home.execute("CREATE ROLE subject")
         await home.execute("SELECT pgrole.observe()")
-        await eye.execute("SET lock_timeout = '100 ms'")
-        await eye.execute("CALL pgrole.watch(lasting => '300 ms')", timeout=DEADLINE)
+        await watcher.execute("SET lock_timeout = '100 ms'")
+        await watcher.execute("CALL pgrole.watch(lasting => '300 ms')", timeout=DEADLINE)
 
 
-async def test_each_change_is_told_without_anybody_asking(home: Connection, eye: Connection, ear: Ear) -> None:
+async def test_each_change_is_told_without_anybody_asking(
+    home: Connection, watcher: Connection, listener: Listener
+) -> None:
     async def change() -> None:
         await home.execute("CREATE ROLE subject")
         oid = await role_oid(home, "subject")
-        assert await ear.first(name="subject") == {"op": "insert", "oid": oid, "name": "subject"}
+        assert await listener.first(name="subject") == {"op": "insert", "oid": oid, "name": "subject"}
         for limit in range(20):
             await home.execute(f"ALTER ROLE subject CONNECTION LIMIT {limit}")
-            assert (await ear.first(name="subject"))["op"] == "update"
+            assert (await listener.first(name="subject"))["op"] == "update"
         await home.execute("DROP ROLE subject")
-        assert (await ear.first(name="subject"))["op"] == "delete"
+        assert (await listener.first(name="subject"))["op"] == "delete"
 
-    await while_watching(eye, change)
+    await while_watching(watcher, change)
 
 
-async def test_what_changed_before_it_was_called_is_told_at_once(home: Connection, eye: Connection, ear: Ear) -> None:
+async def test_what_changed_before_it_was_called_is_told_at_once(
+    home: Connection, watcher: Connection, listener: Listener
+) -> None:
     await home.execute("CREATE ROLE subject")
-    await eye.execute("CALL pgrole.watch(tick => '200 ms', lasting => '1 ms')")
-    assert [message["name"] for message in await ear.so_far()] == ["subject"]
+    await watcher.execute("CALL pgrole.watch(tick => '200 ms', lasting => '1 ms')")
+    assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_its_own_commits_provoke_no_look(server: PostgresServer, home: Connection, ear: Ear) -> None:
+async def test_its_own_commits_provoke_no_look(server: PostgresServer, home: Connection, listener: Listener) -> None:
     changes = 5
-    eye = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
+    watcher = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
     try:
-        before = await looks(eye)
-        async with watching(home, eye):
+        before = await looks(watcher)
+        async with watching(home, watcher):
             await home.execute("CREATE ROLE subject")
-            await ear.first(name="subject")
+            await listener.first(name="subject")
             for limit in range(changes - 1):
                 await home.execute(f"ALTER ROLE subject CONNECTION LIMIT {limit}")
-                await ear.first(name="subject")
+                await listener.first(name="subject")
         # one at the start, one for each change; each again, if own commits counted
-        assert changes <= await looks(eye) - before <= changes + 1
+        assert changes <= await looks(watcher) - before <= changes + 1
     finally:
-        await eye.close()
+        await watcher.close()
 
 
 async def test_commits_of_no_concern_tell_nothing_and_cost_few_looks(
-    server: PostgresServer, home: Connection, ear: Ear
+    server: PostgresServer, home: Connection, listener: Listener
 ) -> None:
-    eye = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
+    watcher = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
     try:
-        before, commits = await looks(eye), 0
+        before, commits = await looks(watcher), 0
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(eye.execute, "CALL pgrole.watch(lasting => '1 s')")
+            tasks.start_soon(watcher.execute, "CALL pgrole.watch(lasting => '1 s')")
             end = time.monotonic() + 1
             while time.monotonic() < end:
                 await home.execute("SELECT pg_current_xact_id()")
                 commits += 1
         # one at the start, and no more than one in each tick of 10 ms
-        assert 1 <= await looks(eye) - before <= min(commits, 100) + 1
-        assert await ear.so_far() == []
+        assert 1 <= await looks(watcher) - before <= min(commits, 100) + 1
+        assert await listener.so_far() == []
     finally:
-        await eye.close()
+        await watcher.close()
 
 
-async def test_a_hostile_search_path_reaches_nothing_and_is_put_back(home: Connection, eye: Connection) -> None:
+async def test_a_hostile_search_path_reaches_nothing_and_is_put_back(home: Connection, watcher: Connection) -> None:
     await home.execute("""
         CREATE SCHEMA trap;
         CREATE FUNCTION trap.pg_sleep(float8) RETURNS void LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
@@ -260,21 +264,21 @@ async def test_a_hostile_search_path_reaches_nothing_and_is_put_back(home: Conne
         CREATE OPERATOR trap.= (FUNCTION = trap.same, LEFTARG = text, RIGHTARG = text)
     """)
     try:
-        await eye.execute("SET search_path = trap, pg_catalog")
-        await eye.execute("CALL pgrole.watch(lasting => '50 ms')")
-        assert await eye.fetchval("SHOW search_path") == "trap, pg_catalog"
+        await watcher.execute("SET search_path = trap, pg_catalog")
+        await watcher.execute("CALL pgrole.watch(lasting => '50 ms')")
+        assert await watcher.fetchval("SHOW search_path") == "trap, pg_catalog"
     finally:
         await home.execute("DROP SCHEMA trap CASCADE")
 
 
 async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
-    server: PostgresServer, home: Connection, eye: Connection, ear: Ear
+    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener
 ) -> None:
     other = await asyncpg.connect(server.dsn())
     try:
-        async with watching(home, eye):
+        async with watching(home, watcher):
             await home.execute("CREATE ROLE subject")
-            await ear.first(name="subject")
+            await listener.first(name="subject")
             async with other.transaction():
                 await other.execute("LOCK TABLE pgrole.fingerprint IN ACCESS EXCLUSIVE MODE")
                 with anyio.fail_after(DEADLINE):
@@ -283,7 +287,7 @@ async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
                 await other.execute("SELECT pg_sleep(0.5)")
             await home.execute("ALTER ROLE subject CREATEDB")
             start = time.monotonic()
-            await ear.first(name="subject")
+            await listener.first(name="subject")
             # 48 times half a second, if that look counted
             assert time.monotonic() - start < 12
     finally:
@@ -291,7 +295,7 @@ async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
 
 
 async def test_a_schema_that_a_tenant_makes_in_place_of_a_dropped_one_is_not_called(
-    server: PostgresServer, home: Connection, eye: Connection, ear: Ear
+    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener
 ) -> None:
     """In one transaction, so that no look fails for want of the schema between."""
     await home.execute("CREATE ROLE other")
@@ -301,11 +305,11 @@ async def test_a_schema_that_a_tenant_makes_in_place_of_a_dropped_one_is_not_cal
 
             async def watch() -> None:
                 with pytest.raises(asyncpg.PostgresError) as caught:
-                    await eye.execute("CALL pgrole.watch()", timeout=DEADLINE)
+                    await watcher.execute("CALL pgrole.watch()", timeout=DEADLINE)
                 assert caught.value.sqlstate == "PGR02"
 
             tasks.start_soon(watch)
-            await ear.first(name="other")
+            await listener.first(name="other")
             async with other.transaction():
                 await other.execute("DROP SCHEMA pgrole CASCADE; CREATE SCHEMA pgrole AUTHORIZATION other")
                 await other.execute(f"SET LOCAL ROLE other; {FORGERY}; RESET ROLE")
@@ -323,11 +327,11 @@ async def test_a_schema_that_a_tenant_makes_in_place_of_a_dropped_one_is_not_cal
     ],
 )
 async def test_it_ends_when_its_schema_is_not_to_be_trusted_any_more(
-    home: Connection, eye: Connection, intrusion: str
+    home: Connection, watcher: Connection, intrusion: str
 ) -> None:
     await home.execute(f"CREATE ROLE other; {intrusion}")
     with pytest.raises(asyncpg.PostgresError) as caught:
-        await eye.execute("CALL pgrole.watch()", timeout=DEADLINE)
+        await watcher.execute("CALL pgrole.watch()", timeout=DEADLINE)
     assert caught.value.sqlstate == "PGR02"
 
 
@@ -398,7 +402,7 @@ async def observe_over_and_over(server: PostgresServer) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_after_a_storm_of_role_ddl_all_is_seen_and_every_changed_role_was_told(
-    server: PostgresServer, home: Connection, eye: Connection, ear: Ear, seed: int
+    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener, seed: int
 ) -> None:
     state = "SELECT oid, name, digest FROM pgrole.role_state"
     before = {row["oid"]: (row["name"], row["digest"]) for row in await home.fetch(state)}
@@ -412,12 +416,12 @@ async def test_after_a_storm_of_role_ddl_all_is_seen_and_every_changed_role_was_
                     storms.start_soon(storm, server, 100 * seed + number, 60)
             raging.cancel_scope.cancel()
 
-    await while_watching(eye, rage)
+    await while_watching(watcher, rage)
     # without anything being looked at again that was seen before
     await home.execute("SELECT pgrole.observe()")
     assert await home.fetch(MISMATCHES) == []
 
-    told = await ear.so_far()
+    told = await listener.so_far()
     after = {row["oid"]: (row["name"], row["digest"]) for row in await home.fetch(state)}
     changed = {oid for oid in before.keys() | after.keys() if before.get(oid) != after.get(oid)}
     assert changed <= {message["oid"] for message in told}
@@ -433,6 +437,6 @@ async def test_after_a_storm_of_role_ddl_all_is_seen_and_every_changed_role_was_
     assert believed == {oid: name for oid, (name, _) in after.items()}
 
     await home.execute("SELECT pgrole.observe(true)")
-    assert await ear.so_far() == []
+    assert await listener.so_far() == []
     for name in [name for name, _ in after.values() if name.startswith("storm_")]:
         await home.execute(f"DROP ROLE {name}")

@@ -43,7 +43,7 @@ from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.store import Store, Stored, pack
-from pgrole_controller.postgres.inspect import Mentioned
+from pgrole_controller.postgres.inspect import ReferencedNames
 from pgrole_controller.postgres.session import Session
 from tests.timelapse import in_timelapse
 
@@ -78,17 +78,17 @@ class FakeSession:
         if self._breaks == step and "poisoned" in names:
             raise Poison
 
-    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
-        self._fail("look", [name for _, name in asked])
+    async def read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
+        self._fail("read_roles", [name for _, name in asked])
         return [Observed() for _ in asked]
 
-    async def carry_out(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[None]:
+    async def apply_plans(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[None]:
         assert not enforcing
-        self._fail("carry_out", [plan.role_name for plan in plans])
+        self._fail("apply_plans", [plan.role_name for plan in plans])
         return [None] * len(plans)
 
-    async def read_references(self, mentioned: Sequence[Mentioned]) -> list[References | PgRoleError]:
-        return [References() for _ in mentioned]
+    async def read_references(self, referenced: Sequence[ReferencedNames]) -> list[References | PgRoleError]:
+        return [References() for _ in referenced]
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def assert_contained(findings: dict[Key, Finding]) -> None:
         assert other.reason is not Reason.INTERNAL_ERROR
 
 
-@pytest.mark.parametrize("step", ["look", "carry_out"])
+@pytest.mark.parametrize("step", ["read_roles", "apply_plans"])
 async def test_a_step_that_all_share_and_that_one_object_breaks_is_made_for_each_alone(
     objects: Objects, step: str, lines: pytest.LogCaptureFixture
 ) -> None:
@@ -232,7 +232,7 @@ async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_th
 
 async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objects) -> None:
     class Failing(FakeSession):
-        async def look(self, _: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
+        async def read_roles(self, _: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
     with pytest.raises(Transient, match="away"):
@@ -246,7 +246,7 @@ async def test_of_many_errors_few_are_logged_with_their_traceback(
 ) -> None:
     before = counted()
     for _ in range(3 * logs.TRACEBACKS):
-        await visit(objects, "look")
+        await visit(objects, "read_roles")
     assert counted() == before + 3 * logs.TRACEBACKS
     # Each pass writes two lines: that the batch failed, and whose error it was.
     assert sum("traceback" in vars(record) for record in lines.records) == logs.TRACEBACKS
@@ -373,9 +373,9 @@ async def test_emptying_a_role_that_breaks_is_told_to_its_object(
     async def poisoned(*_: object, **__: object) -> None:
         raise Poison
 
-    monkeypatch.setattr(lane_module, "disown", poisoned)
+    monkeypatch.setattr(lane_module, "reassign_owned", poisoned)
     lane = Lane(SERVER, objects, Queue(), cast("Reporter", None), Identities(), Lead())
-    reassign_result = await lane._disown(POISONED, cast("Any", None), cast("Any", None), None)
+    reassign_result = await lane._reassign(POISONED, cast("Any", None), cast("Any", None), None)
     assert reassign_result.problem is not None
     assert reassign_result.problem.reason is Reason.INTERNAL_ERROR
 

@@ -54,7 +54,7 @@ class FakeSession:
         self.again = 0
         self.plans: list[Plan] = []
 
-    async def look(self, asked: Sequence[tuple[Key, str]]) -> list[Observed]:
+    async def read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed]:
         self.looks += 1
         return [self.observed for _ in asked]
 
@@ -66,7 +66,7 @@ class FakeSession:
         assert not mentioned
         return []
 
-    async def carry_out(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[None]:
+    async def apply_plans(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[None]:
         assert not enforcing
         self.plans += plans
         for plan in plans:

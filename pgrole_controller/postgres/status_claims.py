@@ -15,7 +15,7 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 
 
-class Ledger:
+class StatusClaims:
     """Claims by the name of their role, as table pgrole.claim holds them. One for each server, in every session."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Ledger:
         self._holders: dict[int, str] = {}  # oid of a role: the name in the claim that holds it
         self._attempts: dict[str, tuple[Plan, int]] = {}  # roles of which it is not known whether they were created
 
-    def open(self, system_identifier: int | None) -> "Ledger":
+    def open(self, system_identifier: int | None) -> "StatusClaims":
         """For a session with this server; None: one whose claims are in the database.
 
         What is remembered of another server says nothing of this one's roles, and what is in the database is newer.
