@@ -35,7 +35,7 @@ from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
 from pgrole_controller.local.process import Process, reached, tied_to_parent
-from pgrole_controller.postgres.notification import CHANNEL, EVERYTHING, read_names
+from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_names
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[Any]

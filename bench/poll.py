@@ -8,8 +8,8 @@ from statistics import median
 import anyio
 
 from bench.stand import Stand
+from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.inspect import identify
 from pgrole_controller.postgres.poll import Poller
 
 _ROUNDS = 15

@@ -18,7 +18,7 @@ import anyio
 from bench.drifts import Spread
 from bench.observe import Quantiles
 from bench.stand import Connection, Stand
-from pgrole_controller.postgres.notification import CHANNEL, EVERYTHING, read_names
+from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_names
 
 #: Unrelated commits a second when the server is busy.
 BUSY_RATE = 200.0

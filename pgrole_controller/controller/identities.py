@@ -6,7 +6,7 @@ from typing import Protocol
 
 from pgrole_controller.controller.server import DeclaredServer
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.postgres.inspect import Identity
+from pgrole_controller.postgres.capabilities import Identity
 
 
 class Holder(Protocol):

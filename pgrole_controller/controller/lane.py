@@ -41,11 +41,11 @@ from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, next_
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import Retry, RetryAfter, WorkItem
 from pgrole_controller.logs import describe_error
-from pgrole_controller.postgres.causes import cause_of
-from pgrole_controller.postgres.connection import Endpoint, UnexpectedError
-from pgrole_controller.postgres.disown import reassign_owned
+from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.errors import UnexpectedError, cause_of
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.install import SchemaState
+from pgrole_controller.postgres.reassign import reassign_owned
+from pgrole_controller.postgres.schema import SchemaState
 from pgrole_controller.postgres.session import Session, run_session
 from pgrole_controller.postgres.status_claims import StatusClaims
 from pgrole_controller.signals import Signal

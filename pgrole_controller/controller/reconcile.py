@@ -32,7 +32,7 @@ from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.core.status import Outcome, of_contest, of_error, of_read_back
 from pgrole_controller.logs import describe_error
-from pgrole_controller.postgres.inspect import ReferencedNames
+from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)

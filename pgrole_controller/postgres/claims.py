@@ -18,9 +18,10 @@ from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.ownership import ANY_NAMESPACE
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect, translate_errors
-from pgrole_controller.postgres.inspect import identify
-from pgrole_controller.postgres.privilege import explain_access, is_lacking
+from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.errors import is_lacking, translate_errors
+from pgrole_controller.postgres.privileges import explain_access
 from pgrole_controller.postgres.rows import Row, fetch
 
 #: For one change with all that it waits for.

@@ -1,27 +1,23 @@
 """Connections to one server, with every session setting pinned that a role's or a database's defaults could bend."""
 
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from socket import gaierror
-from ssl import SSLCertVerificationError, SSLContext, SSLError
+from ssl import SSLContext
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
 import anyio.to_thread
 import asyncpg
 
-from pgrole_controller import metrics
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.sqlstate import classify
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.authentication import Unacceptable
-from pgrole_controller.postgres.causes import StandbyError
+from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
-from pgrole_controller.postgres.pinning import PINNED, OptionalSettings, check_identity
 from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits
+from pgrole_controller.postgres.session_settings import PINNED, OptionalSettings, check_identity
 from pgrole_controller.postgres.tls import Mode, make_context
 
 check_messages()
@@ -43,26 +39,8 @@ _PATIENCE_SECONDS = 1.0
 _ACCEPTED: dict[int, frozenset[str]] = {}
 _PLACES = 1000
 
-# InternalClientError: a statement that meets the server's goodbye before the end of the connection is noticed.
-_LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
 
-#: Of a text that a server wrote, in characters.
-_LONGEST_TEXT = 500
 _LONGEST_LIST = 4000
-
-
-class UnexpectedError(Transient):
-    """An exception that nothing foresees, of what a server sent or of our own making: its cause is to be logged."""
-
-    def __init__(self, error: BaseException) -> None:
-        kinds = type(error).__name__
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-            kinds = f"{kinds}: {type(error).__name__}"
-        super().__init__(
-            Reason.SERVER_NOT_READY,
-            f"unexpected error in the session ({kinds}); see the controller's log for the traceback",
-        )
 
 
 #: Makes the password for a host, port and user, anew for each connection; raises PgRoleError, and limits its own time.
@@ -335,82 +313,9 @@ async def _close(connection: Connection) -> None:
         try:
             await connection.close(timeout=CLOSE_SECONDS)
         except Exception as error:
-            if not isinstance(error, (*_LOST, TimeoutError, asyncpg.PostgresError)):
+            if not isinstance(error, (*LOST, TimeoutError, asyncpg.PostgresError)):
                 log.debug("unexpected error while closing a connection", exc_info=error)
             connection.terminate()
             return
     if not connection.is_closed():
         connection.terminate()
-
-
-#: What asyncpg says when the answer to the wish for TLS is not yes.
-_NO_TLS = "rejected SSL upgrade"
-
-
-@contextmanager
-def translate_errors(statement: str = "") -> Iterator[None]:
-    """Turns whatever asyncpg raises into a PgRoleError by the table of SQLSTATEs.
-
-    `statement`: what kind it is, where its time is to be measured, however it ends.
-    """
-    began = time.perf_counter()
-    try:
-        yield
-    except (asyncpg.PostgresError, *_LOST, TimeoutError) as error:
-        ended = error.__cause__  # where it was us who ended it
-        if isinstance(error, asyncpg.PostgresError) and not isinstance(ended, Unacceptable):
-            raise translate(error) from error
-        cause = ended if isinstance(ended, Unacceptable) else error
-        raise Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {_words(cause)}") from cause
-    except (PgRoleError, UnicodeEncodeError):  # the latter of what was to be sent
-        raise
-    except Exception as error:
-        if statement == "connect" and isinstance(error, ValueError):  # of what we were given: `_naming`
-            raise
-        raise UnexpectedError(error) from error
-    finally:
-        if statement:
-            metrics.SQL_SECONDS.labels(statement).observe(time.perf_counter() - began)
-
-
-def translate(error: asyncpg.PostgresError) -> PgRoleError:
-    """The error to say on an object. Only the primary message: detail and context may quote a statement."""
-    message = getattr(error, "message", None) or (str(error) or type(error).__name__)  # asyncpg's own have no parts
-    return classify(getattr(error, "sqlstate", None), shorten(str(message)))
-
-
-@contextmanager
-def convert_unexpected() -> Iterator[None]:
-    """Nothing leaves this but PgRoleError, and what ends tasks: an Unexpected where it was something else."""
-    try:
-        yield
-    except PgRoleError:
-        raise
-    except Exception as error:
-        raise UnexpectedError(error) from error
-
-
-def shorten(text: str, most: int = _LONGEST_TEXT) -> str:
-    """Of a text that somebody else wrote: on one line, without what a terminal would obey, and not too long."""
-    cut = text[:most]
-    shown = cut if cut.isprintable() else "".join(sign if sign.isprintable() else " " for sign in cut)
-    return shown if len(text) <= most else f"{shown}… ({len(text) - most} more characters)"
-
-
-def _words(error: BaseException) -> str:
-    return shorten(_say(error))
-
-
-def _say(error: BaseException) -> str:
-    match error:
-        case TimeoutError():
-            return "no answer in time"
-        case SSLCertVerificationError():
-            return f"the server's certificate is not trusted: {error.verify_message}"
-        case SSLError():
-            return f"TLS failed: {error.reason or error}"
-        case ConnectionError() if _NO_TLS in str(error):
-            return "the server does not offer TLS, which sslMode requires"
-        case gaierror():
-            return f"the host name does not resolve: {error.strerror}"
-    return str(error) or type(error).__name__

@@ -12,9 +12,9 @@ import anyio
 
 from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.core.sqlstate import NOT_LEADING
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, translate_errors
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import NOT_LEADING, translate_errors
 from pgrole_controller.postgres.rows import fetch_row
 
 #: For one sign of life, in seconds.

@@ -17,8 +17,8 @@ import anyio
 
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.inspect import Identity
 from pgrole_controller.postgres.rows import Row, Unreadable, fetch
 
 #: For one round, in seconds.

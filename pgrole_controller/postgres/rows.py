@@ -1,19 +1,26 @@
 """Rows as a server sends them, read with suspicion: a column is what its query promises, or a typed error names it.
 
 A server may be hostile, or not the one that it was: a column can be missing, NULL or of another type, and a text need
-be none. Whoever reads a row through this gets a PgRoleError for all of that and nothing else; it names the column and
-never shows the value.
+not be UTF-8. Whoever reads a row through this gets a PgRoleError for all of that and nothing else; it names the column
+and never shows the value.
+
+One query reads many subjects. If it fails for all at once, each is queried alone: what fails for one of them, on the
+server or when its row is read, is that one's error, and costs the others one more round trip each. If it fails for
+every subject, the server is at fault.
 """
 
 import json
 import struct
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import Any, TypeVar
 
+import anyio
+import anyio.lowlevel
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.postgres.connection import Connection, translate_errors
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import is_lacking, translate_errors
 
 T = TypeVar("T")
 
@@ -150,3 +157,72 @@ async def fetch_row(
     if record is None:
         raise Unreadable("there is no row", Reason.SERVER_NOT_READY)
     return Row(record, Reason.SERVER_NOT_READY)
+
+
+Subject = TypeVar("Subject")
+Answer = TypeVar("Answer")
+
+#: For all that are asked for alone: what does not get its turn is put off.
+ALONE_SECONDS = 3.0
+
+
+class Deferred(Transient):
+    """The answer for one is too much to be read with that for others: it is to be asked for alone."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Reason.DATABASE_ERROR, "the database stores much about the role; the controller reads it in a later batch"
+        )
+
+
+async def query_each(
+    connection: Connection,
+    query: Callable[[Sequence[Subject]], Awaitable[Sequence[Answer | PgRoleError]]],
+    subjects: Sequence[Subject],
+) -> list[Answer | PgRoleError]:
+    """The answers, in order. `query` is called with all, and then with each that has none yet.
+
+    Raises PgRoleError when the connection has ended, or when there is an answer for none and the server is to blame.
+    """
+    if not subjects:
+        return []
+    failure: PgRoleError | None = None
+    try:
+        answers = list(await query(subjects))
+    except PgRoleError as error:
+        if connection.is_closed() or (len(subjects) == 1 and _is_servers(error)):
+            raise
+        if len(subjects) == 1:
+            return [error]
+        answers, failure = [error] * len(subjects), error
+    ends = anyio.current_time() + ALONE_SECONDS
+    for place, one in enumerate(subjects):
+        if failure is None and not isinstance(answers[place], Deferred):
+            continue
+        await anyio.lowlevel.checkpoint()
+        if anyio.current_time() < ends:
+            answers[place] = await _query_alone(connection, query, one)
+        else:
+            answers[place] = Deferred()
+    if failure is not None and _is_servers(failure) and all(isinstance(answer, PgRoleError) for answer in answers):
+        raise failure
+    return answers
+
+
+def _is_servers(error: PgRoleError) -> bool:
+    """Whether it may well be about all that could be asked for."""
+    return error.reason is Reason.SERVER_NOT_READY or is_lacking(error)
+
+
+async def _query_alone(
+    connection: Connection,
+    query: Callable[[Sequence[Subject]], Awaitable[Sequence[Answer | PgRoleError]]],
+    one: Subject,
+) -> Answer | PgRoleError:
+    try:
+        (answer,) = await query([one])
+    except PgRoleError as error:
+        if connection.is_closed():
+            raise
+        return error
+    return answer

@@ -23,32 +23,33 @@ from pgrole_controller.core.policy import References
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Dependents, Detection, Mode, Observed
-from pgrole_controller.postgres import inspect, queries
-from pgrole_controller.postgres.access import ACCESS_CHECK_SECONDS, await_access_change, read_access
-from pgrole_controller.postgres.batch import query_each
-from pgrole_controller.postgres.connection import (
-    Connection,
-    Endpoint,
-    connect,
-    convert_unexpected,
-    shorten,
-    translate_errors,
+from pgrole_controller.postgres import catalog, queries
+from pgrole_controller.postgres.apply import Dialect, LockedRoles, apply_plans
+from pgrole_controller.postgres.capabilities import (
+    ACCESS_CHECK_SECONDS,
+    Capabilities,
+    Identity,
+    await_access_change,
+    explaining,
+    prepare_schema,
+    read_access,
+    read_capabilities,
 )
-from pgrole_controller.postgres.culprits import read_suspects
+from pgrole_controller.postgres.catalog import ReferencedNames, read_suspects
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
+from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
 from pgrole_controller.postgres.fence import Candidacy, Fence, lead_while_away, take_lead
-from pgrole_controller.postgres.inspect import Identity, ReferencedNames
-from pgrole_controller.postgres.install import SchemaState, is_current
 from pgrole_controller.postgres.poll import Poller
-from pgrole_controller.postgres.privilege import PARAMETER_GRANTS_VERSION
+from pgrole_controller.postgres.privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.protocol import reason_of
-from pgrole_controller.postgres.sense import POLL_SECONDS, Detector, OnChange, open_detector
+from pgrole_controller.postgres.rows import query_each
+from pgrole_controller.postgres.schema import SchemaState, is_current
 from pgrole_controller.postgres.status_claims import StatusClaims
-from pgrole_controller.postgres.survey import Capabilities, explaining, prepare_schema, read_capabilities
-from pgrole_controller.postgres.transaction import Dialect, LockedRoles, apply_plans
 
 log = logging.getLogger(__name__)
 
-#: To plan the look at a role takes several times as long as to do it, so it is planned once, when the tables may still
+#: Planning the read of a role takes several times as long as the read, so it is planned once, when the tables may still
 #: be empty: for few roles among many, by index.
 _PLANNING = {
     "plan_cache_mode": "force_generic_plan",
@@ -67,7 +68,7 @@ AWAY_SECONDS = 1.0
 #: How often the leader shows that it is alive, and asks whether changes are suspended, in seconds.
 BEAT_PERIOD = 5.0
 
-#: For one look in a transaction of its own.
+#: For one read in a transaction of its own.
 GUARDED_SECONDS = 10.0
 
 
@@ -85,7 +86,7 @@ class DropState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a lane may ask of its server while it is connected. Every method raises PgRoleError.
+    """What a worker may ask of its server while it is connected. Every method raises PgRoleError.
 
     `why` says what keeps Watch from working, where another mode had to be chosen.
     """
@@ -122,11 +123,11 @@ class Session:
 
     async def _read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
         if self._status_claims is not None:
-            return await inspect.read_roles_without_schema(
+            return await catalog.read_roles_without_schema(
                 self._connection, self.identity, self.cluster, self._status_claims, asked
             )
         async with self._trusting():
-            return await inspect.read_roles(self._connection, self.cluster, self.identity.system_identifier, asked)
+            return await catalog.read_roles(self._connection, self.cluster, self.identity.system_identifier, asked)
 
     async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
         """Whether what is there for each is what was read `before` (`Observed.row`).
@@ -137,7 +138,7 @@ class Session:
             return [False] * len(asked)
         try:
             async with self._trusting():
-                return await inspect.look_again(
+                return await catalog.look_again(
                     self._connection, self.cluster, self.identity.system_identifier, asked, before
                 )
         except PgRoleError:
@@ -151,7 +152,7 @@ class Session:
 
     async def _read_references(self, referenced: Sequence[ReferencedNames]) -> list[References]:
         every = reduce(or_, referenced)
-        references = await inspect.read_references(self._connection, every, self.identity.version_number)
+        references = await catalog.read_references(self._connection, every, self.identity.version_number)
         return [references] * len(referenced)
 
     async def read_drop_states(self, ends: Sequence[DropTarget]) -> list[DropState | PgRoleError]:
@@ -160,8 +161,8 @@ class Session:
 
     async def _read_drop_states(self, ends: Sequence[DropTarget]) -> list[DropState]:
         oids = [oid for oid, _ in ends]
-        dependents = await inspect.read_dependents(self._connection, oids)
-        sessions = await inspect.count_sessions(self._connection, oids)
+        dependents = await catalog.read_dependents(self._connection, oids)
+        sessions = await catalog.count_sessions(self._connection, oids)
         names = {name for _, name in ends} - {""}
         new_owners = await self._read_new_owners(names) if names else {}
         return [DropState(dependents.get(oid, ()), sessions.get(oid, 0), new_owners.get(name)) for oid, name in ends]
@@ -169,11 +170,11 @@ class Session:
     async def _read_new_owners(self, names: Collection[str]) -> dict[str, NewOwner]:
         system_identifier = self.identity.system_identifier
         if self._status_claims is not None:
-            return await inspect.read_new_owners_without_schema(
+            return await catalog.read_new_owners_without_schema(
                 self._connection, names, system_identifier, self._status_claims
             )
         async with self._trusting():
-            return await inspect.read_new_owners(self._connection, names, system_identifier)
+            return await catalog.read_new_owners(self._connection, names, system_identifier)
 
     async def read_verifiers(self, oids: Sequence[int]) -> list[Verifier | PgRoleError | None]:
         """What each of these roles logs in with, in their order."""
@@ -185,15 +186,15 @@ class Session:
 
     async def _verifiers_by_oid(self, oids: Sequence[int]) -> dict[int, Verifier]:
         if self._status_claims is not None:
-            return await inspect.read_verifiers(self._connection, oids, identity=self.identity)
+            return await catalog.read_verifiers(self._connection, oids, identity=self.identity)
         async with self._trusting():
-            return await inspect.read_verifiers(self._connection, oids)
+            return await catalog.read_verifiers(self._connection, oids)
 
     async def read_claims(self) -> list[tuple[Key, str, str]]:
         if self._status_claims is not None:
             return self._status_claims.held()
         async with self._trusting():
-            return await inspect.read_claims(self._connection, self.cluster)
+            return await catalog.read_claims(self._connection, self.cluster)
 
     async def read_suspects(self, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
         return await read_suspects(self._connection, role_names)
@@ -202,7 +203,7 @@ class Session:
         """`enforcing`: they were decided while Kubernetes could not be reached."""
         version = self.identity.version_number
         dialect = Dialect(
-            options=version >= inspect.MEMBERSHIP_OPTIONS_VERSION,
+            options=version >= catalog.MEMBERSHIP_OPTIONS_VERSION,
             guarded=self.guarded,
             parameter_grants=version >= PARAMETER_GRANTS_VERSION,
             status_claims=self._status_claims,

@@ -58,7 +58,7 @@ class StatusClaims:
         ]
 
     def relevant(self, role_names: Iterable[str]) -> tuple[list[str], list[int], list[bool]]:
-        """What a look at these roles depends on: names, oids, and whether released."""
+        """What a read of these roles depends on: names, oids, and whether released."""
         claims = [self._claims[name] for name in dict.fromkeys(role_names) if name in self._claims]
         return (
             [claim.role_name for claim in claims],
@@ -84,7 +84,7 @@ class StatusClaims:
                 self._attempts[plan.role_name] = (plan, system_identifier)
 
     def seen(self, role_name: str, oid: int | None) -> None:
-        """What a look found: a role that was not there before and that we may have created was created by us."""
+        """What was read: a role that was not there before and that we may have created was created by us."""
         if role_name not in self._attempts:
             return
         plan, system_identifier = self._attempts.pop(role_name)

@@ -1,20 +1,70 @@
-"""Watch: schema pgrole tells of every change. One connection LISTENs, one runs the procedure `watch`."""
+"""Watch: schema pgrole notifies of every change. One connection LISTENs, one runs the procedure `watch`.
+
+Any role that can connect may send any payload on channel `pgrole`, so payloads are read with suspicion, and reading
+them never fails: a payload that cannot be understood names no roles, and a name is only looked up among the declared
+ones.
+"""
 
 import asyncio
+import json
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import anyio
 
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, translate_errors
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.framing import NotificationFilter
-from pgrole_controller.postgres.notification import CHANNEL, greeting, read_all
 from pgrole_controller.postgres.protocol import protocol_of
 from pgrole_controller.postgres.rows import fetch
+
+CHANNEL = "pgrole"
+
+#: Look at every role of the server.
+EVERYTHING = None
+
+#: Ours hold three names of 63 bytes, of which each may be written as six characters.
+_LONGEST = 2000
+_LONGEST_NAME = 63
+
+
+def read_names(payload: str) -> tuple[str, ...] | None:
+    """The role names that a payload is about; EVERYTHING for `{"op": "many"}`; empty for what is not understood."""
+    if len(payload) > _LONGEST:
+        return ()
+    try:
+        message = json.loads(payload)
+    except (ValueError, RecursionError):
+        return ()
+    if not isinstance(message, dict):
+        return ()
+    if message.get("op") == "many":
+        return EVERYTHING
+    names = (message.get(item) for item in ("name", "was", "claim"))
+    return tuple(name for name in names if isinstance(name, str) and len(name) <= _LONGEST_NAME)
+
+
+def read_all(payloads: Iterable[bytes]) -> tuple[set[str], bool]:
+    """The role names that any of these are about, and whether one is about EVERYTHING."""
+    found: set[str] = set()
+    everything = False
+    for payload in set(payloads):
+        names = read_names(payload.decode(errors="replace"))
+        if names is EVERYTHING:
+            everything = True
+        else:
+            found.update(names)
+    return found, everything
+
+
+def greeting(token: str) -> str:
+    """The payload by which the watch connection shows that it reaches the listener."""
+    return json.dumps({"op": "hello", "token": token})
+
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pgrole_controller.controller.app import VISIT_SECONDS
 from pgrole_controller.local.postgres import Stop
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.schema import install
 from tests.acceptance.replicas import LEADS, LEASES, STANDS_BY, Replica, Replicas, name_of, replicas, side_by_side
 from tests.acceptance.servers import pgservers
 from tests.acceptance.wire import wire

@@ -11,7 +11,7 @@ import yaml
 from pgrole_controller import resources
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import apply_crds, apply_folder
-from pgrole_controller.postgres.install import VERSION
+from pgrole_controller.postgres.schema import VERSION
 from tests.acceptance.privileges import PASSWORD, STEWARD, documented_sql, follow, role_sql
 from tests.acceptance.shell import blocks, make_shell
 from tests.acceptance.team_objects import DRIFTS, SERVER, TeamObjects, drifts, open_team_objects

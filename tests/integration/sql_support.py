@@ -11,7 +11,7 @@ import asyncpg
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.state import Observed
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.schema import install
 
 CHANNEL = "pgrole"
 DEADLINE = 60.0

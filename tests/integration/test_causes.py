@@ -15,8 +15,8 @@ from pgrole_controller.core.reconnect import Cause
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.workspace import free_port
-from pgrole_controller.postgres.causes import cause_of
 from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.errors import cause_of
 from tests.servers import Servers
 
 SECONDS = 30.0

@@ -8,8 +8,8 @@ import pytest_asyncio
 
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.install import install
-from pgrole_controller.postgres.notification import read_names
+from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.watch import read_names
 from tests.integration.sql_support import Listener, listening, role_oid, seen_home
 from tests.servers import Servers
 

@@ -20,7 +20,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.claims import Selection, list_claims, release
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.schema import install
 from tests.acceptance.privileges import PASSWORD as STEWARD_PASSWORD
 from tests.acceptance.privileges import STEWARD, role_sql
 from tests.integration.sql_support import Listener, listening, role_oid

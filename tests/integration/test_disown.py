@@ -16,9 +16,9 @@ from pgrole_controller.core.ddl import quote_identifier, quote_literal
 from pgrole_controller.core.errors import Reason, Transient, Waiting
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import inspect, queries
+from pgrole_controller.postgres import catalog, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.disown import MADE_MEANWHILE, _sql, reassign_owned
+from pgrole_controller.postgres.reassign import MADE_MEANWHILE, _sql, reassign_owned
 from tests.servers import ContainerServer, Servers
 
 DEADLINE = 60.0
@@ -89,7 +89,7 @@ class Trial:
         return raised.value.message
 
     async def dependents(self) -> dict[str, int]:
-        found = await inspect.read_dependents(self.home, [await self.oid()])
+        found = await catalog.read_dependents(self.home, [await self.oid()])
         return {dependent.database: dependent.count for some in found.values() for dependent in some}
 
     async def drop(self, members: int = 0) -> None:
@@ -570,7 +570,7 @@ async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(tri
     await trial.reassign(endpoint=endpoint)
     assert await trial.owner(superuser, "t") == trial.new_owner
     async with connect(endpoint, "test") as own:
-        assert await inspect.read_dependents(own, [await trial.oid()]) == {}
+        assert await catalog.read_dependents(own, [await trial.oid()]) == {}
 
 
 async def test_settings_of_a_database_do_not_make_us_another_role(trial: Trial) -> None:

@@ -12,7 +12,7 @@ import pytest_asyncio
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import disown as module
+from pgrole_controller.postgres import reassign as module
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from tests.integration.test_disown import SETTINGS, WAITS, Trial, reached
 from tests.servers import Servers

@@ -25,7 +25,7 @@ from pgrole_controller.core.role import Role
 from pgrole_controller.core.state import Desired, Mode, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.disown import reassign_owned
+from pgrole_controller.postgres.reassign import reassign_owned
 from pgrole_controller.postgres.session import Session, run_session
 from tests.servers import Servers
 

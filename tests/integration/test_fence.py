@@ -14,6 +14,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.role import Role
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.fence import (
     Candidacy,
@@ -24,9 +25,8 @@ from pgrole_controller.postgres.fence import (
     lead_while_away,
     take_lead,
 )
-from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
-from pgrole_controller.postgres.transaction import Dialect, apply_plans
 
 DEADLINE = 30.0
 HERE = "cluster/pgrole-system/pgrole-controller"

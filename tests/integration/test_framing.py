@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pgrole_controller.core.errors import PgRoleError, Transient
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.authentication import ANYTHING, Login, Unacceptable
-from pgrole_controller.postgres.connection import Endpoint, connect, translate_errors
+from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.framing import Framing, NotificationFilter, NotPostgres, check_row
 from tests.hostile import (
     AT_REST,

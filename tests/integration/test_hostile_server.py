@@ -16,8 +16,8 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Mode
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from pgrole_controller.postgres import connection as connection_module
+from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.inspect import ReferencedNames
 from pgrole_controller.postgres.session import Session, run_session
 from tests.hostile import (
     END,

@@ -18,9 +18,10 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Membership, Role
 from pgrole_controller.core.state import Claims, Desired, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION, ReferencedNames
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.inspect import MEMBERSHIP_OPTIONS_VERSION, ReferencedNames, identify
-from pgrole_controller.postgres.install import SchemaState, install
+from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.postgres.status_claims import StatusClaims
 from tests.integration.sql_support import seen

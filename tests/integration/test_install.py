@@ -11,7 +11,7 @@ from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.install import VERSION, SchemaState, install, others_may_create
+from pgrole_controller.postgres.schema import VERSION, SchemaState, install, others_may_create
 
 GUARD = queries.inspect("guard")
 

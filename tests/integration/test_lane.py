@@ -30,7 +30,8 @@ from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.connection import Endpoint, UnexpectedError
+from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.errors import UnexpectedError
 from tests.servers import Servers
 
 DEADLINE = 45.0

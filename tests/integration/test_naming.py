@@ -1,4 +1,4 @@
-"""postgres/naming.py: statements name roles, and whatever is renamed meanwhile, no other role is altered or dropped."""
+"""postgres/apply.py: statements name roles, and whatever is renamed meanwhile, no other role is altered or dropped."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -24,11 +24,11 @@ from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.role import Membership, Role
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.apply import Dialect, apply_plans
+from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.inspect import identify
-from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
-from pgrole_controller.postgres.transaction import Dialect, apply_plans
 from tests.servers import Servers
 
 DEADLINE = 60.0

@@ -10,7 +10,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.install import SchemaState, install
+from pgrole_controller.postgres.schema import SchemaState, install
 from tests.integration.sql_support import DEADLINE, MISMATCHES, Listener, listening, role_oid, seen_home
 from tests.servers import Servers
 

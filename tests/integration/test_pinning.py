@@ -13,12 +13,12 @@ from pgrole_controller.core.errors import PgRoleError, Refused, Transient, Waiti
 from pgrole_controller.core.plan import ReassignOwned
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import pinning, queries
+from pgrole_controller.postgres import queries, session_settings
+from pgrole_controller.postgres.capabilities import explaining
 from pgrole_controller.postgres.claims import Selection, claims_of, list_claims
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Connection, Endpoint, connect
-from pgrole_controller.postgres.disown import reassign_owned
-from pgrole_controller.postgres.install import SchemaState, install
-from pgrole_controller.postgres.survey import explaining
+from pgrole_controller.postgres.reassign import reassign_owned
+from pgrole_controller.postgres.schema import SchemaState, install
 from tests.integration.sql_support import listening
 from tests.releases import BEFORE
 from tests.servers import Servers
@@ -92,7 +92,7 @@ async def test_a_session_that_acts_as_another_all_the_same_is_refused_and_the_se
 ) -> None:
     """As a pooler may have it, that drops what a connection asks for."""
     await admin.execute(setting.format("postgres"))
-    monkeypatch.delitem(pinning.PINNED, "role")
+    monkeypatch.delitem(session_settings.PINNED, "role")
     with pytest.raises(Transient, match=f'acts as role "{TENANT}"') as caught:
         async with connect(endpoint(server, "postgres"), "test"):
             pass

@@ -25,15 +25,15 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Role
 from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.access import read_access
+from pgrole_controller.postgres.apply import Dialect, script
+from pgrole_controller.postgres.capabilities import Identity, identify, read_access
+from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.claims import Selection, list_claims
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.inspect import Identity, ReferencedNames, identify
-from pgrole_controller.postgres.install import SchemaState, install
 from pgrole_controller.postgres.poll import Poller
+from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.postgres.status_claims import StatusClaims
-from pgrole_controller.postgres.transaction import Dialect, script
 from tests.servers import Servers
 
 CLUSTER = "cluster-a"

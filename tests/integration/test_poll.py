@@ -19,13 +19,14 @@ from pgrole_controller.core.role import UNSEEN, Role
 from pgrole_controller.core.state import Mode
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.apply import Dialect, apply_plans
+from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.catalog import read_roles, read_roles_without_schema
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.inspect import identify, read_roles, read_roles_without_schema
-from pgrole_controller.postgres.install import install
 from pgrole_controller.postgres.poll import MANY, Poller
+from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session import Session, run_session
 from pgrole_controller.postgres.status_claims import StatusClaims
-from pgrole_controller.postgres.transaction import Dialect, apply_plans
 from tests.integration.sql_support import seen
 from tests.servers import Servers
 

@@ -15,7 +15,7 @@ from pgrole_controller.core.errors import Refused
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.install import VERSION, SchemaState, install, is_current
+from pgrole_controller.postgres.schema import VERSION, SchemaState, install, is_current
 from tests.integration.sql_support import MISMATCHES
 from tests.releases import BEFORE
 

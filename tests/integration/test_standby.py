@@ -11,7 +11,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.fence import Candidacy
-from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session import Session, run_session
 
 DEADLINE = 60.0

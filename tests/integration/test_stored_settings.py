@@ -20,9 +20,9 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.inspect import identify
-from pgrole_controller.postgres.install import SchemaState, install
+from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from tests.integration.sql_support import seen
 from tests.servers import Servers

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.install import install
+from pgrole_controller.postgres.schema import install
 from tests.integration.sql_support import MISMATCHES, Listener, listening, role_oid, seen_home
 from tests.servers import Servers
 

@@ -27,10 +27,11 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import POWERS, Role
 from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import inspect
+from pgrole_controller.postgres import catalog
+from pgrole_controller.postgres.apply import Dialect, apply_plans
+from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.install import install
-from pgrole_controller.postgres.transaction import Dialect, apply_plans
+from pgrole_controller.postgres.schema import install
 from tests.roles import GROUPS, names, roles, texts
 from tests.servers import Servers
 
@@ -59,22 +60,22 @@ async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 async def see(connection: Connection, name: str, key: Key = KEY, desired_role: Role | None = None) -> Observed:
-    (observed,) = await inspect.read_roles(
-        connection, CLUSTER, (await inspect.identify(connection)).system_identifier, [(key, name)]
+    (observed,) = await catalog.read_roles(
+        connection, CLUSTER, (await identify(connection)).system_identifier, [(key, name)]
     )
     assert isinstance(observed, Observed)
     if desired_role is None:
         return observed
     groups = frozenset(membership.role for membership in desired_role.member_of)
     databases = frozenset(database for database, _ in desired_role.database_parameters)
-    version = (await inspect.identify(connection)).version_number
-    mentioned = inspect.ReferencedNames(groups, desired_role.parameter_names, databases)
-    references = await inspect.read_references(connection, mentioned, version)
+    version = (await identify(connection)).version_number
+    mentioned = catalog.ReferencedNames(groups, desired_role.parameter_names, databases)
+    references = await catalog.read_references(connection, mentioned, version)
     return replace(observed, references=references)
 
 
 async def known(connection: Connection) -> Server:
-    identity = await inspect.identify(connection)
+    identity = await identify(connection)
     return Server(identity.system_identifier, identity.own_roles, CLUSTER, ADDRESS)
 
 
@@ -282,7 +283,7 @@ async def test_what_still_needs_a_role_is_counted_by_database(connection: Connec
             "CREATE ROLE needed; CREATE ROLE member IN ROLE needed; CREATE SCHEMA AUTHORIZATION needed"
         )
         oid = await connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = 'needed'")
-        dependents = (await inspect.read_dependents(connection, [oid]))[oid]
+        dependents = (await catalog.read_dependents(connection, [oid]))[oid]
         assert {dependent.database: dependent.count for dependent in dependents} == {"postgres": 1, "": 1}
     finally:
         await connection.execute("DROP SCHEMA IF EXISTS needed")
@@ -293,10 +294,10 @@ async def test_any_number_of_roles_is_read_in_one_query_and_in_order(connection:
     desired_role = [f"many_{number}" for number in range(300)]
     try:
         await connection.execute(";".join(f"CREATE ROLE {name}" for name in desired_role[::2]))
-        observations = await inspect.read_roles(
+        observations = await catalog.read_roles(
             connection,
             CLUSTER,
-            (await inspect.identify(connection)).system_identifier,
+            (await identify(connection)).system_identifier,
             [(Key("shop", name), name) for name in desired_role],
         )
         found = [

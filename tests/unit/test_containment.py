@@ -43,7 +43,7 @@ from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.store import Store, Stored, pack
-from pgrole_controller.postgres.inspect import ReferencedNames
+from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.session import Session
 from tests.timelapse import in_timelapse
 

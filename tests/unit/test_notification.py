@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.postgres.notification import EVERYTHING, greeting, read_names
+from pgrole_controller.postgres.watch import EVERYTHING, greeting, read_names
 
 
 def test_a_payload_names_the_role_and_what_it_was_called_before() -> None:

@@ -1,9 +1,9 @@
-"""core/sqlstate: what PostgreSQL's errors mean here."""
+"""postgres/errors: what PostgreSQL's errors mean here."""
 
 import pytest
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.sqlstate import classify
+from pgrole_controller.postgres.errors import classify
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, translate_errors
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
 
 #: From here on ALTER ROLE … SET of a parameter that is for superusers can be granted (GRANT SET ON PARAMETER).
 PARAMETER_GRANTS_VERSION = 150_000
@@ -65,11 +66,6 @@ class MissingPrivilege:
     change: Change
     sql: str
     allows: bool = True
-
-
-def is_lacking(error: BaseException | None) -> bool:
-    """Whether PostgreSQL refused for want of a privilege (insufficient_privilege)."""
-    return error is not None and isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError)
 
 
 async def read_rights(connection: Connection, plan: Plan, *, scoped: bool, parameter_grants: bool) -> Rights:

@@ -10,12 +10,11 @@ import anyio
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.state import Mode
-from pgrole_controller.postgres import inspect, watch
+from pgrole_controller.postgres import watch
+from pgrole_controller.postgres.capabilities import Capabilities, Identity, explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.inspect import Identity
+from pgrole_controller.postgres.errors import is_lacking
 from pgrole_controller.postgres.poll import Poller
-from pgrole_controller.postgres.privilege import is_lacking
-from pgrole_controller.postgres.survey import Capabilities, explaining
 
 #: Between two rounds of Poll, in seconds, unless the server's owner says otherwise.
 POLL_SECONDS = 1.0
@@ -102,5 +101,5 @@ async def _resyncing(endpoint: Endpoint, found: Capabilities) -> AsyncIterator[D
 
 async def _check_same(identity: Identity, *others: Connection) -> None:
     for other in others:
-        if not identity.is_same_server(await inspect.identify(other)):
+        if not identity.is_same_server(await identify(other)):
             raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")

@@ -11,6 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from pgrole_controller.core.claim import Claim, Generations, Owner
+from pgrole_controller.core.contest import Suspect
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.parameters import Parameters, read_settings
 from pgrole_controller.core.password import PasswordRecord
@@ -21,14 +22,13 @@ from pgrole_controller.core.role import UNSEEN, Grant, Membership, ObservedRole,
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 from pgrole_controller.core.state import Dependents, Observed
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.batch import Deferred
+from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row
+from pgrole_controller.postgres.rows import Deferred, Row, Unreadable, fetch
 from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
 
-OLDEST_VERSION = 14
 
 #: From here on memberships have INHERIT and SET, and can be granted by several grantors.
 MEMBERSHIP_OPTIONS_VERSION = 160_000
@@ -42,50 +42,6 @@ _PASSING = frozenset({"place", "at"})
 
 #: More than an object can declare.
 _MANY_GROUPS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What server a connection is on; `system_identifier` and `started_at` together tell one live server."""
-
-    version: str
-    version_number: int  # e.g. 180004
-    system_identifier: int
-    started_at: datetime
-    own_roles: frozenset[str]
-    superuser: bool
-    sees_passwords: bool
-
-    def is_same_server(self, other: "Identity") -> bool:
-        return (self.system_identifier, self.started_at) == (other.system_identifier, other.started_at)
-
-
-async def identify(connection: Connection) -> Identity:
-    """Raises Transient for a server that cannot be written to or is too old."""
-    row = await fetch_row(connection, "identify", queries.inspect("server"))
-    version, number = row.get("version", str), row.get("version_number", int)
-    if row.get("in_recovery", bool):
-        raise Transient(Reason.SERVER_NOT_READY, "the server is a read-only standby (pg_is_in_recovery)")
-    if number < OLDEST_VERSION * 10_000:
-        raise Transient(
-            Reason.SERVER_NOT_READY,
-            f"PostgreSQL {version[:40]} is too old: the controller requires {OLDEST_VERSION} or later",
-        )
-    encoding = row.get("encoding", str)
-    if encoding != "UTF8":
-        raise Transient(
-            Reason.SERVER_NOT_READY,
-            f"the home database has the encoding {encoding[:40]}: name one with UTF8, which can hold every role name",
-        )
-    return Identity(
-        version=version[:40],
-        version_number=number,
-        system_identifier=row.get("system_identifier", int),
-        started_at=row.get("started_at", datetime),
-        own_roles=frozenset({row.text("acting_role"), row.text("session_role")}),
-        superuser=row.get("superuser", bool),
-        sees_passwords=row.get("sees_passwords", bool),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,3 +413,28 @@ def _claim(row: Row) -> Claim | None:
             row.find("claim_server_generation", int) or 0,
         ),
     )
+
+
+_SECONDS = 2.0
+
+
+async def read_suspects(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
+    """By role name; a role with nobody to be seen is not in the result. Only what ends the session is raised."""
+    try:
+        query = queries.inspect("suspects")
+        rows = await fetch(connection, "look_for_culprits", query, list(role_names), seconds=_SECONDS)
+    except PgRoleError as error:
+        if connection.is_closed():
+            raise
+        log.warning("cannot query which sessions change roles back", extra={"error": error.message})
+        return {}
+    suspects: dict[str, tuple[Suspect, ...]] = {}
+    for row in rows:
+        try:
+            role, user = row.get("role", str), row.get("usename", bytes).decode(errors="replace")
+            seen = Suspect(user, row.find("application_name", str) or "", row.get("address", str))
+        except PgRoleError as error:
+            log.warning("session that changes roles back left out", extra={"error": error.message})
+            continue
+        suspects[role] = (*suspects.get(role, ()), seen)
+    return suspects

@@ -1,7 +1,17 @@
-"""Carries out plans: one transaction, one round trip, for any number of them.
+"""Applies plans: one transaction, one round trip, for any number of them.
 
-When a statement fails, each plan is tried on its own, so that one bad role does not hold the others. asyncpg's own
+When a statement fails, each plan is tried on its own, so that one bad role does not hold up the others. asyncpg's own
 ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shielded scope with its own deadline.
+
+Statements name roles, plans mean oids. PostgreSQL looks a name up when it executes a statement, after any check at the
+start of the transaction, and whoever may rename roles does not take our lock. A superuser therefore locks the rows of
+the roles first: until the transaction ends, no one can rename or drop them, and everything else may still be changed.
+Where pg_authid may not be locked, the names are looked up again at the end. A role that was altered keeps its name
+until then, since its row is ours; one that was renamed and back in between is only found where it was altered. Whoever
+can do that to a role can also grant whatever the role has.
+
+Only the role that a plan is about is held. Groups and databases are declared by name, and whichever has that name is
+meant.
 """
 
 import logging
@@ -13,19 +23,14 @@ import anyio
 import anyio.lowlevel
 
 from pgrole_controller.core.ddl import literal, seen_name, statements
-from pgrole_controller.core.diff import Rename, field_names
+from pgrole_controller.core.diff import Drop, Rename, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.postgres import naming, queries
-from pgrole_controller.postgres.connection import Connection, translate_errors
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import is_lacking, translate_errors
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
-from pgrole_controller.postgres.privilege import (
-    MissingPrivilege,
-    explain,
-    find_missing_privileges,
-    is_lacking,
-    read_rights,
-)
+from pgrole_controller.postgres.privileges import MissingPrivilege, explain, find_missing_privileges, read_rights
 from pgrole_controller.postgres.rows import fetch
 from pgrole_controller.postgres.status_claims import StatusClaims
 
@@ -96,8 +101,8 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
     begin = [statement.format(change_lock_timeout=_CHANGE_LOCK_TIMEOUT) for statement in _BEGIN]
     wait = f"SET LOCAL lock_timeout = '{lock_timeout}'"
-    hold = naming.lock_names(plans) if dialect.superuser else []
-    verify = naming.verify_names(plans, held=dialect.superuser)
+    hold = lock_names(plans) if dialect.superuser else []
+    verify = verify_names(plans, held=dialect.superuser)
     if dialect.status_claims is not None:
         begin.append(_ABANDONED)
         begin.append(queries.without_schema("lock_changes"))
@@ -343,3 +348,45 @@ def _statements(plan: Plan, dialect: Dialect) -> Iterator[str]:
 
 def _call(function: str, *arguments: str | int | tuple[str, ...] | None) -> str:
     return f"SELECT pgrole.{function}({', '.join(literal(argument) for argument in arguments)})"
+
+
+def lock_names(plans: Sequence[Plan]) -> list[str]:
+    """Locks the names of these roles until the end of the transaction; for superusers. Before what expects an oid."""
+    names = sorted({plan.seen_as for plan in plans if plan.changes and plan.oid is not None})
+    if not names:
+        return []
+    some = ", ".join(seen_name(name) for name in names)
+    return [f"SELECT FROM pg_catalog.pg_authid AS a WHERE a.rolname IN ({some}) ORDER BY a.rolname FOR KEY SHARE"]
+
+
+def verify_names(plans: Sequence[Plan], *, held: bool) -> list[str]:
+    """Fails with PGR01 when anything but the roles of these plans was altered or dropped. After their statements.
+
+    `held`: the names were locked; then only what was dropped for good is verified again.
+    """
+    oids: dict[str, int] = {}
+    dropped: list[str] = []
+    for plan in plans:
+        if not plan.changes or plan.oid is None:
+            continue
+        oids.pop(plan.seen_as, None)
+        if any(isinstance(change, Drop) for change in plan.changes):
+            dropped.append(str(plan.oid))
+        else:
+            oids[_name_after(plan)] = plan.oid
+    names = {} if held else oids
+    if not (names or dropped):
+        return []
+    settings = {
+        "names": f"ARRAY[{', '.join(seen_name(name) for name in names)}]::text[]",
+        "oids": literal([str(oid) for oid in names.values()]),
+        "dropped": literal(dropped),
+    }
+    given = [
+        f"SELECT pg_catalog.set_config('pgrole.{name}', ({value})::text, true)" for name, value in settings.items()
+    ]
+    return [*given, queries.inspect("named").strip()]
+
+
+def _name_after(plan: Plan) -> str:
+    return next((change.new for change in plan.changes if isinstance(change, Rename)), plan.seen_as)

@@ -1,6 +1,6 @@
 """Empties a role before it is dropped: its sessions, what it owns and its privileges, in every database that needs it.
 
-Works on connections of its own, one at a time beside the one in the home database, so that a lane need not wait for
+Works on connections of its own, one at a time beside the one in the home database, so that a worker need not wait for
 it. Everything can be repeated, and nothing is dropped: what a session makes as the role until the last moment is handed
 over as well, or the role stays.
 
@@ -10,8 +10,8 @@ database. Its members stay until DROP ROLE. What stands in the way is collected 
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
@@ -19,14 +19,14 @@ from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
+import asyncpg
 
 from pgrole_controller import resources
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked, check_new_owner
-from pgrole_controller.core.sqlstate import CHANGES_SUSPENDED, NOT_LEADING
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.answers import ask, number, octets, reading, show, understanding
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect, translate_errors
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.errors import CHANGES_SUSPENDED, NOT_LEADING, translate_errors
 from pgrole_controller.postgres.fence import Fence
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class _Database:
 
     @property
     def shown(self) -> str:
-        return show(self.name)
+        return _show(self.name)
 
 
 async def reassign_owned(
@@ -152,9 +152,9 @@ async def _prepare(
 
 
 async def _find_new_owner(home: Connection, task: ReassignOwned) -> int | None:
-    rows = await ask(home, _sql("roles"), task.oid, task.role, task.new_owner or "")
-    with reading():
-        is_named, new_owner = bool(rows[0]["is_named"]), number(rows[0]["new_owner"])
+    rows = await _query(home, _sql("roles"), task.oid, task.role, task.new_owner or "")
+    with _reading():
+        is_named, new_owner = bool(rows[0]["is_named"]), _number(rows[0]["new_owner"])
     if not is_named:
         raise Transient(Reason.PROGRESSING, f'role "{task.role}" changed since the controller read it')
     if task.new_owner is not None and new_owner is None:
@@ -180,12 +180,12 @@ async def _end_sessions(home: Connection, task: ReassignOwned, check_lead: Check
             "terminated, but not yet ended" if task.terminate else "to terminate them, set spec.terminateSessions: true"
         )
         blockers.append(Blocker("", f"open sessions of the role: {count} ({remedy})"))
-    rows = await ask(home, _sql("prepared"), task.oid)
-    with reading():
+    rows = await _query(home, _sql("prepared"), task.oid)
+    with _reading():
         blockers.extend(
             Blocker(
-                show(row["database"]),
-                f'its prepared transaction "{show(row["gid"])}" is open: commit it or roll it back',
+                _show(row["database"]),
+                f'its prepared transaction "{_show(row["gid"])}" is open: commit it or roll it back',
             )
             for row in rows
         )
@@ -194,8 +194,8 @@ async def _end_sessions(home: Connection, task: ReassignOwned, check_lead: Check
 
 
 async def _count_sessions(home: Connection, task: ReassignOwned) -> int:
-    rows = await ask(home, queries.inspect("sessions"), [task.oid])
-    with reading():
+    rows = await _query(home, queries.inspect("sessions"), [task.oid])
+    with _reading():
         return sum(int(row["count"]) for row in rows)
 
 
@@ -209,10 +209,10 @@ async def _empty(home: Connection, emptying: _Emptying) -> None:
 
 async def _run_in_each(home: Connection, emptying: _Emptying, work: Callable[[Connection], Awaitable[None]]) -> None:
     """Does `work` in each database that needs the role. Raises Waiting with all that stood in the way."""
-    rows = await ask(home, _sql("databases"), emptying.task.oid)
-    with reading():
+    rows = await _query(home, _sql("databases"), emptying.task.oid)
+    with _reading():
         databases = [
-            _Database(int(row["oid"]), octets(row["name"]), bool(row["connectable"]), bool(row["invalid"]))
+            _Database(int(row["oid"]), _octets(row["name"]), bool(row["connectable"]), bool(row["invalid"]))
             for row in rows
         ]
     emptying.blockers.clear()
@@ -256,7 +256,7 @@ async def _try(
 ) -> str | None:
     try:
         there = emptying.endpoint.at(database.name.decode())
-        with understanding():
+        with _understanding():
             async with connect(there, "disown", **emptying.settings) as connection:
                 await _check_place(connection, emptying.place, database)
                 await _check_triggers(connection)
@@ -270,14 +270,14 @@ async def _try(
 
 async def _exists(home: Connection, database: _Database) -> bool:
     query = "SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE oid = $1) AS found"
-    rows = await ask(home, query, database.oid)
-    with reading():
+    rows = await _query(home, query, database.oid)
+    with _reading():
         return bool(rows[0]["found"])
 
 
 async def _find_place(connection: Connection) -> _Place:
-    rows = await ask(connection, _sql("place"))
-    with reading():
+    rows = await _query(connection, _sql("place"))
+    with _reading():
         row = rows[0]
         return _Place(int(row["system_identifier"]), row["started_at"], int(row["acting_role"]), int(row["database"]))
 
@@ -297,9 +297,9 @@ async def _check_place(connection: Connection, home: _Place, database: _Database
 
 async def _check_triggers(connection: Connection) -> None:
     """What a tenant owns is not run by us."""
-    rows = await ask(connection, _sql("triggers"))
-    with reading():
-        names = ", ".join(f'"{show(row["name"])}"' for row in rows)
+    rows = await _query(connection, _sql("triggers"))
+    with _reading():
+        names = ", ".join(f'"{_show(row["name"])}"' for row in rows)
     if names:
         raise Waiting(
             Reason.DROP_BLOCKED,
@@ -331,8 +331,8 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
     """Whether there was anything to hand over."""
     relations: int | None = None
     while True:
-        rows = await ask(connection, _sql("owned"), emptying.task.oid)
-        with reading():
+        rows = await _query(connection, _sql("owned"), emptying.task.oid)
+        with _reading():
             anything, count = bool(rows[0]["anything"]), int(rows[0]["relations"])
         if not anything:
             return relations is not None
@@ -346,9 +346,9 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
 
 async def _check_left(home: Connection, task: ReassignOwned) -> None:
     """Raises Waiting for what new dependencies on the role appeared in the meantime, or is about to."""
-    needs = await ask(home, queries.inspect("dependents"), [task.oid])
-    makers = await ask(home, _sql("makers"), task.oid)
-    with reading():
+    needs = await _query(home, queries.inspect("dependents"), [task.oid])
+    makers = await _query(home, _sql("makers"), task.oid)
+    with _reading():
         blockers = [
             Blocker(
                 str(row["database"]),
@@ -359,7 +359,7 @@ async def _check_left(home: Connection, task: ReassignOwned) -> None:
         ]
         for row in makers:
             who = f"the open transaction of process {int(row['pid'])}" if row["pid"] else "a prepared transaction"
-            blockers.append(Blocker(show(row["database"] or b""), f"{who} is about to depend on the role"))
+            blockers.append(Blocker(_show(row["database"] or b""), f"{who} is about to depend on the role"))
     if blockers:
         raise blocked(task.role, blockers)
 
@@ -368,7 +368,7 @@ async def _execute(emptying: _Emptying, connection: Connection, name: str) -> No
     """One file as one message, which is one transaction; between two of them is where a task can be cancelled."""
     await emptying.check_lead()
     await anyio.lowlevel.checkpoint()
-    with translate_errors("disown"), understanding(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
+    with translate_errors("disown"), _understanding(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
         await connection.execute(_sql(name))
 
 
@@ -376,7 +376,7 @@ async def _execute(emptying: _Emptying, connection: Connection, name: str) -> No
 async def _refusing(task: ReassignOwned) -> AsyncIterator[None]:
     """What PostgreSQL refuses in here, of what the whole server shares, is said as what stands in the way."""
     try:
-        with translate_errors("disown"), understanding():
+        with translate_errors("disown"), _understanding():
             yield
     except PgRoleError as error:
         raise blocked(task.role, [Blocker("", _words(error))]) from error
@@ -399,3 +399,46 @@ def _sqlstate(error: PgRoleError) -> str | None:
 @cache
 def _sql(name: str) -> str:
     return resources.text("sql", "reassign", f"{name}.sql")
+
+
+async def _query(connection: Connection, query: str, *arguments: object) -> list[asyncpg.Record]:
+    """The rows; what is taken from them is taken inside `reading`."""
+    with translate_errors("disown"), _reading():
+        return list(await connection.fetch(query, *arguments))
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """An answer that makes no sense is the server's fault: raises Transient."""
+    try:
+        yield
+    except asyncpg.InterfaceError:  # some are ValueErrors as well
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
+        kind = type(error).__name__
+        raise Transient(Reason.SERVER_NOT_READY, f"the controller cannot read the server's answer ({kind})") from error
+
+
+@contextmanager
+def _understanding() -> Iterator[None]:
+    """Raises Waiting for an error message that is not UTF-8: it may quote a name of another encoding."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        words = "PostgreSQL's error message is in an encoding that cannot be read: run REASSIGN OWNED there by hand"
+        raise Waiting(Reason.DROP_BLOCKED, words) from error
+
+
+def _number(value: object) -> int | None:
+    return None if value is None else int(str(value))
+
+
+def _octets(value: object) -> bytes:
+    if not isinstance(value, bytes):  # of a number, `bytes` would make so many
+        raise TypeError(type(value).__name__)
+    return value
+
+
+def _show(name: bytes) -> str:
+    """A name in whatever encoding; what is not UTF-8 by its bytes."""
+    return name.decode(errors="backslashreplace")

@@ -1,0 +1,162 @@
+"""What server a connection is on, what its home database holds, and what the controller's role may do there."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import anyio
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.state import Claims, Mode
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import is_lacking, translate_errors
+from pgrole_controller.postgres.privileges import explain_access
+from pgrole_controller.postgres.rows import Row, fetch_row
+from pgrole_controller.postgres.schema import SchemaMissing, SchemaState, install, is_current, others_may_create
+
+OLDEST_VERSION = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What server a connection is on; `system_identifier` and `started_at` together tell one live server."""
+
+    version: str
+    version_number: int  # e.g. 180004
+    system_identifier: int
+    started_at: datetime
+    own_roles: frozenset[str]
+    superuser: bool
+    sees_passwords: bool
+
+    def is_same_server(self, other: "Identity") -> bool:
+        return (self.system_identifier, self.started_at) == (other.system_identifier, other.started_at)
+
+
+async def identify(connection: Connection) -> Identity:
+    """Raises Transient for a server that cannot be written to or is too old."""
+    row = await fetch_row(connection, "identify", queries.inspect("server"))
+    version, number = row.get("version", str), row.get("version_number", int)
+    if row.get("in_recovery", bool):
+        raise Transient(Reason.SERVER_NOT_READY, "the server is a read-only standby (pg_is_in_recovery)")
+    if number < OLDEST_VERSION * 10_000:
+        raise Transient(
+            Reason.SERVER_NOT_READY,
+            f"PostgreSQL {version[:40]} is too old: the controller requires {OLDEST_VERSION} or later",
+        )
+    encoding = row.get("encoding", str)
+    if encoding != "UTF8":
+        raise Transient(
+            Reason.SERVER_NOT_READY,
+            f"the home database has the encoding {encoding[:40]}: name one with UTF8, which can hold every role name",
+        )
+    return Identity(
+        version=version[:40],
+        version_number=number,
+        system_identifier=row.get("system_identifier", int),
+        started_at=row.get("started_at", datetime),
+        own_roles=frozenset({row.text("acting_role"), row.text("session_role")}),
+        superuser=row.get("superuser", bool),
+        sees_passwords=row.get("sees_passwords", bool),
+    )
+
+
+#: How often a session checks again what the controller may do, in seconds, at most.
+ACCESS_CHECK_SECONDS = 60.0
+_DEADLINE = 10.0
+
+_COLUMNS = (
+    "own_role",
+    "database",
+    "creates",
+    "present",
+    "owns",
+    "uses",
+    "sees_versions",
+    "sees_passwords",
+    "sees_system",
+)
+
+#: One row of sql/inspect/access.sql.
+Access = Mapping[str, Any]
+
+
+async def read_access(connection: Connection) -> Access:
+    with translate_errors():
+        row = await connection.fetchrow(queries.inspect("access"), timeout=_DEADLINE)
+    if row is None:
+        raise Transient(Reason.SERVER_NOT_READY, "the controller's role no longer exists: create it again")
+    return {column: Row(row, Reason.SERVER_NOT_READY)[column] for column in _COLUMNS}
+
+
+async def await_access_change(
+    connection: Connection, lock: anyio.Lock, before: Access, seconds: float, only: str | None = None
+) -> tuple[str, ...]:
+    """Asks every `seconds`, and returns the names of what is not as `before`; `only`: of this column alone."""
+    while True:
+        await anyio.sleep(seconds)
+        async with lock:
+            now = await read_access(connection)
+        changed = tuple(name for name in now if now[name] != before[name] and only in (None, name))
+        if changed:
+            return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What was found in the home database. `missing`: why there is no schema pgrole; then claims are in status."""
+
+    identity: Identity
+    access: Access
+    schema_state: SchemaState
+    guarded: bool
+    missing: SchemaMissing | None
+
+    @property
+    def claims(self) -> Claims:
+        return "Status" if self.missing else "Database"
+
+
+async def read_capabilities(writer: Connection) -> Capabilities | None:
+    """None where schema pgrole is missing or old. Changes nothing."""
+    if not await is_current(writer):
+        return None
+    identity, access = await identify(writer), await read_access(writer)
+    return Capabilities(identity, access, SchemaState.PRESENT, await others_may_create(writer), None)
+
+
+async def prepare_schema(
+    writer: Connection, detection: Mode, may_install: bool, seen: Capabilities | None
+) -> Capabilities:
+    """Installs schema pgrole where allowed. `seen`: as read before this process led; raises Transient if it changed."""
+    if seen is not None:
+        found = await read_capabilities(writer)
+        if found is None or (found.access, found.guarded) != (seen.access, seen.guarded):
+            raise Transient(Reason.SERVER_NOT_READY, "the controller's privileges changed while another process led")
+        await install(writer, allowed=may_install)
+        return found
+    identity = await identify(writer)
+    access = await read_access(writer)
+    try:
+        schema_state = await install(writer, allowed=may_install)
+    except SchemaMissing as error:
+        if detection is Mode.WATCH:
+            raise
+        return Capabilities(identity, access, SchemaState.NONE, False, error)
+    if schema_state is not SchemaState.PRESENT:
+        access = await read_access(writer)
+    return Capabilities(identity, access, schema_state, await others_may_create(writer), None)
+
+
+@asynccontextmanager
+async def explaining(writer: Connection) -> AsyncIterator[None]:
+    """Where a privilege is lacking for a session: the error names the grant."""
+    try:
+        yield
+    except PgRoleError as error:
+        if not is_lacking(error) or writer.is_closed():
+            raise
+        raise await explain_access(writer, error) from error.__cause__

@@ -1,0 +1,258 @@
+"""PostgreSQL's errors as PgRoleErrors: one table by SQLSTATE, one translation, and the cause of a lost session.
+
+Codes: https://www.postgresql.org/docs/current/errcodes-appendix.html. The longest prefix decides.
+
+Guarantees: an unknown cause is `Cause.OTHER`, which backs off. Of several hosts, the one to be spared the most decides.
+"""
+
+import errno
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from socket import gaierror
+from ssl import SSLCertVerificationError, SSLError
+
+import asyncpg
+
+from pgrole_controller import metrics
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.reconnect import Cause
+from pgrole_controller.postgres.authentication import Unacceptable
+
+#: Raised by schema pgrole's own functions when what was seen is no longer so: look again, nothing was changed.
+SEEN_IS_STALE = "PGR01"
+
+#: Raised by sql/inspect/guard.sql when schema pgrole is not ours any more: nothing in it is called.
+SCHEMA_NOT_TRUSTED = "PGR02"
+
+#: Raised by schema pgrole's own functions when another process leads: nothing was changed, and nothing may be.
+NOT_LEADING = "PGR04"
+
+#: Raised while a superuser has suspended all changes: nothing was changed, and nothing may be.
+CHANGES_SUSPENDED = "PGR05"
+
+_TABLE: dict[str, Callable[[str], PgRoleError]] = {
+    "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
+    "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
+    "0LP01": lambda text: Refused(Reason.INVALID_SPEC, f"spec.memberOf: PostgreSQL rejects the membership: {text}"),
+    "22": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL rejects a value of the spec: {text}"),
+    "23505": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
+    "25006": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is read-only: {text}"),
+    "28": lambda text: Transient(Reason.SERVER_NOT_READY, f"PostgreSQL rejects the controller's credentials: {text}"),
+    "2BP01": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is still needed: {text}"),
+    "3D000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the home database is missing: {text}"),
+    "3F000": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is missing: {text}"),
+    "40": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
+    "42501": lambda text: Transient(Reason.DATABASE_ERROR, f"the controller's role lacks a privilege: {text}"),
+    "42883": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is incomplete: {text}"),
+    "42P01": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is incomplete: {text}"),
+    "42710": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
+    "42704": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
+    "42939": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL rejects the name: {text}"),
+    "53": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is short of resources: {text}"),
+    "54001": lambda text: Transient(
+        Reason.SERVER_NOT_READY,
+        f"PostgreSQL: {text}: max_stack_depth is too low for the controller's role or database; raise it",
+    ),
+    "53100": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server's disk is full; free some space: {text}"),
+    "53200": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is out of memory: {text}"),
+    "53300": lambda text: Transient(
+        Reason.SERVER_NOT_READY,
+        "the server has no connection left for the controller; close some, or raise max_connections or the "
+        f"CONNECTION LIMIT of the controller's role or database: {text}",
+    ),
+    "55000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is not in the required state: {text}"),
+    "55P02": lambda text: Refused(Reason.INVALID_SPEC, f"spec.parameters: {text}"),
+    "55P03": lambda text: Transient(Reason.DATABASE_ERROR, f"a lock was not available in time: {text}"),
+    "55006": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is in use: {text}"),
+    "57014": lambda text: Transient(Reason.DATABASE_ERROR, f"a statement exceeded its timeout: {text}"),
+    "57": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is starting up or shutting down: {text}"),
+    "58P01": lambda text: Transient(
+        Reason.SERVER_NOT_READY,
+        f"PostgreSQL: {text}. If the file is a library, reset session_preload_libraries or dynamic_library_path with "
+        f"ALTER DATABASE … RESET or ALTER ROLE … RESET",
+    ),
+    SEEN_IS_STALE: lambda text: Transient(Reason.PROGRESSING, f"the role changed while the controller read it: {text}"),
+    SCHEMA_NOT_TRUSTED: lambda text: Transient(Reason.SERVER_NOT_READY, text),
+    NOT_LEADING: lambda text: Transient(Reason.PROGRESSING, text),
+    CHANGES_SUSPENDED: lambda text: Refused(
+        Reason.SUSPENDED, f"{text}: the controller changes nothing on this server until a superuser resets it"
+    ),
+    "XX000": lambda text: _internal("XX000, an internal error", text),
+    "XX001": lambda text: _internal("XX001, corrupted data", text),
+    "XX002": lambda text: _internal("XX002, a corrupted index", text),
+}
+
+
+#: What PostgreSQL says in XX000, in English always, where another transaction came first.
+_CONCURRENT = ("tuple concurrently updated", "tuple concurrently deleted")
+
+
+def _internal(name: str, text: str) -> PgRoleError:
+    if text.startswith(_CONCURRENT):
+        return Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}")
+    return Transient(Reason.DATABASE_ERROR, f"PostgreSQL reports {name}: {text}. See the server log")
+
+
+def classify(sqlstate: str | None, text: str) -> PgRoleError:
+    """The error to say on the object for an error of PostgreSQL with its primary message `text`."""
+    code = sqlstate or ""
+    for length in range(len(code), -1, -1):
+        if code[:length] in _TABLE:
+            return _TABLE[code[:length]](text)
+    raise AssertionError("the table has an entry for every code")
+
+
+#: From what costs the server least to what costs it most.
+_SPARED = (Cause.REFUSED, Cause.STARTING, Cause.LOST, Cause.OVERTAKEN, Cause.OTHER)
+
+_REFUSED = {errno.ECONNREFUSED}
+#: A socket's file is removed with its server.
+_REFUSED_SOCKET = {errno.ECONNREFUSED, errno.ENOENT}
+_BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, EOFError, asyncpg.ConnectionDoesNotExistError)
+
+#: How asyncio names the errors of a host's several addresses, in the text of one OSError.
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+
+
+class StandbyError(ConnectionError):
+    """The server is in recovery: after a failover one of its peers is not, or it is promoted itself."""
+
+
+def cause_of(error: PgRoleError) -> Cause:
+    """`error` is from an attempt at a session, or from one that ended too soon."""
+    return _classify(error, frozenset())
+
+
+def _classify(error: BaseException | None, within: frozenset[int]) -> Cause:
+    """`within`: ids of the errors that contain this one. An error that is raised from a group can be in that group."""
+    if id(error) in within:
+        return _SPARED[0]
+    within |= {id(error)}
+    match error:
+        case BaseExceptionGroup():
+            causes = [_classify(one, within) for one in error.exceptions]
+            return max(causes, key=_SPARED.index)
+        case PgRoleError(reason=Reason.PROGRESSING):
+            return Cause.OVERTAKEN
+        case PgRoleError():
+            return _classify(error.__cause__, within)
+        case asyncpg.CannotConnectNowError():
+            return Cause.STARTING
+        case Unacceptable():
+            return Cause.OTHER
+        case StandbyError():
+            return Cause.LOST
+        case OSError() if _is_refused(error):
+            return Cause.REFUSED
+        case _ if isinstance(error, _BROKEN):
+            return Cause.LOST
+    return Cause.OTHER
+
+
+def _is_refused(error: OSError) -> bool:
+    if error.errno is None:
+        found = {int(number) for number in _ERRNO.findall(str(error))}
+        return bool(found) and found <= _REFUSED
+    return error.errno in (_REFUSED_SOCKET if error.filename is None else _REFUSED)
+
+
+def is_lacking(error: BaseException | None) -> bool:
+    """Whether PostgreSQL refused for want of a privilege (insufficient_privilege)."""
+    return error is not None and isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError)
+
+
+# InternalClientError: a statement that meets the server's goodbye before the end of the connection is noticed.
+LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
+
+
+#: Of a text that a server wrote, in characters.
+_LONGEST_TEXT = 500
+
+
+class UnexpectedError(Transient):
+    """An exception that nothing foresees, of what a server sent or of our own making: its cause is to be logged."""
+
+    def __init__(self, error: BaseException) -> None:
+        kinds = type(error).__name__
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+            kinds = f"{kinds}: {type(error).__name__}"
+        super().__init__(
+            Reason.SERVER_NOT_READY,
+            f"unexpected error in the session ({kinds}); see the controller's log for the traceback",
+        )
+
+
+#: What asyncpg says when the answer to the wish for TLS is not yes.
+_NO_TLS = "rejected SSL upgrade"
+
+
+@contextmanager
+def translate_errors(statement: str = "") -> Iterator[None]:
+    """Turns whatever asyncpg raises into a PgRoleError by the table of SQLSTATEs.
+
+    `statement`: what kind it is, where its time is to be measured, however it ends.
+    """
+    began = time.perf_counter()
+    try:
+        yield
+    except (asyncpg.PostgresError, *LOST, TimeoutError) as error:
+        ended = error.__cause__  # where it was us who ended it
+        if isinstance(error, asyncpg.PostgresError) and not isinstance(ended, Unacceptable):
+            raise translate(error) from error
+        cause = ended if isinstance(ended, Unacceptable) else error
+        raise Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {_words(cause)}") from cause
+    except (PgRoleError, UnicodeEncodeError):  # the latter of what was to be sent
+        raise
+    except Exception as error:
+        if statement == "connect" and isinstance(error, ValueError):  # of what we were given: `_naming`
+            raise
+        raise UnexpectedError(error) from error
+    finally:
+        if statement:
+            metrics.SQL_SECONDS.labels(statement).observe(time.perf_counter() - began)
+
+
+def translate(error: asyncpg.PostgresError) -> PgRoleError:
+    """The error to say on an object. Only the primary message: detail and context may quote a statement."""
+    message = getattr(error, "message", None) or (str(error) or type(error).__name__)  # asyncpg's own have no parts
+    return classify(getattr(error, "sqlstate", None), shorten(str(message)))
+
+
+@contextmanager
+def convert_unexpected() -> Iterator[None]:
+    """Nothing leaves this but PgRoleError, and what ends tasks: an Unexpected where it was something else."""
+    try:
+        yield
+    except PgRoleError:
+        raise
+    except Exception as error:
+        raise UnexpectedError(error) from error
+
+
+def shorten(text: str, most: int = _LONGEST_TEXT) -> str:
+    """Of a text that somebody else wrote: on one line, without what a terminal would obey, and not too long."""
+    cut = text[:most]
+    shown = cut if cut.isprintable() else "".join(sign if sign.isprintable() else " " for sign in cut)
+    return shown if len(text) <= most else f"{shown}… ({len(text) - most} more characters)"
+
+
+def _words(error: BaseException) -> str:
+    return shorten(_say(error))
+
+
+def _say(error: BaseException) -> str:
+    match error:
+        case TimeoutError():
+            return "no answer in time"
+        case SSLCertVerificationError():
+            return f"the server's certificate is not trusted: {error.verify_message}"
+        case SSLError():
+            return f"TLS failed: {error.reason or error}"
+        case ConnectionError() if _NO_TLS in str(error):
+            return "the server does not offer TLS, which sslMode requires"
+        case gaierror():
+            return f"the host name does not resolve: {error.strerror}"
+    return str(error) or type(error).__name__
