@@ -8,8 +8,8 @@ from bench.objects import load
 from bench.outage import measure_outage
 from bench.sheet import Sheet
 from bench.stand import stand
-from pgrole_controller.controller.lane import HEALTHY_SECONDS
 from pgrole_controller.controller.reporter import CONFIRM_AGAIN
+from pgrole_controller.controller.worker import HEALTHY_SECONDS
 from pgrole_controller.local.display import Display
 
 #: Objects that are posted at once, by so many clients, beside those that were there before.

@@ -30,7 +30,7 @@ with startup_imports():
     )
 
 if TYPE_CHECKING:
-    from pgrole_controller.controller.app import Plan
+    from pgrole_controller.controller.app import Config
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _run(options: argparse.Namespace) -> int:
     set_up(settings.log_level, settings.log_format)
     code = 0
     try:
-        anyio.run(run, _plan(settings), backend_options={"loop_factory": watched_loop})
+        anyio.run(run, config_of(settings), backend_options={"loop_factory": watched_loop})
     except* CannotStart as group:
         for error in _leaves(group):
             print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
@@ -131,10 +131,10 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield error
 
 
-def _plan(settings: Settings) -> "Plan":
-    from pgrole_controller.controller.app import Election, Plan
-    from pgrole_controller.controller.declaration import Site
-    from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
+def config_of(settings: Settings) -> "Config":
+    from pgrole_controller.controller.app import Config, ElectionConfig
+    from pgrole_controller.controller.declaration import ControllerConfig
+    from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
     from pgrole_controller.kube.credentials import in_cluster_namespace
     from pgrole_controller.postgres.connection import Endpoint
     from pgrole_controller.postgres.token import TokenCommand
@@ -142,7 +142,7 @@ def _plan(settings: Settings) -> "Plan":
     in_cluster, server = in_cluster_namespace(), None
     if (dsn := settings.dsn) is not None:
         plain, methods = split_methods(dsn)
-        server = DeclaredServer(
+        server = ServerConfig(
             DEFAULT_SERVER,
             Endpoint(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods),
             server_policy_of(settings),
@@ -153,9 +153,9 @@ def _plan(settings: Settings) -> "Plan":
             resync_seconds=settings.resync_interval,
         )
     elects = in_cluster is not None if settings.leader_election is None else settings.leader_election
-    return Plan(
+    return Config(
         server=server,
-        site=Site(
+        controller_config=ControllerConfig(
             namespace=settings.own_namespace or in_cluster or "default",
             forbidden_metadata=settings.forbidden_metadata,
             mint=TokenCommand(settings.token_command) if settings.token_command else None,
@@ -165,7 +165,7 @@ def _plan(settings: Settings) -> "Plan":
         strict_tls=settings.strict_tls,
         cluster=settings.cluster_id,
         namespace=settings.namespace,
-        election=Election(settings.lease, settings.identity or socket.gethostname()) if elects else None,
+        election=ElectionConfig(settings.lease, settings.identity or socket.gethostname()) if elects else None,
         health_host=settings.health_host,
         health_port=settings.health_port,
     )

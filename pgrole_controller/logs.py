@@ -1,6 +1,7 @@
 """Log lines: constant messages with values as keys, for a terminal as text, elsewhere as JSON.
 
-Each visit has a short id, which stands as `visit` in every line that is written for it, in whatever room (`tracing`).
+Each reconcile has a short id, which stands as `visit` in every line that is written for it, in whatever room
+(`tracing`).
 
 Much of what is logged was written by somebody else, or happens as often as somebody else likes: values, tracebacks and
 the repetition of a warning have a bound.
@@ -37,7 +38,7 @@ REPEATS = 20
 REPEAT_SECONDS = 60.0
 MOST_REPEATED = 10_000
 
-_visit: ContextVar[str] = ContextVar("visit", default="")
+_reconcile_id: ContextVar[str] = ContextVar("visit", default="")
 
 
 def set_up(level: str, form: LogFormat) -> None:
@@ -46,7 +47,7 @@ def set_up(level: str, form: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     text = form == "text" or (form == "auto" and terminal)
     handler.setFormatter(_Text(colours=terminal and not os.environ.get("NO_COLOR")) if text else _Json())
-    handler.addFilter(_add_visit)
+    handler.addFilter(_add_reconcile_id)
     handler.addFilter(RepeatFilter().admit)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pgrole_controller").setLevel(level.upper())
@@ -54,29 +55,29 @@ def set_up(level: str, form: LogFormat) -> None:
     logging.getLogger("kubernetes_asyncio.client.rest").setLevel(logging.WARNING)
 
 
-def new_visit() -> str:
-    """An id that no other visit of these days has."""
+def new_reconcile_id() -> str:
+    """An id that no other reconcile of these days has."""
     return secrets.token_hex(4)
 
 
-def name_visit(batch: str, place: int, of: int) -> str:
-    """The id of one visit of a batch, which begins with that of the batch; of a batch of one, the same."""
+def batch_member_id(batch: str, place: int, of: int) -> str:
+    """The id of one reconcile of a batch, which begins with that of the batch; of a batch of one, the same."""
     return batch if of == 1 else f"{batch}.{place}"
 
 
-def current_visit() -> str:
-    """The id of the visit that this is done for; empty where it is for none."""
-    return _visit.get()
+def current_reconcile_id() -> str:
+    """The id of the reconcile that this is done for; empty where it is for none."""
+    return _reconcile_id.get()
 
 
 @contextmanager
-def tracing(visit: str) -> Iterator[None]:
-    """What is logged in here, and in tasks and threads that are started here, is for this visit."""
-    token = _visit.set(visit)
+def tracing(reconcile_id: str) -> Iterator[None]:
+    """What is logged in here, and in tasks and threads that are started here, is for this reconcile."""
+    token = _reconcile_id.set(reconcile_id)
     try:
         yield
     finally:
-        _visit.reset(token)
+        _reconcile_id.reset(token)
 
 
 #: Of one stack, the innermost frames; of tracebacks, so many within a minute are logged in full.
@@ -134,9 +135,9 @@ def _module(filename: str) -> str:
     return "/".join(filename.replace(os.sep, "/").split("/")[-2:])
 
 
-def _add_visit(record: logging.LogRecord) -> bool:
-    if visit := _visit.get():
-        record.visit = visit
+def _add_reconcile_id(record: logging.LogRecord) -> bool:
+    if reconcile_id := _reconcile_id.get():
+        record.visit = reconcile_id
     return True
 
 

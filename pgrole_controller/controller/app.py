@@ -1,35 +1,41 @@
-"""The controller as a whole: wires the rooms together, runs until it is asked to stop, and stops in order."""
+"""The controller as a whole: wires the rooms together, runs until it is asked to stop, and stops in order.
+
+The event loop looks up names of hosts in a thread for each: its own few threads could all be held, for as long as a
+resolver takes, by the hosts of one server, and the process could not end before the resolver has given up.
+"""
 
 import asyncio
+import errno
 import itertools
 import logging
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from threading import Thread
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import metrics
 from pgrole_controller.api import reading
-from pgrole_controller.controller.declaration import Site
-from pgrole_controller.controller.errands import Errands
+from pgrole_controller.controller.background import PasswordTasks
+from pgrole_controller.controller.declaration import ControllerConfig
 from pgrole_controller.controller.errors import CannotStart
-from pgrole_controller.controller.health import Health
-from pgrole_controller.controller.identities import Identities
-from pgrole_controller.controller.lane import Lane, decline
-from pgrole_controller.controller.lead import Lead
+from pgrole_controller.controller.health import Health, Scraper
+from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.scrape import Scraper
-from pgrole_controller.controller.server import DeclaredServer
-from pgrole_controller.controller.serverreport import ServerReporter
+from pgrole_controller.controller.reporter import Reporter, decline
+from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server_reporter import ServerReporter
 from pgrole_controller.controller.servers import Servers, ServerStores
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
-from pgrole_controller.controller.threads import Threads
+from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
@@ -42,20 +48,20 @@ from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: From SIGTERM on, in seconds: for the visit under way, for what it found to be written, and for the Events of it.
+#: From SIGTERM on, in seconds: for the reconcile under way, for what it found to be written, and for the Events of it.
 # A transaction that has begun is not interrupted: its own deadline comes on top of the first.
-VISIT_SECONDS = 1.5
+RECONCILE_SECONDS = 1.5
 WRITE_SECONDS = 1.5
 EVENT_SECONDS = 0.5
 
-#: How often it is looked at whether everything is listed again, in seconds.
+#: How often the controller checks whether everything is listed again, in seconds.
 RELIST_SECONDS = 0.1
 
 _CLUSTER_ID_NAMESPACE = "kube-system"
 
 
 @dataclass(frozen=True, slots=True)
-class Election:
+class ElectionConfig:
     """Of the process that leads. `lease` is the name of a Lease in the controller's own namespace; `identity` is this
     process's, for people: what makes it the only one is added.
     """
@@ -65,57 +71,59 @@ class Election:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Config:
     """What is run. `server` is the one of PGROLE_DSN. `cluster` None: the uid of namespace kube-system.
 
-    `namespace` is the only one whose PgRoles are looked at. `election` None: no other process works for this cluster.
+    `namespace` is the only one whose PgRoles are reconciled. `election` None: no other process works for this cluster.
     """
 
-    server: DeclaredServer | None
-    site: Site
+    server: ServerConfig | None
+    controller_config: ControllerConfig
     kubeconfig: str | None = None
     context: str | None = None
     strict_tls: bool = True
     cluster: str | None = None
     namespace: str | None = None
-    election: Election | None = None
+    election: ElectionConfig | None = None
     health_host: str = "127.0.0.1"
     health_port: int | None = None
 
 
-async def run(plan: Plan) -> None:
+async def run(config: Config) -> None:
     """Runs until SIGTERM or SIGINT. Raises a group of CannotStart, or of whatever ended a task that should not end."""
     asked, health = anyio.Event(), Health()
-    asyncio.get_running_loop().set_default_executor(Threads())
+    asyncio.get_running_loop().set_default_executor(LookupThreads())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_signal, asked)
-        if plan.health_port is not None:
-            tasks.start_soon(health.serve, plan.health_host, plan.health_port)
+        if config.health_port is not None:
+            tasks.start_soon(health.serve, config.health_host, config.health_port)
         try:
-            async with Client.connect(plan.kubeconfig, context=plan.context, strict_tls=plan.strict_tls) as client:
-                cluster = plan.cluster or await _read_cluster_id_until(asked, client)
+            async with Client.connect(
+                config.kubeconfig, context=config.context, strict_tls=config.strict_tls
+            ) as client:
+                cluster = config.cluster or await _read_cluster_id_until(asked, client)
                 if cluster is not None:
-                    await _run_terms(plan, client, cluster, health, asked)
+                    await _run_terms(config, client, cluster, health, asked)
         except KubeError as error:
             raise CannotStart(str(error)) from error
         tasks.cancel_scope.cancel()
 
 
-async def _run_terms(plan: Plan, client: Client, cluster: str, health: Health, asked: anyio.Event) -> None:
+async def _run_terms(config: Config, client: Client, cluster: str, health: Health, asked: anyio.Event) -> None:
     """One controller after the other: with a lead that is lost goes all that was known, and the next one stands by."""
-    if plan.election is None:
-        await _Controller(plan, client, cluster, health, Lead()).run(asked)
+    if config.election is None:
+        await _Controller(config, client, cluster, health, Leadership()).run(asked)
         return
-    lease = Key(plan.site.namespace, plan.election.lease)
-    elector = Elector(client, lease, f"{plan.election.identity}_{secrets.token_hex(4)}")
+    lease = Key(config.controller_config.namespace, config.election.lease)
+    elector = Elector(client, lease, f"{config.election.identity}_{secrets.token_hex(4)}")
     terms = itertools.count(1)
     while not asked.is_set():
         term = Term()
         # In databases each term is another holder: what was sent in one that was lost is not taken for the next one's.
-        lead = Lead(term, f"{cluster}/{lease}", f"{elector.identity}_{next(terms)}")
+        leadership = Leadership(term, f"{cluster}/{lease}", f"{elector.identity}_{next(terms)}")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(elector.run, term)
-            await _Controller(plan, client, cluster, health, lead).run(asked)
+            await _Controller(config, client, cluster, health, leadership).run(asked)
             tasks.cancel_scope.cancel()
     await elector.resign()
 
@@ -170,37 +178,48 @@ async def _load_models() -> None:
 
 
 class _Controller:
-    def __init__(self, plan: Plan, client: Client, cluster: str, health: Health, lead: Lead) -> None:
-        client = client.limited(lambda: lead.leading)
-        self._plan = plan
+    def __init__(self, config: Config, client: Client, cluster: str, health: Health, leadership: Leadership) -> None:
+        client = client.limited(lambda: leadership.leading)
+        self._config = config
         self._client = client
-        self._lead = lead
-        self._queue = Queue(held=not lead.leading)
+        self._leadership = leadership
+        self._queue = Queue(held=not leadership.leading)
         self._store = Store(index=index_pgrole)
         self._secrets = Store(index=index_by_owner)
         self._namespaces = Store()
         self._observed = ServerStores(Store(), Store(), Store())
-        namespaces = Namespaces(client, self._namespaces, plan.namespace)
-        self._objects = Objects(self._store, self._secrets, namespaces, cluster, plan.namespace)
+        namespaces = Namespaces(client, self._namespaces, config.namespace)
+        self._objects = Objects(self._store, self._secrets, namespaces, cluster, config.namespace)
         self._recorder = Recorder(client)
-        errands = Errands(client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret))
-        self._reporter = Reporter(client, self._objects, self._queue, self._recorder, errands)
-        self._identities = Identities()
-        self._servers = Servers(client, self._observed, plan.server, plan.site, self._make_lane, self._enqueue_server)
+        password_tasks = PasswordTasks(
+            client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret)
+        )
+        self._reporter = Reporter(client, self._objects, self._queue, self._recorder, password_tasks)
+        self._live_servers = LiveServers()
+        self._servers = Servers(
+            client, self._observed, config.server, config.controller_config, self._make_worker, self._enqueue_server
+        )
         self._relisted = Signal()
         self._was_synced = False
-        lead.synced = self._is_synced
+        leadership.synced = self._is_synced
         self._health = health
-        health.watch(self._store, self._servers, lead, Scraper(self._servers, self._objects, self._queue, lead).scrape)
+        health.watch(
+            self._store,
+            self._servers,
+            leadership,
+            Scraper(self._servers, self._objects, self._queue, leadership).scrape,
+        )
         self._source = PgRoleSource(self._objects, self._queue, self._servers)
         self._secret_source = SecretSource(self._source, self._secrets)
         self._namespace_source = NamespaceSource(self._source, self._objects)
-        self._server_reporter = ServerReporter(client, self._observed.pgservers, self._servers, self._objects, lead)
+        self._server_reporter = ServerReporter(
+            client, self._observed.pgservers, self._servers, self._objects, leadership
+        )
 
     async def run(self, asked: anyio.Event) -> None:
         """Until it is asked to stop, or the lead is lost: then everything is cancelled at once.
 
-        Else the tasks end in the order of the way of the data: the lanes, the sources, what writes, then the rest.
+        Else the tasks end in the order of the way of the data: the workers, the sources, what writes, then the rest.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._lose, tasks.cancel_scope)
@@ -217,25 +236,25 @@ class _Controller:
 
     def _declared(self) -> list[Store]:
         """What decisions are made from, but for what the API server refuses to list: that is decided without."""
-        others = [self._observed.pgservers] if self._plan.namespace else [self._observed.pgservers, self._namespaces]
+        others = [self._observed.pgservers] if self._config.namespace else [self._observed.pgservers, self._namespaces]
         return [self._store, *(store for store in others if store.refused is None)]
 
     async def _relist_when_back(self) -> None:
         """What was declared while Kubernetes was away may not be in any watch: one can be cut off without a word."""
         while True:
-            await self._lead.confirmed_again()
-            while self._lead.leading and self._lead.stale:
+            await self._leadership.confirmed_again()
+            while self._leadership.leading and self._leadership.stale:
                 self._is_synced()  # before it is doubted
-                count = self._lead.confirmations
+                count = self._leadership.confirmations
                 for store in self._declared():
                     store.doubt()
                 self._relisted.pulse()
                 while not self._is_known():  # noqa: ASYNC110 -- a store may come to be refused meanwhile
                     await anyio.sleep(RELIST_SECONDS)
-                self._lead.refresh(count)
+                self._leadership.refresh(count)
 
     async def _lose(self, everything: anyio.CancelScope) -> None:
-        await self._lead.end()
+        await self._leadership.end()
         everything.cancel()
 
     async def _run(self, asked: anyio.Event) -> None:
@@ -245,10 +264,10 @@ class _Controller:
                 writers.start_soon(self._reporter.run)
                 async with anyio.create_task_group() as sources:
                     self._start_sources(sources)
-                    async with anyio.create_task_group() as lanes:
-                        lanes.start_soon(self._servers.run)
+                    async with anyio.create_task_group() as workers:
+                        workers.start_soon(self._servers.run)
                         await asked.wait()
-                        self._start_no_visit(lanes)
+                        self._stop_reconciles(workers)
                     sources.cancel_scope.cancel()
                 self._reporter.close()
                 writers.cancel_scope.deadline = anyio.current_time() + WRITE_SECONDS
@@ -256,13 +275,13 @@ class _Controller:
             rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
 
     async def _follow_pgroles(self) -> None:
-        """Listed anew before the first visit, where this process stood by: what came from a watch that was cut off
+        """Listed anew before the first reconcile, where this process stood by: what came from a watch that was cut off
         without a word is old, and nothing in it says so.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._reflect_pgroles)
-            stood_by = not self._lead.leading
-            await self._lead.stand_by()
+            stood_by = not self._leadership.leading
+            await self._leadership.stand_by()
             metrics.LEADERSHIPS.inc()
             if not (stood_by and self._store.synced.is_set()):
                 self._queue.release()
@@ -275,11 +294,11 @@ class _Controller:
             self._queue.release()
 
     async def _reflect_pgroles(self) -> None:
-        changed, namespace = self._source.changed, self._plan.namespace
+        changed, namespace = self._source.changed, self._config.namespace
         await self._reflect(PGROLES, self._store, changed, namespace, False, _load_models)
 
-    def _make_lane(self, declared: DeclaredServer) -> Lane:
-        return Lane(declared, self._objects, self._queue, self._reporter, self._identities, self._lead)
+    def _make_worker(self, declared: ServerConfig) -> ServerWorker:
+        return ServerWorker(declared, self._objects, self._queue, self._reporter, self._live_servers, self._leadership)
 
     def _enqueue_server(self, name: str) -> None:
         self._source.enqueue_server(name)
@@ -288,14 +307,14 @@ class _Controller:
         tasks.start_soon(self._follow_pgroles)
         tasks.start_soon(self._relist_when_back)
         secrets, source = self._secrets, self._secret_source
-        tasks.start_soon(self._reflect, SECRETS, secrets, source.changed, self._plan.namespace, True)
+        tasks.start_soon(self._reflect, SECRETS, secrets, source.changed, self._config.namespace, True)
         tasks.start_soon(source.announce_all)
         observed, changed = self._observed, self._servers.changed
         tasks.start_soon(self._reflect, PGSERVERS, observed.pgservers, changed, None, False, _load_models)
-        own = self._plan.site.namespace
+        own = self._config.controller_config.namespace
         tasks.start_soon(self._reflect, SECRETS, observed.secrets, changed, own, True)
         tasks.start_soon(self._reflect, CONFIGMAPS, observed.config_maps, changed, own, True)
-        if self._plan.namespace is None:
+        if self._config.namespace is None:
             tasks.start_soon(self._reflect, NAMESPACES, self._namespaces, self._namespace_source.changed, None, False)
         tasks.start_soon(
             self._objects.namespaces.run,
@@ -343,15 +362,39 @@ class _Controller:
         )
         await decline(NO_SERVER, self._queue, self._objects, self._reporter, error)
 
-    def _start_no_visit(self, lanes: TaskGroup) -> None:
-        """The visits that are under way may end until the deadline; without any it is not waited for."""
+    def _stop_reconciles(self, workers: TaskGroup) -> None:
+        """The reconciles that are under way may end until the deadline; without any it is not waited for."""
         self._health.stopping = True
         self._queue.close()
-        connected = [lane for lane in self._servers if lane.connected]
-        lanes.cancel_scope.deadline = anyio.current_time() + VISIT_SECONDS
-        lanes.start_soon(self._end, connected, lanes.cancel_scope)
+        connected = [worker for worker in self._servers if worker.connected]
+        workers.cancel_scope.deadline = anyio.current_time() + RECONCILE_SECONDS
+        workers.start_soon(self._end, connected, workers.cancel_scope)
 
-    async def _end(self, connected: Sequence[Lane], lanes: anyio.CancelScope) -> None:
-        for lane in connected:
-            await lane.ended.wait()
-        lanes.cancel()
+    async def _end(self, connected: Sequence[ServerWorker], workers: anyio.CancelScope) -> None:
+        for worker in connected:
+            await worker.ended.wait()
+        workers.cancel()
+
+
+class LookupThreads(ThreadPoolExecutor):
+    """For the loop, which takes no other executor. Nothing waits for its threads; each ends with its call."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: object, **named: object) -> Future[Any]:
+        future: Future[Any] = Future()
+        thread = Thread(target=_run, args=(future, partial(call, *arguments, **named)), name="lookup", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # as a lookup fails, which whoever asked for it can tell of
+            future.set_exception(OSError(errno.EAGAIN, f"no thread available for a name lookup: {error}"))
+        return future
+
+
+def _run(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 -- whoever waits for the future is told
+        future.set_exception(error)
+    else:
+        future.set_result(result)

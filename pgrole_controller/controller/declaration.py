@@ -1,4 +1,4 @@
-"""From a PgServer to what a lane connects with: its credentials and CA are read from the controller's own namespace.
+"""From a PgServer to what a worker connects with: its credentials and CA are read from the controller's own namespace.
 
 A PgServer names no other namespace: else whoever may write one could send any Secret to any host.
 """
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.api.validation import read_duration
-from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.policy import Requirement, ServerPolicy
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imported with the first object: `api.reading`
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ControllerConfig:
     """What holds for every PgServer of this controller.
 
     `namespace` is where their Secrets are; `forbidden_metadata` prefixes of labels and annotations that no connection
@@ -37,15 +37,15 @@ class Site:
     mint: PasswordFactory | None = None
 
 
-async def read_declaration(client: Client, stored: Stored, site: Site) -> DeclaredServer:
+async def read_declaration(client: Client, stored: Stored, controller_config: ControllerConfig) -> ServerConfig:
     """Never raises: what is wrong with it is in the result."""
     try:
         server = read_pgserver(stored.object())
     except Invalid as error:
         return unusable(stored, Refused(Reason.INVALID_SPEC, str(error)))
-    declared = _declare(stored, server, site.forbidden_metadata)
+    declared = _declare(stored, server, controller_config.forbidden_metadata)
     try:
-        endpoint = await _read_endpoint(client, server.spec.connection, site)
+        endpoint = await _read_endpoint(client, server.spec.connection, controller_config)
     except PgRoleError as error:
         return _with(declared, None, error)
     except (ApiError, Unreachable, BadStream) as error:
@@ -68,9 +68,9 @@ def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
     return secrets, config_maps
 
 
-def unusable(stored: Stored, problem: PgRoleError) -> DeclaredServer:
+def unusable(stored: Stored, problem: PgRoleError) -> ServerConfig:
     """A PgServer that nothing can be made of."""
-    return DeclaredServer(
+    return ServerConfig(
         stored.key.name,
         None,
         ServerPolicy(),
@@ -89,10 +89,10 @@ def _generation(stored: Stored) -> int:
     return int(stored.object()["metadata"].get("generation") or 0)
 
 
-def _declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, ...]) -> DeclaredServer:
+def _declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, ...]) -> ServerConfig:
     spec = server.spec
     connection, allow = spec.connection, spec.allow
-    return DeclaredServer(
+    return ServerConfig(
         name=stored.key.name,
         endpoint=None,
         server_policy=ServerPolicy(
@@ -126,19 +126,21 @@ def _requirements(namespaces: "NamespaceSelector") -> tuple[Requirement, ...]:
     )
 
 
-def _with(declared: DeclaredServer, endpoint: Endpoint | None, problem: PgRoleError | None) -> DeclaredServer:
+def _with(declared: ServerConfig, endpoint: Endpoint | None, problem: PgRoleError | None) -> ServerConfig:
     return replace(declared, endpoint=endpoint, problem=problem)
 
 
-async def _read_endpoint(client: Client, connection: "ServerConnection", site: Site) -> Endpoint:
+async def _read_endpoint(
+    client: Client, connection: "ServerConnection", controller_config: ControllerConfig
+) -> Endpoint:
     """Raises Waiting for a Secret or ConfigMap that is not there, or has not what it should have."""
     name = connection.credentials_secret_ref.name
-    which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {site.namespace}'
-    secret = await read_secret(client, Key(site.namespace, name))
+    which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {controller_config.namespace}'
+    secret = await read_secret(client, Key(controller_config.namespace, name))
     if secret is None:
         raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist")
     user = _decode(which, secret.data, "username")
-    minted = site.mint if "password" not in secret.data else None
+    minted = controller_config.mint if "password" not in secret.data else None
     password = minted or _decode(which, secret.data, "password")
     return Endpoint.of(
         hosts=tuple(connection.hosts),
@@ -147,7 +149,7 @@ async def _read_endpoint(client: Client, connection: "ServerConnection", site: S
         user=user,
         password=password,
         sslmode=connection.ssl_mode,
-        ca=await _read_ca(client, connection.ca_ref, site.namespace) if connection.ca_ref else None,
+        ca=await _read_ca(client, connection.ca_ref, controller_config.namespace) if connection.ca_ref else None,
         methods=frozenset(connection.require_auth) if connection.require_auth else None,
     )
 

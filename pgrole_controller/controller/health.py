@@ -7,6 +7,8 @@ Liveness is not the database's: a controller that is restarted because a server 
 
 Whoever reaches the port may connect to it: those who hold many connections lose the oldest, and take nothing from the
 controller's own. Who asks again and again shares answers with the others who do, and takes a tenth of the time at most.
+
+The heartbeat of the event loop is felt from that thread; what a scrape asks for is read in the event loop.
 """
 
 import asyncio
@@ -16,8 +18,8 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, NoReturn, TypeVar
 
 import anyio
 from aiohttp.web_request import BaseRequest  # not aiohttp.web: its routes and files are a tenth of a start
@@ -27,12 +29,44 @@ from anyio.from_thread import start_blocking_portal
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.errors import CannotStart
-from pgrole_controller.controller.lane import Lane
-from pgrole_controller.controller.lead import Lead
-from pgrole_controller.controller.pulse import Pulse
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.servers import Servers
+from pgrole_controller.controller.sources import NO_SERVER
+from pgrole_controller.controller.worker import ServerWorker
+from pgrole_controller.core.state import Mode
 from pgrole_controller.kube.store import Store
-from pgrole_controller.metrics import Scrape
+from pgrole_controller.metrics import UNDECLARED, Scrape, ServerFigures
+
+#: Between two beats, in seconds.
+BEAT_SECONDS = 0.5
+
+#: A loop that has not turned for so long, in seconds, is not alive: it should not stand still for a tenth of one.
+STILL_SECONDS = 10.0
+
+
+class Heartbeat:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+
+    async def beat(self) -> NoReturn:
+        while True:
+            due = anyio.current_time() + BEAT_SECONDS
+            await anyio.sleep_until(due)
+            metrics.LOOP_LAG_SECONDS.observe(max(anyio.current_time() - due, 0.0))
+            self._last = self._clock()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last beat. From any thread."""
+        return self._clock() - self._last
+
+    @property
+    def alive(self) -> bool:
+        return self.age < STILL_SECONDS
+
 
 log = logging.getLogger(__name__)
 
@@ -76,13 +110,13 @@ class Shared(Generic[Answer]):
     def __init__(self, find: Callable[[], Awaitable[Answer]], rest: float) -> None:
         self._find = find
         self._rest = rest
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._answers: list[Answer] = []  # the last one; none where it failed
         self._began = self._due = 0.0
 
     async def get(self) -> Answer:
         asked = time.monotonic()
-        async with self._turn:
+        async with self._lock:
             if self._began <= asked:
                 await self._renew()
             if not self._answers:
@@ -101,7 +135,7 @@ class Shared(Generic[Answer]):
         self._due = time.monotonic() + rest
 
 
-class _Seldom:
+class _SparseLog:
     """What the loop of the health port has to say, each message once in a while.
 
     Without a descriptor for a connection that waits, asyncio of Python before 3.13 says so a hundred times a second.
@@ -123,20 +157,20 @@ class _Seldom:
 
 
 class Health:
-    def __init__(self, pulse: Pulse | None = None) -> None:
+    def __init__(self, heartbeat: Heartbeat | None = None) -> None:
         self.stopping = False
-        self._pulse = pulse or Pulse()
+        self._heartbeat = heartbeat or Heartbeat()
         self._store: Store | None = None
         self._servers: Servers | None = None
-        self._lead: Lead | None = None
+        self._leadership: Leadership | None = None
         self._scrape: Callable[[], Scrape] = Scrape
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = Shared(self._ask_readiness, READINESS_REST)
         self._figures = Shared(self._render, METRICS_REST)
 
-    def watch(self, store: Store, servers: Servers, lead: Lead, scrape: Callable[[], Scrape]) -> None:
+    def watch(self, store: Store, servers: Servers, leadership: Leadership, scrape: Callable[[], Scrape]) -> None:
         """Readiness is theirs from now on; before, nothing is ready."""
-        self._store, self._servers, self._lead, self._scrape = store, servers, lead, scrape
+        self._store, self._servers, self._leadership, self._scrape = store, servers, leadership, scrape
 
     async def serve(self, host: str, port: int) -> None:
         """Until cancelled. `host` is one address, or EVERY_ADDRESS. Raises CannotStart when the port is taken."""
@@ -145,7 +179,7 @@ class Health:
             server, listening = portal.call(self._start, _bind(host, port))
             try:
                 log.info("health served", extra={"host": host, "port": port})
-                await self._pulse.beat()
+                await self._heartbeat.beat()
             finally:
                 portal.call(_end, server, listening)
 
@@ -159,7 +193,7 @@ class Health:
             return server()
 
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_Seldom())
+        loop.set_exception_handler(_SparseLog())
         listening = await loop.create_server(connect, sock=port, backlog=AT_ONCE)
         return server, listening
 
@@ -173,9 +207,9 @@ class Health:
         return await page()
 
     async def _healthz(self) -> Response:
-        if self._pulse.alive:
+        if self._heartbeat.alive:
             return Response(text="ok\n")
-        return Response(text=f"the event loop has been blocked for {self._pulse.age:.1f} s\n", status=503)
+        return Response(text=f"the event loop has been blocked for {self._heartbeat.age:.1f} s\n", status=503)
 
     async def _readyz(self) -> Response:
         ready, body = await self._ready.get() or (False, {"ready": False, "error": "the event loop does not answer"})
@@ -187,7 +221,7 @@ class Health:
     async def _render(self) -> bytes:
         """What is asked of a loop that does not answer is left out: its heartbeat's age is not."""
         scrape = await self._ask(self._scrape)
-        return metrics.render(scrape, self._pulse.age)
+        return metrics.render(scrape, self._heartbeat.age)
 
     async def _ask_readiness(self) -> tuple[bool, dict[str, object]] | None:
         return await self._ask(self._readiness)
@@ -202,13 +236,15 @@ class Health:
         return None
 
     def _readiness(self) -> tuple[bool, dict[str, object]]:
-        lanes = list(self._servers or ())
-        servers = {lane.server.name: _describe(lane) for lane in lanes}
+        workers = list(self._servers or ())
+        servers = {worker.server.name: _describe(worker) for worker in workers}
         settled = self._servers is not None and self._servers.settled.is_set()
-        known = settled and all(_has_session(lane) or lane.trouble for lane in lanes)
+        known = settled and all(_has_session(worker) or worker.trouble for worker in workers)
         listed = self._store is not None and self._store.synced.is_set()
-        synced = listed or (self._lead is not None and self._lead.synced())  # once: it may be listed again just now
-        leading = self._lead is not None and self._lead.leading
+        synced = listed or (
+            self._leadership is not None and self._leadership.synced()
+        )  # once: it may be listed again just now
+        leading = self._leadership is not None and self._leadership.leading
         ready = synced and known and not self.stopping
         return ready, {"ready": ready, "synced": synced, "leading": leading, "servers": servers}
 
@@ -242,11 +278,53 @@ async def _answer(question: Callable[[], Answer]) -> Answer:
     return question()
 
 
-def _has_session(lane: Lane) -> bool:
-    return lane.connected or lane.standing_by
+def _has_session(worker: ServerWorker) -> bool:
+    return worker.connected or worker.standing_by
 
 
-def _describe(lane: Lane) -> str:
-    if _has_session(lane):
+def _describe(worker: ServerWorker) -> str:
+    if _has_session(worker):
         return "connected"
-    return lane.trouble.message if lane.trouble else "connecting"
+    return worker.trouble.message if worker.trouble else "connecting"
+
+
+class Scraper:
+    def __init__(self, workers: Iterable[ServerWorker], objects: Objects, queue: Queue, leadership: Leadership) -> None:
+        self._workers = workers
+        self._objects = objects
+        self._queue = queue
+        self._leadership = leadership
+
+    def scrape(self) -> Scrape:
+        """Takes microseconds for each server, whatever the number of objects; only contested ones are counted."""
+        declared = [self._figures(worker) for worker in self._workers]
+        depth, oldest = self._queue.figures(NO_SERVER)
+        rest = ServerFigures(
+            UNDECLARED,
+            depth=depth,
+            oldest=oldest,
+            objects=len(self._objects.store) - sum(one.objects for one in declared),
+        )
+        return Scrape(
+            servers=(*declared, rest),
+            contested=self._objects.contests.count_contested(anyio.current_time()),
+            leading=self._leadership.leading,
+        )
+
+    def _figures(self, worker: ServerWorker) -> ServerFigures:
+        name, session = worker.server.name, worker.session
+        depth, oldest = self._queue.figures(name)
+        objects, ready = self._objects.count(name)
+        mode = session.detection.mode if session else None
+        heard = mode in (Mode.WATCH, Mode.POLL)
+        return ServerFigures(
+            name,
+            connected=worker.connected or worker.standing_by,
+            mode=mode.value if mode else "",
+            fallback=bool(session and session.why),
+            depth=depth,
+            oldest=oldest,
+            objects=objects,
+            ready=ready,
+            unheard=worker.echoes.overdue(anyio.current_time()) if heard else 0,
+        )

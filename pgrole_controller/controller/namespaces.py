@@ -39,7 +39,7 @@ _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 ASKING = 4
 
 #: An object that waits for its namespace says so after so many seconds: mostly the answer takes milliseconds.
-UNSAID_SECONDS = 1.0
+QUIET_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Namespace:
 class NamespaceUnknown(Waiting):
     """`unsaid`: it was asked for a moment ago."""
 
-    unsaid = False
+    quiet = False
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class Namespaces:
         why = f": {question.failure}" if question.failure else ""
         message = f"waiting for the API server's answer about namespace {name}{why}"
         error = NamespaceUnknown(Reason.PROGRESSING, message)
-        error.unsaid = now - question.since < UNSAID_SECONDS
+        error.quiet = now - question.since < QUIET_SECONDS
         return error
 
     async def _ask(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from pgrole_controller.api.reading import Invalid, read_pgrole
-from pgrole_controller.controller.containment import contain
+from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.namespaces import Namespaces, NamespaceUnknown
 from pgrole_controller.controller.server import DEFAULT_SERVER
 from pgrole_controller.core.claim import Owner
@@ -126,7 +126,7 @@ NOTHING_ALLOWED = Policy(admitted=False)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One object as it was read for one look, and what its namespace is allowed.
+    """One object as it was read for one reconcile, and what its namespace is allowed.
 
     `stored` is None when it is gone, then nothing is asked.
 
@@ -141,7 +141,7 @@ class Target:
     policy: Policy = NOTHING_ALLOWED
     finalizer: bool | None = None
     error: PgRoleError | None = None
-    unsaid: bool = False
+    quiet: bool = False
 
     @property
     def role_name(self) -> str:
@@ -155,9 +155,9 @@ class Objects:
         """`store` is indexed by `index_pgrole`; `secrets`, of metadata alone, by `index_by_owner`."""
         self.store = store
         self._secrets = secrets
-        self._brought: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next visit
+        self._brought: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next reconcile
         self._interruptible: dict[Key, anyio.CancelScope] = {}
-        self.contests = Contests()  # outlives sessions and lanes, which come and go
+        self.contests = Contests()  # outlives sessions and workers, which come and go
         self.cluster = cluster
         self.namespaces = namespaces
         self._namespace = namespace
@@ -177,8 +177,8 @@ class Objects:
         try:
             return self._read(key, stored, obj, server_policy, brought)
         except PgRoleError as error:
-            unsaid = isinstance(error, NamespaceUnknown) and error.unsaid
-            return _unread(key, stored, obj, error, unsaid=unsaid)
+            quiet = isinstance(error, NamespaceUnknown) and error.quiet
+            return _unread(key, stored, obj, error, quiet=quiet)
         except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
             return _unread(key, stored, obj, contain(error, key))
 
@@ -230,7 +230,7 @@ class Objects:
         return current is not None and asked_of(current) == asked_of(stored)
 
     def hand_over(self, stored: Stored, brought: PasswordResult | ReassignResult) -> None:
-        """What was fetched or done for the next visit to this object, if it is still there."""
+        """What was fetched or done for the next reconcile of this object, if it is still there."""
         current = self.store.get(stored.key)
         if current is not None and current.uid == stored.uid:
             self._brought[stored.uid] = brought
@@ -337,13 +337,13 @@ def _age(stored: Stored) -> tuple[str, str]:
     return stored.created, stored.uid
 
 
-def _unread(key: Key, stored: Stored, obj: dict[str, Any], error: PgRoleError, *, unsaid: bool = False) -> Target:
+def _unread(key: Key, stored: Stored, obj: dict[str, Any], error: PgRoleError, *, quiet: bool = False) -> Target:
     """An object that cannot be read, or not yet. What it is kept for while it is deleted says how to let it go."""
     if not _is_held(obj):
-        return Target(key, stored, error=error, unsaid=unsaid)
-    if _spec_of(obj).get("deletionPolicy") != "Drop" and not unsaid:
+        return Target(key, stored, error=error, quiet=quiet)
+    if _spec_of(obj).get("deletionPolicy") != "Drop" and not quiet:
         return Target(key, stored, finalizer=False, error=error)  # the way out was taken
-    return Target(key, stored, error=add_way_out(error), unsaid=unsaid)
+    return Target(key, stored, error=add_way_out(error), quiet=quiet)
 
 
 def _is_held(obj: dict[str, Any]) -> bool:

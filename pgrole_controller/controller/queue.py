@@ -1,6 +1,10 @@
-"""The queue: the rules of `core.schedule`, with the event loop's clock and a way to wait.
+"""The queue: the rules of `core.workqueue`, with the event loop's clock and a way to wait; and how many keys are
+taken at once.
 
 Not thread-safe: everything is called in the event loop. Only `take` waits.
+
+What is noticed during a batch waits for its end. So a batch is as large as fits into `BATCH_SECONDS` at the pace
+of the last ones: where the server or the machine is slow, a drift waits for fewer others.
 """
 
 import math
@@ -15,7 +19,7 @@ from pgrole_controller.core.workqueue import Backlog, NextAttempt, Schedule, Wor
 
 
 class Queue:
-    """`draw` gives numbers in [0, 1), for the jitter of back-off. `held`: no visit begins before `release`."""
+    """`draw` gives numbers in [0, 1), for the jitter of back-off. `held`: no reconcile begins before `release`."""
 
     def __init__(self, draw: Callable[[], float] = random.random, *, held: bool = False) -> None:
         self._released = anyio.Event()
@@ -23,97 +27,133 @@ class Queue:
             self._released.set()
         self._schedule = Schedule(draw)
         self._waiting: dict[str, anyio.Event] = {}
-        self._calm: set[str] = set()  # lanes that wait only for a drift, or for time to pass
+        self._calm: set[str] = set()  # servers that wait only for a drift, or for time to pass
         self._closed = False
 
     @property
     def closed(self) -> bool:
         return self._closed
 
-    def put(self, lane: str, request: Request) -> None:
-        """Asks for a visit; may be called in a callback of the event loop."""
-        self._schedule.add(lane, request, anyio.current_time())
-        if lane not in self._calm or request.rank is Rank.DRIFT:
-            self._wake(lane)
+    def put(self, server: str, request: Request) -> None:
+        """Asks for a reconcile; may be called in a callback of the event loop."""
+        self._schedule.add(server, request, anyio.current_time())
+        if server not in self._calm or request.rank is Rank.DRIFT:
+            self._wake(server)
 
-    async def take(self, lane: str, limit: int, calm_until: float = -math.inf) -> tuple[WorkItem, ...]:
-        """Waits until a key of the lane is due, and begins the visits to those that are, at most `limit`.
+    async def take(self, server: str, limit: int, calm_until: float = -math.inf) -> tuple[WorkItem, ...]:
+        """Waits until a key of the server is due, and begins the reconciles of those that are, at most `limit`.
 
         Before `calm_until`, on the loop's clock, nothing begins unless a drift is due.
 
-        Each must be ended with `done`, also by a caller that is cancelled: until then its key is not visited again.
-        Empty when the queue is closed. When `take` itself is cancelled no visit has begun. Raises RuntimeError while
-        another waits for the same lane.
+        Each must be ended with `done`, also by a caller that is cancelled: until then its key is not reconciled again.
+        Empty when the queue is closed. When `take` itself is cancelled no reconcile has begun. Raises RuntimeError
+        while another waits for the same server.
         """
         await anyio.lowlevel.checkpoint()
         while not self._closed:
             # A wait that ended as the caller was cancelled returns: what is taken now would never be ended.
             await anyio.lowlevel.checkpoint_if_cancelled()
             now = anyio.current_time()
-            calm = now < calm_until and not self._schedule.has_drift(lane, now)
-            visits = self._schedule.take(lane, now, limit) if self._released.is_set() and not calm else ()
-            if visits:
-                return visits
-            await self._wait(lane, calm_until)
+            calm = now < calm_until and not self._schedule.has_drift(server, now)
+            items = self._schedule.take(server, now, limit) if self._released.is_set() and not calm else ()
+            if items:
+                return items
+            await self._wait(server, calm_until)
         return ()
 
     def done(self, key: Key, result: NextAttempt) -> None:
-        """Ends a visit. Raises LookupError when none to the key is under way."""
-        lane = self._schedule.done(key, anyio.current_time(), result)
-        if lane is not None and lane not in self._calm:
-            self._wake(lane)
+        """Ends a reconcile. Raises LookupError when none to the key is under way."""
+        server = self._schedule.done(key, anyio.current_time(), result)
+        if server is not None and server not in self._calm:
+            self._wake(server)
 
-    def forgive(self, lane: str) -> None:
-        """How often keys of the lane failed counts no more."""
-        self._schedule.forgive(lane)
+    def forgive(self, server: str) -> None:
+        """How often keys of the server failed counts no more."""
+        self._schedule.forgive(server)
 
-    def remove(self, lane: str) -> None:
-        """Forgets the lane and what waits in it: its server is not declared any more."""
-        self._schedule.remove_lane(lane)
+    def remove(self, server: str) -> None:
+        """Forgets the server and what waits in it: its server is not declared any more."""
+        self._schedule.remove_server(server)
 
-    def figures(self, lane: str) -> Backlog:
-        return self._schedule.figures(lane, anyio.current_time())
+    def figures(self, server: str) -> Backlog:
+        return self._schedule.figures(server, anyio.current_time())
 
     def release(self) -> None:
-        """Visits begin. What was enqueued while they were held waits since now."""
+        """Reconciles begin. What was enqueued while they were held waits since now."""
         self._released.set()
         self._schedule.restart(anyio.current_time())
-        for lane in self._waiting:
-            self._wake(lane)
+        for server in self._waiting:
+            self._wake(server)
 
     @property
     def is_released(self) -> bool:
         return self._released.is_set()
 
     async def released(self) -> None:
-        """Until visits may begin."""
+        """Until reconciles may begin."""
         await self._released.wait()
 
     def close(self) -> None:
-        """No further visit begins; those under way can be ended."""
+        """No further reconcile begins; those under way can be ended."""
         self._closed = True
-        for lane in self._waiting:
-            self._wake(lane)
+        for server in self._waiting:
+            self._wake(server)
 
-    async def _wait(self, lane: str, calm_until: float) -> None:
-        """Until something changes in the lane, or its next delayed key is due; what is due already waits for a drift
+    async def _wait(self, server: str, calm_until: float) -> None:
+        """Until something changes for the server, or its next delayed key is due; what is due already waits for a drift
         or for `calm_until`.
         """
-        if lane in self._waiting:
-            message = f"another waits for lane {lane!r}"
+        if server in self._waiting:
+            message = f"another waits for server {server!r}"
             raise RuntimeError(message)
-        changed = self._waiting[lane] = anyio.Event()
-        due = self._schedule.next_at(lane) if self._released.is_set() else None
+        changed = self._waiting[server] = anyio.Event()
+        due = self._schedule.next_at(server) if self._released.is_set() else None
         if due is not None and due < calm_until:
             due = calm_until
-            self._calm.add(lane)
+            self._calm.add(server)
         try:
             with anyio.CancelScope(deadline=math.inf if due is None else due):
                 await changed.wait()
         finally:
-            del self._waiting[lane]
-            self._calm.discard(lane)
+            del self._waiting[server]
+            self._calm.discard(server)
 
-    def _wake(self, lane: str) -> None:
-        if lane in self._waiting:
-            self._waiting[lane].set()
+    def _wake(self, server: str) -> None:
+        if server in self._waiting:
+            self._waiting[server].set()
+
+
+#: A batch is one query and one transaction: of so many keys at most, however fast they are. The bounds on what is read
+#: at once (sql/inspect/roles.sql) are of each role, so this is one on all of it, too.
+MOST = 100
+LEAST = 8
+
+#: In seconds, for a batch.
+BATCH_SECONDS = 0.1
+
+#: Between batches that hold no drift, in seconds, and how many of them may follow each other at once.
+INTERVAL = 0.05
+BURST = 5
+
+
+class Pace:
+    def __init__(self) -> None:
+        self.limit = MOST // 4
+        self._budget = -math.inf  # when the last of the batches so far would have begun, each an interval apart
+
+    @property
+    def calm_until(self) -> float:
+        """When the next batch without a drift may begin, on the clock of `begin`."""
+        return self._budget - (BURST - 1) * INTERVAL
+
+    def begin(self, now: float) -> None:
+        """A batch without a drift begins."""
+        self._budget = max(self._budget, now) + INTERVAL
+
+    def note(self, keys: int, seconds: float) -> None:
+        """A batch of so many keys took so long. One that was not full says nothing of larger ones."""
+        fits = int(keys * BATCH_SECONDS / max(seconds, 0.001))
+        if seconds > BATCH_SECONDS:
+            self.limit = max(min(self.limit, fits), LEAST)
+        elif keys >= self.limit:
+            self.limit = min(2 * self.limit, max(self.limit, fits), MOST)

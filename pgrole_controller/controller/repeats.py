@@ -114,5 +114,5 @@ def _depends_on_row_alone(request: Target, server: Server, observed: Observed, d
         return False
     if desired.role.database_parameters or any(one.role.member_of for one in (observed.named, observed.claimed) if one):
         return False
-    undone = decision.writes or decision.pending or decision.errand or decision.reassign or decision.reported
+    undone = decision.writes or decision.pending or decision.password_task or decision.reassign or decision.reported
     return not (undone or decision.drift)

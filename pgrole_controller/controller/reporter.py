@@ -1,7 +1,7 @@
-"""Says on Kubernetes what a visit found: Events, status, finalizer.
+"""Says on Kubernetes what a reconcile found: Events, status, finalizer.
 
-Status is written beside the visits (`Statuses`), so the key is free for its next visit at once. What the next visit
-depends on, a finalizer or an errand, is done first, a few at once.
+Status is written beside the reconciles (`StatusWriter`), so the key is free for its next reconcile at once. What the
+next reconcile depends on, a finalizer or a password task, is done first, a few at once.
 """
 
 import logging
@@ -11,15 +11,18 @@ from typing import Any
 import anyio
 
 from pgrole_controller import logs
-from pgrole_controller.controller.containment import contain
-from pgrole_controller.controller.errands import Errands
-from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.background import PasswordTasks
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reconcile import Finding
-from pgrole_controller.controller.statuses import Said, Statuses, standing_fields
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.controller.result import Result, refuse
+from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, standing_fields
+from pgrole_controller.controller.telemetry import begin_reconciles, count_ending
+from pgrole_controller.core.deletion import add_way_out
+from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.plan import Action
-from pgrole_controller.core.request import Key
+from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.request import Key, Rank
 from pgrole_controller.core.status import Outcome, of_error
 from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
 from pgrole_controller.kube.apply import FINALIZER, apply_finalizer
@@ -30,17 +33,17 @@ from pgrole_controller.kube.store import Stored
 
 log = logging.getLogger(__name__)
 
-#: How many finalizers and errands are under way at once.
+#: How many finalizers and password tasks are under way at once.
 WRITERS = 12
 
-#: For what the next visit to one object depends on, in seconds.
+#: For what the next reconcile of one object depends on, in seconds.
 WRITE_SECONDS = 10.0
 
 #: After a write that the API server did not take, in seconds; its own back-off guards the server.
 UNREACHABLE_AGAIN = 3.0
 CONFLICT_AGAIN = 0.5
 
-#: After a change of ours, in seconds: longer than `observe` needs to look again. A drift that puts back, before that,
+#: After a change of ours, in seconds: longer than `observe` needs to read again. A drift that puts back, before that,
 #: what `observe` saw last is no change to it, and nothing tells of it.
 CONFIRM_AGAIN = 2.0
 
@@ -58,43 +61,49 @@ _WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED)
 
 
 class Reporter:
-    def __init__(self, client: Client, objects: Objects, queue: Queue, recorder: Recorder, errands: Errands) -> None:
+    def __init__(
+        self, client: Client, objects: Objects, queue: Queue, recorder: Recorder, password_tasks: PasswordTasks
+    ) -> None:
         self._objects = objects
-        self._errands = errands
+        self._password_tasks = password_tasks
         self._client = client
         self._store = objects.store
         self._queue = queue
         self._recorder = recorder
-        self._unconfirmed: dict[Key, float] = {}  # when what we changed is to be looked at once more
-        self._statuses = Statuses(client, objects.store, self._record_outcome)
-        self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Finding]](float("inf"))
+        self._unconfirmed: dict[Key, float] = {}  # when what we changed is to be reconciled once more
+        self._statuses = StatusWriter(client, objects.store, self._record_outcome)
+        self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Result]](float("inf"))
 
-    def report(self, finding: Finding) -> None:
-        """Takes the finding of a visit, whose id is the one of the log here, and ends the visit. Never raises."""
+    def report(self, result: Result) -> None:
+        """Takes the result of a reconcile, whose id is the one of the log here, and ends the reconcile. Never
+        raises.
+        """
         try:
-            self._take(finding)
+            self._take(result)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            self._say_unexpected(error, finding)
-            self._end(finding, Retry())
+            self._say_unexpected(error, result)
+            self._end(result, Retry())
 
-    def _take(self, finding: Finding) -> None:
-        self._doubt(finding)
-        stored, outcome = finding.request.stored, finding.outcome
+    def _take(self, result: Result) -> None:
+        self._doubt(result)
+        stored, outcome = result.target.stored, result.outcome
         if stored is not None:
-            self._record_action(finding, stored)
-        if stored is None or outcome is None or _is_first(finding):
-            self._send.send_nowait((logs.current_visit(), finding))
+            self._record_action(result, stored)
+        if stored is None or outcome is None or _is_first(result):
+            self._send.send_nowait((logs.current_reconcile_id(), result))
             return
-        reported = standing_fields(finding.fields, outcome)
-        self._statuses.put(Said(stored, outcome, finding.claim, finding.next_rotation, reported, logs.current_visit()))
-        self._end(finding, _next_visit(finding, outcome))
+        reported = standing_fields(result.fields, outcome)
+        self._statuses.put(
+            PendingStatus(stored, outcome, result.claim, result.next_rotation, reported, logs.current_reconcile_id())
+        )
+        self._end(result, _next_attempt(result, outcome))
 
     def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
-        """What is not yet written with this reason is no longer so, and these objects are about to be visited."""
+        """What is not yet written with this reason is no longer so, and these objects are about to be reconciled."""
         self._statuses.withdraw(keys, reason)
 
     def close(self) -> None:
-        """No more findings: `run` returns when those that it has are written."""
+        """No more results: `run` returns when those that it has are written."""
         self._send.close()
         self._statuses.close()
 
@@ -104,83 +113,85 @@ class Reporter:
             for _ in range(WRITERS):
                 tasks.start_soon(self._write_each)
 
-    def _end(self, finding: Finding, result: NextAttempt) -> None:
-        result = self._confirm(finding.key, result)
-        log.debug("reconcile ends", extra={"object": str(finding.key), **_describe(result)})
-        self._queue.done(finding.key, result)
+    def _end(self, result: Result, again: NextAttempt) -> None:
+        again = self._confirm(result.key, again)
+        log.debug("reconcile ends", extra={"object": str(result.key), **_describe(again)})
+        self._queue.done(result.key, again)
 
     async def _write_each(self) -> None:
-        async with self._receive.clone() as findings:
-            async for visit, finding in findings:
-                with logs.tracing(visit):
-                    self._end(finding, await self._write(finding))
+        async with self._receive.clone() as results:
+            async for reconcile_id, result in results:
+                with logs.tracing(reconcile_id):
+                    self._end(result, await self._write(result))
 
-    def _doubt(self, finding: Finding) -> None:
-        """After a look: whether there is one to come. A request that is answered before that does not take its
+    def _doubt(self, result: Result) -> None:
+        """After a reconcile: whether another is to come. A request that is answered before that does not take its
         place.
         """
         now = anyio.current_time()
-        if finding.request.stored is None or finding.done_with:
-            self._unconfirmed.pop(finding.key, None)
-        elif _is_unconfirmed(finding):
-            self._unconfirmed[finding.key] = now + CONFIRM_AGAIN
-        elif self._unconfirmed.get(finding.key, now) <= now:
-            self._unconfirmed.pop(finding.key, None)
+        if result.target.stored is None or result.done_with:
+            self._unconfirmed.pop(result.key, None)
+        elif _is_unconfirmed(result):
+            self._unconfirmed[result.key] = now + CONFIRM_AGAIN
+        elif self._unconfirmed.get(result.key, now) <= now:
+            self._unconfirmed.pop(result.key, None)
 
-    def _confirm(self, key: Key, result: NextAttempt) -> NextAttempt:
-        if key not in self._unconfirmed or isinstance(result, Retry):
-            return result
+    def _confirm(self, key: Key, again: NextAttempt) -> NextAttempt:
+        if key not in self._unconfirmed or isinstance(again, Retry):
+            return again
         seconds = max(self._unconfirmed[key] - anyio.current_time(), 0.0)
-        return RetryAfter(min(result.seconds, seconds) if isinstance(result, RetryAfter) else seconds)
+        return RetryAfter(min(again.seconds, seconds) if isinstance(again, RetryAfter) else seconds)
 
-    async def _write(self, finding: Finding) -> NextAttempt:
-        """Writes it, and says when the key is to be looked at again."""
-        stored = finding.request.stored
+    async def _write(self, result: Result) -> NextAttempt:
+        """Writes it, and says when the key is to be reconciled again."""
+        stored = result.target.stored
         if stored is None:
             # What the object left behind is to be released, however often that fails.
-            return Retry() if finding.outcome and finding.outcome.retried else Done()
+            return Retry() if result.outcome and result.outcome.retried else Done()
         try:
             with anyio.fail_after(WRITE_SECONDS):
-                return await self._write_object(finding, stored)
+                return await self._write_object(result, stored)
         except TimeoutError:
-            log.warning("write not answered by the API server", extra={"object": str(finding.key)})
+            log.warning("write not answered by the API server", extra={"object": str(result.key)})
             return RetryAfter(UNREACHABLE_AGAIN)
         except ApiError as error:
             if error.status == 404:
                 return Done()  # gone: the watch says so too
             if error.status == 409:
                 return RetryAfter(CONFLICT_AGAIN)
-            log.warning("write refused by the API server", extra={"object": str(finding.key), "error": str(error)})
+            log.warning("write refused by the API server", extra={"object": str(result.key), "error": str(error)})
             return RetryAfter(error.retry_after) if error.retry_after else Retry()
         except (Unreachable, BadStream) as error:
-            log.warning("write did not reach the API server", extra={"object": str(finding.key), "error": str(error)})
+            log.warning("write did not reach the API server", extra={"object": str(result.key), "error": str(error)})
             return RetryAfter(UNREACHABLE_AGAIN)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            self._say_unexpected(error, finding)
+            self._say_unexpected(error, result)
             return Retry()
 
-    def _say_unexpected(self, error: Exception, finding: Finding) -> None:
-        outcome = of_error(contain(error, finding.key))
-        if finding.request.stored is not None:
-            self._statuses.put(Said(finding.request.stored, outcome, None, None, (), logs.current_visit()))
+    def _say_unexpected(self, error: Exception, result: Result) -> None:
+        outcome = of_error(contain(error, result.key))
+        if result.target.stored is not None:
+            self._statuses.put(
+                PendingStatus(result.target.stored, outcome, None, None, (), logs.current_reconcile_id())
+            )
 
-    async def _write_object(self, finding: Finding, stored: Stored) -> NextAttempt:
-        if not self._client.may_write:  # an errand that hangs would keep its key from being visited
+    async def _write_object(self, result: Result, stored: Stored) -> NextAttempt:
+        if not self._client.may_write:  # a password task that hangs would keep its key from being reconciled
             return RetryAfter(UNREACHABLE_AGAIN)
-        if finding.request.finalizer is not None:
-            await self._set_finalizer(stored, present=finding.request.finalizer)
+        if result.target.finalizer is not None:
+            await self._set_finalizer(stored, present=result.target.finalizer)
             return RetryAfter(0.0)
-        if finding.done_with:
+        if result.done_with:
             self._statuses.forget(stored.key)
             if FINALIZER in (stored.object()["metadata"].get("finalizers") or ()):
                 await self._set_finalizer(stored, present=False)
             return Done()
-        if finding.errand is not None:
+        if result.password_task is not None:
             # It may have waited: nothing is written for what is being deleted, or asks for something else by now.
             if self._objects.asks_still(stored):
-                brought = await self._errands.run(finding.errand, stored)
+                brought = await self._password_tasks.run(result.password_task, stored)
                 problem = brought.problem.reason.value if brought.problem else ""
-                log.debug("errand run", extra={"object": str(finding.key), "problem": problem})
+                log.debug("password task run", extra={"object": str(result.key), "problem": problem})
                 self._objects.hand_over(stored, brought)
             return RetryAfter(0.0)
         return Retry()
@@ -190,13 +201,13 @@ class Reporter:
         if written is not None:
             self._store.put(written, by=stored.key)
 
-    def _record_action(self, finding: Finding, stored: Stored) -> None:
-        if finding.action not in _EVENTS:
+    def _record_action(self, result: Result, stored: Stored) -> None:
+        if result.action not in _EVENTS:
             return
-        reason, action, note = _EVENTS[finding.action]
-        fields = ", ".join(finding.fields)
-        told = f"{note}: {fields}" if fields and finding.action not in _WITHOUT_FIELDS else note
-        log.info("role reconciled", extra={"object": str(finding.key), "deed": finding.action.value, "fields": fields})
+        reason, action, note = _EVENTS[result.action]
+        fields = ", ".join(result.fields)
+        told = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
+        log.info("role reconciled", extra={"object": str(result.key), "deed": result.action.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=told, action=action)
 
     def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:
@@ -213,24 +224,24 @@ class Reporter:
         )
 
 
-def _is_first(finding: Finding) -> bool:
-    """Whether something has to be done in Kubernetes before the next visit."""
-    return finding.request.finalizer is not None or finding.done_with or finding.errand is not None
+def _is_first(result: Result) -> bool:
+    """Whether something has to be done in Kubernetes before the next reconcile."""
+    return result.target.finalizer is not None or result.done_with or result.password_task is not None
 
 
-def _next_visit(finding: Finding, outcome: Outcome) -> NextAttempt:
-    """When the key is looked at again without a request."""
-    if _is_unconfirmed(finding):
+def _next_attempt(result: Result, outcome: Outcome) -> NextAttempt:
+    """When the key is reconciled again without a request."""
+    if _is_unconfirmed(result):
         return RetryAfter(CONFIRM_AGAIN)
     if outcome.retried:
         return Retry()
     # What is due and was not done now waits for something else.
-    return RetryAfter(finding.again_in) if finding.again_in > 0 else Done()
+    return RetryAfter(result.again_in) if result.again_in > 0 else Done()
 
 
-def _describe(result: NextAttempt) -> dict[str, str | float]:
-    """When the object is looked at again without a request."""
-    match result:
+def _describe(again: NextAttempt) -> dict[str, str | float]:
+    """When the object is reconciled again without a request."""
+    match again:
         case RetryAfter(seconds):
             return {"result": "again", "in_seconds": round(seconds, 3)}
         case Retry():
@@ -239,9 +250,49 @@ def _describe(result: NextAttempt) -> dict[str, str | float]:
             return {"result": "done"}
 
 
-def _is_unconfirmed(finding: Finding) -> bool:
+def _is_unconfirmed(result: Result) -> bool:
     """Whether something was changed, or compared with what was there a while ago."""
-    desired, outcome = finding.request.desired, finding.outcome
-    return finding.action is not Action.NOTHING or bool(
+    desired, outcome = result.target.desired, result.outcome
+    return result.action is not Action.NOTHING or bool(
         desired and desired.password_result and outcome and outcome.ready
     )
+
+
+async def decline(
+    server: str, queue: Queue, objects: Objects, reporter: Reporter, error: PgRoleError, changed: set[Key] | None = None
+) -> None:
+    """Reconciles the keys of a worker without a server: says why nothing can be done, until cancelled or closed.
+
+    With `changed`, during an outage, the keys of objects that changed are put into it, and the others are reconciled
+    one after the other, with pauses.
+    """
+    while items := await queue.take(server, 1):
+        (item,) = items
+        found = False
+        if changed is not None and item.rank is Rank.CHANGE:
+            changed.add(item.key)
+        try:
+            with logs.tracing(begin_reconciles(server, items).batch):
+                result = _declined(objects.read(item.key, None, ServerPolicy()), error)
+                count_ending(server, result)
+                reporter.report(result)
+            found = True
+        except Exception as unexpected:  # noqa: BLE001 -- this object's error
+            contain(unexpected, item.key)
+            queue.done(item.key, Retry())
+            found = True
+        finally:
+            if not found:
+                queue.done(item.key, RetryAfter(0.0))
+        if changed is not None and item.rank > Rank.CHANGE and not item.failures:
+            await anyio.sleep(SAYING_SECONDS)
+
+
+def _declined(target: Target, error: PgRoleError) -> Result:
+    desired = target.desired
+    if target.finalizer is False or (desired and desired.terminating and not desired.drop):
+        return Result(target, done_with=True)  # its way out does not need the server
+    if target.stored is None or target.quiet:
+        return Result(target)
+    said = target.error or error
+    return refuse(target, add_way_out(said) if desired and desired.terminating else said)

@@ -1,11 +1,15 @@
-"""A server as its owner declares it: by a PgServer, or by PGROLE_DSN for the one named default."""
+"""A server as its owner declares it, by a PgServer, or by PGROLE_DSN for the one named default; and which live server
+each worker is connected to: two PgServers that name one would contest its roles.
+"""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.state import Mode
+from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Endpoint
 
 #: The server that PGROLE_DSN stands for, unless a PgServer has this name.
@@ -13,7 +17,7 @@ DEFAULT_SERVER = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredServer:
+class ServerConfig:
     """`address` is where applications find it. `endpoint` None: `problem` says why it cannot be connected to.
 
     `mode` is how changes are to be noticed; by Poll, every `interval` seconds.
@@ -43,3 +47,42 @@ class DeclaredServer:
     def access(self) -> tuple[object, ...]:
         """What a session depends on: when it is another one, the server is connected to anew."""
         return self.endpoint, self.may_install, self.mode, self.interval
+
+
+class Holder(Protocol):
+    """A worker."""
+
+    server: ServerConfig
+
+    def reconnect(self, why: str) -> None: ...
+
+
+class LiveServers:
+    def __init__(self) -> None:
+        self._held: dict[object, Holder] = {}
+        self._away: set[int] = set()
+
+    def hold(self, holder: Holder, identity: Identity) -> None:
+        """Raises Refused when an older PgServer names that very server; a younger one is told so by connecting anew."""
+        server = (identity.system_identifier, identity.started_at)
+        other = self._held.get(server)
+        if other is not None and other is not holder:
+            if other.server.age <= holder.server.age:
+                raise Refused(
+                    Reason.CONFLICT,
+                    f'PgServer "{other.server.name}", which is older, declares the same server: delete one of them',
+                )
+            other.reconnect("an older PgServer declares the same server: delete one of them")
+        self._held[server] = holder
+
+    def mark_disconnected(self, holder: Holder) -> int:
+        """This one has no session: how many have none."""
+        self._away.add(id(holder))
+        return len(self._away)
+
+    def mark_connected(self, holder: Holder) -> None:
+        """This one has a session, or needs none any more."""
+        self._away.discard(id(holder))
+
+    def release(self, holder: Holder) -> None:
+        self._held = {server: held for server, held in self._held.items() if held is not holder}

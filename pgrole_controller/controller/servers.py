@@ -1,11 +1,15 @@
-"""The servers and their lanes: one lane for each PgServer, and one for PGROLE_DSN where no PgServer is named default.
+"""The servers and their workers: one for each PgServer, and one for PGROLE_DSN where no PgServer is named default.
 
-Guarantees: servers are added, changed and removed while the controller runs; what one of them does delays no other;
-credentials are read anew when their Secret changes, and nothing that happened meanwhile is lost, since a lane that
-connects looks at everything.
+Guarantees: servers are added, changed and removed while the controller runs; what one of them does delays no
+other; credentials are read again when their Secret changes, and nothing that happened meanwhile is lost, since a
+worker that connects reconciles everything.
+
+The resync reconciles every object of a server once in a while, spread evenly, so that no lost request lasts. One
+timer for all of them: what it takes does not come in bursts.
 """
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,13 +18,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import metrics
-from pgrole_controller.controller.containment import contain
-from pgrole_controller.controller.declaration import Site, names_secrets, read_declaration, unusable
-from pgrole_controller.controller.lane import Lane
-from pgrole_controller.controller.resync import resync
-from pgrole_controller.controller.server import DEFAULT_SERVER, DeclaredServer
+from pgrole_controller.controller.declaration import ControllerConfig, names_secrets, read_declaration, unusable
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Transient, Waiting
-from pgrole_controller.core.request import Key
+from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Change, Store, Stored
 from pgrole_controller.signals import Signal
@@ -42,7 +45,7 @@ class ServerStores:
 
 @dataclass(slots=True)
 class _Running:
-    lane: Lane
+    worker: ServerWorker
     scope: anyio.CancelScope
     ended: anyio.Event
 
@@ -52,32 +55,32 @@ class Servers:
         self,
         client: Client,
         observed: ServerStores,
-        implied: DeclaredServer | None,
-        site: Site,
-        make_lane: Callable[[DeclaredServer], Lane],
+        implied: ServerConfig | None,
+        controller_config: ControllerConfig,
+        make_worker: Callable[[ServerConfig], ServerWorker],
         moved: Callable[[str], None],
     ) -> None:
-        """`implied` is the server of PGROLE_DSN. `moved` is called with the name of a server that got or lost its lane:
-        its objects are to be enqueued anew.
+        """`implied` is the server of PGROLE_DSN. `moved` is called with the name of a server that got or lost its
+        worker: its objects are to be enqueued anew.
         """
         self._client = client
         self._observed = observed
         self._implied = implied
-        self._site = site
-        self._make_lane = make_lane
+        self._controller_config = controller_config
+        self._make_worker = make_worker
         self._moved = moved
         self._running: dict[str, _Running] = {}
-        self._ending: dict[str, anyio.Event] = {}  # lanes that are to end, by the names of their servers
-        self._read: dict[str, tuple[object, DeclaredServer]] = {}
+        self._ending: dict[str, anyio.Event] = {}  # workers that are to end, by the names of their servers
+        self._read: dict[str, tuple[object, ServerConfig]] = {}
         self._changed = Signal()
-        self.settled = anyio.Event()  # every server that is declared has its lane
+        self.settled = anyio.Event()  # every server that is declared has its worker
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a lane for a server of this name."""
+        """Whether there is a worker for a server of this name."""
         return name in self._running
 
-    def __iter__(self) -> Iterator[Lane]:
-        return iter([running.lane for running in self._running.values()])
+    def __iter__(self) -> Iterator[ServerWorker]:
+        return iter([running.worker for running in self._running.values()])
 
     def changed(self, change: Change) -> None:
         """A PgServer, or anything in the controller's own namespace, changed."""
@@ -89,14 +92,14 @@ class Servers:
 
     def reserves(self, secret: Key) -> bool:
         """Whether a server is connected to with this Secret."""
-        if secret.namespace != self._site.namespace:
+        if secret.namespace != self._controller_config.namespace:
             return False
         return any(
             secret.name in names_secrets(stored.object())[0] for _, stored in list(self._observed.pgservers.items())
         )
 
     async def run(self) -> None:
-        """Until cancelled, with every lane in it."""
+        """Until cancelled, with every worker in it."""
         await self._observed.pgservers.answered.wait()
         async with anyio.create_task_group() as tasks:
             while True:
@@ -109,7 +112,7 @@ class Servers:
                     await self._changed.wait()
 
     async def _update(self, tasks: TaskGroup) -> bool:
-        """Brings the lanes in line with what is declared. True when something could not be read."""
+        """Brings the workers in line with what is declared. True when something could not be read."""
         read = [await self._declare(name) for name in self._declared_names()]
         declared = [one for one in read if one is not None]
         if self._implied is not None and DEFAULT_SERVER not in {one.name for one in declared}:
@@ -121,13 +124,13 @@ class Servers:
             if running is None:
                 self._start(one, tasks)
             else:
-                running.lane.declare(one)
+                running.worker.declare(one)
         return any(one.problem is not None for one in declared)
 
     def _declared_names(self) -> list[str]:
         return sorted(key.name for key, _ in self._observed.pgservers.items())
 
-    async def _declare(self, name: str) -> DeclaredServer | None:
+    async def _declare(self, name: str) -> ServerConfig | None:
         """As it was read, unless what it is made from has another version by now, or could not be used.
 
         None when it went while others were read.
@@ -145,13 +148,13 @@ class Servers:
         self._read[name] = (version, declared)
         return declared
 
-    async def _read_declaration(self, stored: Stored) -> DeclaredServer:
+    async def _read_declaration(self, stored: Stored) -> ServerConfig:
         try:
-            return await read_declaration(self._client, stored, self._site)
+            return await read_declaration(self._client, stored, self._controller_config)
         except Exception as error:  # noqa: BLE001 -- one server's error, whatever the object holds
             return unusable(stored, contain(error, stored.key))
 
-    def _keep(self, declared: DeclaredServer, known: DeclaredServer) -> DeclaredServer:
+    def _keep(self, declared: ServerConfig, known: ServerConfig) -> ServerConfig:
         """A server whose credentials cannot be read now goes on with those that it has.
 
         Those that are missing serve a session that is there, and are forgotten with it.
@@ -162,7 +165,7 @@ class Servers:
             return declared
         if isinstance(declared.problem, Waiting) or known.lapsed:
             running = self._running.get(declared.name)
-            if running is None or not running.lane.has_session:
+            if running is None or not running.worker.has_session:
                 return declared
             if not known.lapsed:
                 log.warning(
@@ -178,7 +181,7 @@ class Servers:
         """Changes with whatever the declaration is made from."""
         obj = stored.object()
         secrets, config_maps = names_secrets(obj)
-        own = self._site.namespace
+        own = self._controller_config.namespace
         parts = [(self._observed.secrets, one) for one in sorted(secrets)]
         parts += [(self._observed.config_maps, one) for one in sorted(config_maps)]
         found = [store.get(Key(own, one)) for store, one in parts]
@@ -189,10 +192,10 @@ class Servers:
         for _, stored in list(self._observed.pgservers.items()):
             yield from names_secrets(stored.object())
 
-    def _start(self, declared: DeclaredServer, tasks: TaskGroup) -> None:
+    def _start(self, declared: ServerConfig, tasks: TaskGroup) -> None:
         log.info("server added", extra={"server": declared.name})
         metrics.expect_server(declared.name)
-        running = _Running(self._make_lane(declared), anyio.CancelScope(), anyio.Event())
+        running = _Running(self._make_worker(declared), anyio.CancelScope(), anyio.Event())
         self._running[declared.name] = running
         tasks.start_soon(self._run, declared.name, running, self._ending.get(declared.name))
         self._moved(declared.name)
@@ -207,14 +210,14 @@ class Servers:
         self._moved(name)
 
     async def _run(self, name: str, running: _Running, before: anyio.Event | None) -> None:
-        """One lane, once the last one of this name has ended."""
+        """One worker, once the last one of this name has ended."""
         try:
             if before is not None:
                 await before.wait()
             with running.scope:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(resync, running.lane, random.random)
-                    await running.lane.run()
+                    tasks.start_soon(resync, running.worker, random.random)
+                    await running.worker.run()
                     tasks.cancel_scope.cancel()
         finally:
             running.ended.set()
@@ -222,8 +225,8 @@ class Servers:
                 del self._ending[name]
                 if name not in self._running:
                     metrics.forget_server(name)
-                    self._moved(name)  # what the lane was enqueued in its last moments
-                    running.lane.remove()
+                    self._moved(name)  # what the worker was enqueued in its last moments
+                    running.worker.remove()
 
 
 def _is_own_status(change: Change) -> bool:
@@ -232,3 +235,32 @@ def _is_own_status(change: Change) -> bool:
         return False
     before, after = (one.object()["metadata"] for one in (change.old, change.new))
     return all(before.get(name) == after.get(name) for name in ("uid", "generation", "deletionTimestamp"))
+
+
+#: Into how many rounds a period is divided, at most.
+ROUNDS = 360
+
+
+async def resync(worker: ServerWorker, draw: Callable[[], float]) -> None:
+    """Enqueues every object within the period of its server, for ever. `draw` gives numbers in [0, 1): when it
+    begins.
+    """
+    await worker.synced()
+    await _wait(worker, draw() * worker.server.resync_seconds / ROUNDS)
+    while True:
+        period, keys = worker.server.resync_seconds, sorted(worker.keys())
+        rounds = min(max(len(keys), 1), ROUNDS)
+        size = math.ceil(len(keys) / rounds)
+        for start in range(rounds):
+            for key in keys[start * size : (start + 1) * size]:
+                worker.enqueue(key, RequestReason.RESYNC, Rank.RESYNC)
+            if await _wait(worker, period / rounds):
+                break
+
+
+async def _wait(worker: ServerWorker, seconds: float) -> bool:
+    """True, and sooner, when the server has another period from now on."""
+    with anyio.move_on_after(seconds):
+        await worker.retimed.wait()
+        return True
+    return False

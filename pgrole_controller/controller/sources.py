@@ -11,13 +11,13 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
 
-#: The lane of the objects whose server nobody declared.
+#: The worker of the objects whose server nobody declared.
 NO_SERVER = ""
 
 
 class PgRoleSource:
     """Enqueues the object that changed, and those that share a role with it. `servers` are the names that have a
-    lane.
+    worker.
     """
 
     def __init__(self, objects: Objects, queue: Queue, servers: Container[object]) -> None:
@@ -30,7 +30,7 @@ class PgRoleSource:
             return
         seen = change.new or change.old
         if seen is not None:
-            # What only status shows is mostly our own write; somebody else's is looked at too, but in no hurry.
+            # What only status shows is mostly our own write; somebody else's is reconciled too, but in no hurry.
             rank = Rank.RESYNC if _is_status_only(change) else Rank.CHANGE
             self.enqueue(server_of(seen.object()), Request(change.key, RequestReason.OBJECT, rank))
         if change.old is None or _is_status_only(change):
@@ -42,7 +42,7 @@ class PgRoleSource:
             self.objects.forget(change.old)
 
     def enqueue_server(self, server: str) -> None:
-        """Every object of a server that got or lost its lane."""
+        """Every object of a server that got or lost its worker."""
         for key in self.objects.of_server(server):
             self.enqueue(server, Request(key, RequestReason.SERVER, Rank.DEPENDENCY))
 

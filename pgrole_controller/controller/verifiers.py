@@ -12,7 +12,7 @@ from pgrole_controller.core.role import ObservedRole, Password
 from pgrole_controller.core.scram import Verifier
 
 
-class Seen(Protocol):
+class ReadObject(Protocol):
     """One object as it was read last."""
 
     @property
@@ -40,7 +40,7 @@ class Verifiers:
     def forget(self, role_name: str) -> None:
         self._known.pop(role_name, None)
 
-    def unknown(self, seen: Iterable[Seen]) -> dict[int, str]:
+    def unknown(self, seen: Iterable[ReadObject]) -> dict[int, str]:
         """Of the roles that log in with what their claim says, those whose verifier is not known: oid to digest."""
         found: dict[int, str] = {}
         for one in seen:
@@ -52,7 +52,7 @@ class Verifiers:
                 found[one.named.oid] = digest
         return found
 
-    def learn(self, seen: Iterable[Seen], digests: Mapping[int, str], stored: Mapping[int, Verifier]) -> None:
+    def learn(self, seen: Iterable[ReadObject], digests: Mapping[int, str], stored: Mapping[int, Verifier]) -> None:
         """What was read for `unknown`: another one may have been set meanwhile."""
         for one in seen:
             verifier = stored.get(one.named.oid) if one.named else None

@@ -87,10 +87,10 @@ class Watchdog:
                 signal.setitimer(signal.ITIMER_REAL, left)
                 continue
             if since is not None:
-                self._look(since)
+                self._log_stack(since)
             self._armed = False
 
-    def _look(self, since: float) -> None:
+    def _log_stack(self, since: float) -> None:
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 -- there is no other way
         if self._since == since:  # else the frame is of another turn
             self._seen = since

@@ -128,7 +128,8 @@ def notice(field_contest: FieldContest, now: Moment, *, drifts: bool) -> FieldCo
 class Contest:
     """What is known of one object, by field. `generation` of the spec that it is about.
 
-    `errand` is the one whose password was held back: while that stands, running it again would bring nothing new.
+    `password_task` is the one whose password was held back: while that stands, running it again would bring nothing
+    new.
     """
 
     generation: int
@@ -136,7 +137,7 @@ class Contest:
     field_contests: Mapping[str, FieldContest] = field(default_factory=dict)
     suspects: tuple[Suspect, ...] = ()
     searched_at: float | None = None  # when it was last asked who does it
-    errand: PasswordTask | None = None
+    password_task: PasswordTask | None = None
 
     @property
     def contested(self) -> dict[str, FieldContest]:
@@ -172,18 +173,23 @@ class Contests:
     def hold(
         self, uid: str, generation: int, plan: Plan, sent: PasswordTask | None, system_identifier: int, now: Moment
     ) -> Plan:
-        """The plan of one look without what is held back. `sent` is the errand that was run for this look."""
+        """The plan of one look without what is held back. `sent` is the password task that was run for this look."""
         if uid not in self._contests:
             return plan
         contest = self._find(uid, generation, now)
         password = contest.field_contests.get("password")
-        if plan.errand and password and password.holds(now) and _without_time(plan.errand) == contest.errand:
-            plan = replace(plan, errand=None)
+        if (
+            plan.password_task
+            and password
+            and password.holds(now)
+            and _without_time(plan.password_task) == contest.password_task
+        ):
+            plan = replace(plan, password_task=None)
             drift = {*plan.drift, "password"}
         else:
             drift = {*plan.drift}
-        # While an errand is due it is not known whether the password is drift.
-        unknown = {"password"} if plan.errand else set()
+        # While a password task is due it is not known whether the password is drift.
+        unknown = {"password"} if plan.password_task else set()
         seen = {
             name: field_contest if name in unknown else notice(field_contest, now, drifts=name in drift)
             for name, field_contest in contest.field_contests.items()
@@ -192,8 +198,8 @@ class Contests:
         held = frozenset(
             name for name, field_contest in field_contests.items() if name in drift and field_contest.holds(now)
         )
-        errand = _without_time(sent) if sent and "password" in held else contest.errand if held else None
-        contest = replace(contest, field_contests=field_contests, errand=errand)
+        password_task = _without_time(sent) if sent and "password" in held else contest.password_task if held else None
+        contest = replace(contest, field_contests=field_contests, password_task=password_task)
         if contest.contested:
             self._put(uid, contest)
         else:
@@ -292,8 +298,8 @@ def _action(plan: Plan, *, claimless: bool, changes: bool, drift: bool) -> Actio
     return Action.CHANGED if changes else Action.NOTHING
 
 
-def _without_time(errand: PasswordTask) -> PasswordTask:
-    return replace(errand, at=_ANY_TIME, stored=None)
+def _without_time(password_task: PasswordTask) -> PasswordTask:
+    return replace(password_task, at=_ANY_TIME, stored=None)
 
 
 def _describe(name: str, field_contest: FieldContest) -> str:

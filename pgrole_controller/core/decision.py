@@ -91,9 +91,9 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
     else:
         plan = _keep(adjusted, claim, target, observed, server, policy, decided)
     waiting = (*pending, decided.pending) if decided.pending else pending
-    if not (waiting or decided.errand or releases):
+    if not (waiting or decided.password_task or releases):
         return plan
-    return replace(plan, pending=waiting, errand=decided.errand, releases=releases)
+    return replace(plan, pending=waiting, password_task=decided.password_task, releases=releases)
 
 
 def _note_generations(plan: Plan, desired: Desired, observed: Observed, server: Server) -> Plan:
@@ -247,7 +247,7 @@ def _check_adoption(
 ) -> None:
     names = field_names(changes)
     if (
-        decided.errand
+        decided.password_task
         and desired.password.origin in (PasswordOrigin.SECRET, PasswordOrigin.GENERATED)
         and not decided.record.source
     ):
@@ -410,7 +410,7 @@ def keep_applied(plan: Plan) -> Plan:
     claim = plan.claim
     if claim is None or plan.applied != claim.applied:
         raise _wait("the spec differs from the state last applied")
-    return replace(plan, record=None, errand=None, reassign=None, releases=(), forget=False, acted_on=None)
+    return replace(plan, record=None, password_task=None, reassign=None, releases=(), forget=False, acted_on=None)
 
 
 def _wait(why: str) -> Transient:

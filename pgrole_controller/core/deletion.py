@@ -132,7 +132,7 @@ def _count(observed: Observed) -> str:
 
 
 def _empty(desired: Desired, observed: Observed, target: ObservedRole, server: Server, policy: Policy) -> Plan:
-    """Nobody logs in as the role any more; the rest is taken care of beside the lane, before the next look."""
+    """Nobody logs in as the role any more; the rest is taken care of beside the worker, before the next look."""
     if desired.new_owner:
         _check_new_owner(policy, desired, observed, server)
     if target.role.login:

@@ -100,11 +100,11 @@ class PasswordTask:
 
 @dataclass(frozen=True, slots=True)
 class PasswordResult:
-    """What an errand brought: for one look.
+    """What a password task brought: for one look.
 
     The password was made from `source`; it is the one that `fits` (the digest of a verifier) was made from, or
     `verifier` is to be set. Neither: `problem` says why there is none. `connection` as in Record. `spoiled`: somebody
-    changed the connection Secret, and it was left so. `errand` is the one that brought it.
+    changed the connection Secret, and it was left so. `password_task` is the one that brought it.
     """
 
     source: str = ""
@@ -115,7 +115,7 @@ class PasswordResult:
     connection: str = ""
     spoiled: bool = False
     problem: PgRoleError | None = field(default=None, compare=False)
-    errand: PasswordTask | None = field(default=None, compare=False, repr=False)
+    password_task: PasswordTask | None = field(default=None, compare=False, repr=False)
 
 
 def is_due(desired: DesiredPassword, rotated_at: datetime | None, handled: Collection[str], at: datetime) -> bool:

@@ -1,7 +1,7 @@
 """Is the role's password what was asked for? What to set, what to remember, and what must be fetched first.
 
 Nothing is read or hashed as long as the Secret has the version that the claim remembers, and the role the verifier that
-was set. Else an errand fetches what is missing, and the next look decides it with what the errand brought.
+was set. Else a password task fetches what is missing, and the next look decides it with what the password task brought.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class PasswordDecision:
     left: bool = True
     password: Password | None = None
     known: bool = False
-    errand: PasswordTask | None = None
+    password_task: PasswordTask | None = None
     pending: PgRoleError | None = None
     spoiled: bool = False
     rotated: bool = False
@@ -64,7 +64,10 @@ def decide_password(
         decided = _use(desired, desired.password_result, existing, record, left=left)
         if existing is None or not _is_overtaken(desired.password_result, desired.secrets):
             return decided
-        return replace(decided, errand=_errand(desired, existing, decided.record, observed, server, policy, left=left))
+        return replace(
+            decided,
+            password_task=_password_task(desired, existing, decided.record, observed, server, policy, left=left),
+        )
     needed = False
     if left:
         decided = _leave(desired, record)
@@ -81,7 +84,9 @@ def decide_password(
     )
     if not needed and delivered and not desired.secrets.stale:
         return decided
-    return replace(decided, errand=_errand(desired, existing, record, observed, server, policy, left=left))
+    return replace(
+        decided, password_task=_password_task(desired, existing, record, observed, server, policy, left=left)
+    )
 
 
 def _record(desired: Desired, claim: Claim | None) -> PasswordRecord:
@@ -197,7 +202,7 @@ def name_delivery(secret: SecretVersion | None, inputs: str, source: str) -> str
     return "" if secret is None else f"{secret} {inputs} {source}"
 
 
-def _errand(
+def _password_task(
     desired: Desired,
     existing: ObservedRole,
     record: PasswordRecord,
@@ -231,16 +236,16 @@ def _errand(
 
 
 def _is_for(password_result: PasswordResult, desired: Desired) -> bool:
-    """Whether the object still asks for what the errand was sent for."""
-    sent = password_result.errand
+    """Whether the object still asks for what the password task was sent for."""
+    sent = password_result.password_task
     return sent is not None and (sent.password, sent.connection) == (desired.password, desired.connection)
 
 
 def _is_overtaken(password_result: PasswordResult, now: ObservedSecrets) -> bool:
-    """Whether a Secret has changed since the errand was sent, to something else than what it found."""
-    if password_result.errand is None:
+    """Whether a Secret has changed since the password task was sent, to something else than what it found."""
+    if password_result.password_task is None:
         return False
-    before = password_result.errand.secrets
+    before = password_result.password_task.secrets
     found = ("/".join(password_result.source.split("/")[:2]), password_result.connection.partition(" ")[0])
     return any(
         new != old and (new is None or str(new) not in found)
@@ -256,7 +261,7 @@ def _use(
     *,
     left: bool,
 ) -> PasswordDecision:
-    """What an errand brought. It may be known by now that the role logs in with something else again."""
+    """What a password task brought. It may be known by now that the role logs in with something else again."""
     kept = replace(record, connection=password_result.connection or record.connection)
     if left:
         decided = _leave(desired, kept)

@@ -108,7 +108,7 @@ class Plan:
     drift: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
     pending: tuple[PgRoleError, ...] = ()
-    errand: PasswordTask | None = None
+    password_task: PasswordTask | None = None
     reassign: ReassignOwned | None = None
     releases: tuple[tuple[str, str], ...] = ()
     forget: bool = False

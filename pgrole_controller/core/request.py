@@ -24,7 +24,7 @@ class Rank(IntEnum):
 
 
 class RequestReason(StrEnum):
-    """What led to a visit, for the log and for metrics."""
+    """What led to a reconcile, for the log and for metrics."""
 
     NOTIFY = "notify"
     NOTIFY_OF_GROUP = "notify of a role to join"

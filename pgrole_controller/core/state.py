@@ -54,8 +54,8 @@ class Desired:
 
     `older_rivals` are older than it, the oldest first; `proven_rivals` are those whose status says that they had it.
     `generation` is that of the object; `remembered` is the verifier that was set last, as far as this process knows it.
-    `password_result` is what the errand brought that the look before asked for, `reassign_result` what came of emptying
-    the role for `new_owner`.
+    `password_result` is what the password task brought that the look before asked for, `reassign_result` what came of
+    emptying the role for `new_owner`.
     """
 
     owner: Owner

@@ -1,10 +1,10 @@
-"""The queue's rules: which key is visited when, by rank, without ever visiting one twice at once.
+"""The queue's rules: which key is reconciled when, by rank, without ever reconciling one twice at once.
 
-Guarantees: one visit to a key at a time, in whatever lane; requests for it that arrive before its visit lead to that
-one visit, and those that arrive during it to exactly one more; no request is lost; a key that waits is visited however
-many of better rank come; while drifts and changes wait, every other visit is to one of each, so that neither waits for
-all of the others. Every operation costs O(log n) of the waiting keys, `remove_server` and `forgive` O(n); keys at rest
-cost nothing.
+Guarantees: one reconcile of a key at a time, for whatever server; requests for it that arrive before its reconcile lead
+to that one reconcile, and those that arrive during it to exactly one more; no request is lost; a key that waits is
+reconciled however many of better rank come; while drifts and changes wait, every other reconcile is of one of each, so
+that neither waits for all of the others. Every operation costs O(log n) of the waiting keys, `remove_server` and
+`forgive` O(n); keys at rest cost nothing.
 
 Assumptions: time is in seconds of any one clock that never goes back, and given by the caller.
 """
@@ -61,22 +61,24 @@ class WorkItem(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """A lane at one moment. `depth`: keys that are due and wait; `oldest`: seconds that the first of them waits."""
+    """A server's queue at one moment. `depth`: keys that are due and wait; `oldest`: seconds that the first of them
+    waits.
+    """
 
     depth: int
     oldest: float
 
 
 class _Entry:
-    """A key that waits or is visited. It waits while `request` is set: from `due` on, in `server`.
+    """A key that waits or is reconciled. It waits while `request` is set: from `due` on, in `server`.
 
-    `ticket` names its place among the delayed of the lane; None when it is ready, or held until its visit ends.
+    `ticket` names its place among the delayed of the server; None when it is ready, or held until its reconcile ends.
     """
 
     __slots__ = ("backing_off", "due", "failures", "item", "ready", "request", "server", "ticket")
 
     def __init__(self, server: str) -> None:
-        self.server: str | None = server  # None: the lane was removed during the visit
+        self.server: str | None = server  # None: the server was removed during the reconcile
         self.request: Request | None = None
         self.due = 0.0
         self.ticket: int | None = None
@@ -113,7 +115,7 @@ class Schedule:
     def add(self, server: str, request: Request, at: float) -> None:
         """A request that is due at `at`: of several for one key the earliest time and the best rank count.
 
-        A key belongs to one lane, the one that it was last added to: what waits in another comes along, and how often
+        A key belongs to one server, the one that it was last added to: what waits in another comes along, and how often
         it failed there is forgotten. A RESYNC does not cut a back-off short; everything else does.
         """
         entry = self._entries.get(request.key)
@@ -127,7 +129,9 @@ class Schedule:
             self._enter(request.key, entry)
 
     def take(self, server: str, now: float, limit: int) -> tuple[WorkItem, ...]:
-        """Begins a visit to each key that is due, at most `limit`: by rank, but for those that have waited too long."""
+        """Begins a reconcile of each key that is due, at most `limit`: by rank, but for those that have waited too
+        long.
+        """
         queue = self._queues.get(server)
         if queue is None:
             return ()
@@ -147,9 +151,9 @@ class Schedule:
         return bool(queue.by_rank[Rank.DRIFT])
 
     def done(self, key: Key, now: float, result: NextAttempt) -> str | None:
-        """Ends the visit to a key. Returns the lane in which the key waits again; None when it is at rest.
+        """Ends the reconcile of a key. Returns the server for which the key waits again; None when it is at rest.
 
-        Raises LookupError when no visit to the key is under way.
+        Raises LookupError when no reconcile of the key is under way.
         """
         entry = self._entries.get(key)
         if entry is None or entry.item is None:
@@ -174,7 +178,7 @@ class Schedule:
         return queue.delayed[0][0] if queue.delayed else None
 
     def remove_server(self, server: str) -> None:
-        """Forgets every key of the lane; a visit that is under way ends without another."""
+        """Forgets every key of the server; a reconcile that is under way ends without another."""
         for key, entry in [(key, entry) for key, entry in self._entries.items() if entry.server == server]:
             self._leave(key, entry)
             entry.request = None
@@ -185,7 +189,7 @@ class Schedule:
         self._queues.pop(server, None)
 
     def forgive(self, server: str) -> None:
-        """How often keys of the lane failed counts no more: the cause was the lane's, and it is gone."""
+        """How often keys of the server failed counts no more: the cause was the server's, and it is gone."""
         for entry in self._entries.values():
             if entry.server == server:
                 entry.failures = 0
@@ -206,7 +210,7 @@ class Schedule:
         return Backlog(len(queue.by_age), now - next(iter(queue.by_age.values())))
 
     def _conclude(self, key: Key, entry: _Entry, item: WorkItem, now: float, result: NextAttempt) -> None:
-        """What follows from the result itself, beside requests that arrived during the visit."""
+        """What follows from the result itself, beside requests that arrived during the reconcile."""
         match result:
             case Done():
                 entry.failures = 0
@@ -238,7 +242,7 @@ class Schedule:
             entry.due, entry.backing_off = at, False
 
     def _enter(self, key: Key, entry: _Entry) -> None:
-        """Gives a waiting key its place in its lane, unless it has it."""
+        """Gives a waiting key its place in its server's queue, unless it has it."""
         if entry.ready or entry.ticket is not None or entry.server is None:
             return
         queue = self._queues.get(entry.server)

@@ -8,7 +8,7 @@ again and what went meanwhile is announced as gone); listeners of the store are 
 from the one in the store; a server that answers at once and uselessly is not asked in a tight loop, one that was away
 is asked as soon as it answers anybody, and what it refuses is said in the store.
 
-Caveats: what changed several times while nobody looked is announced once.
+Caveats: what changed several times while no one watched is announced once.
 """
 
 import json

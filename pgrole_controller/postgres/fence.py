@@ -34,7 +34,7 @@ class Unconfirmed(Transient):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidacy:
+class Candidate:
     """What a session needs to know where several processes could lead. `holder` names this process's lead and no other.
 
     `stand_by` returns when this process leads; `confirm` when that was found to be so after it was called, and raises
@@ -107,38 +107,38 @@ class Fence:
                 await connection.execute(_guard(self.statement, guarded=self.guarded))
 
 
-async def take_lead(connection: Connection, candidacy: Candidacy, *, guarded: bool, fencing: bool = True) -> Fence:
+async def take_lead(connection: Connection, candidate: Candidate, *, guarded: bool, fencing: bool = True) -> Fence:
     """From its return on no transaction of whoever led before is carried out, unless the schema is not `fencing`.
 
     The number is drawn first, and whether this process leads is asked after that: so whoever leads later has a later
     one. Raises PgRoleError when another process leads.
     """
-    installation, holder = literal(candidacy.installation), literal(candidacy.holder)
+    installation, holder = literal(candidate.installation), literal(candidate.holder)
     number = None
     if fencing:
         number = await _call(connection, f"pgrole.draw_number({installation})", guarded=guarded)
-    await candidacy.confirm()
+    await candidate.confirm()
     if fencing:
         number = await _call(connection, f"pgrole.lead({installation}, {number}, {holder})", guarded=guarded)
-    return _fence(candidacy, number, guarded)
+    return _fence(candidate, number, guarded)
 
 
-async def lead_while_away(connection: Connection, candidacy: Candidacy, *, guarded: bool) -> Fence | None:
+async def lead_while_away(connection: Connection, candidate: Candidate, *, guarded: bool) -> Fence | None:
     """The lead of a database whose leader shows no life, for a process that cannot reach Kubernetes. None: not yet."""
-    away = candidacy.away()
+    away = candidate.away()
     if away <= 0.0:
         return None
-    installation, holder = literal(candidacy.installation), literal(candidacy.holder)
+    installation, holder = literal(candidate.installation), literal(candidate.holder)
     call = f"coalesce(pgrole.lead_while_away({installation}, {holder}, interval '{away:.3f} s'), 0)"
     number = await _call(connection, call, guarded=guarded)
     if number == 0:
         return None
-    candidacy.enforce()
-    return _fence(candidacy, number, guarded)
+    candidate.enforce()
+    return _fence(candidate, number, guarded)
 
 
-def _fence(candidacy: Candidacy, number: int | None, guarded: bool) -> Fence:
-    return Fence(candidacy.installation, number, guarded, candidacy.is_leading, lambda: candidacy.away() > 0.0)
+def _fence(candidate: Candidate, number: int | None, guarded: bool) -> Fence:
+    return Fence(candidate.installation, number, guarded, candidate.is_leading, lambda: candidate.away() > 0.0)
 
 
 def is_another_leading(error: BaseException) -> bool:

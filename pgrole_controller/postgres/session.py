@@ -39,7 +39,7 @@ from pgrole_controller.postgres.catalog import ReferencedNames, read_suspects
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
 from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
-from pgrole_controller.postgres.fence import Candidacy, Fence, lead_while_away, take_lead
+from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.protocol import reason_of
@@ -243,11 +243,11 @@ async def run_session(
     work: Callable[[Session], Awaitable[None]],
     suspended: Callable[[bool], None] = lambda _: None,
     status_claims: StatusClaims | None = None,
-    candidacy: Candidacy | None = None,
+    candidate: Candidate | None = None,
 ) -> None:
     """Connects, installs, and runs `work` while all connections are well.
 
-    With a `candidacy`, it changes nothing before this process leads, and waits for that with its connections open: by
+    With a `candidate`, it changes nothing before this process leads, and waits for that with its connections open: by
     the Lease, or, while Kubernetes cannot be reached, when nobody leads this database. `suspended` is called with
     whether a superuser has suspended all changes, each time that this is looked at.
 
@@ -263,15 +263,15 @@ async def run_session(
             open_detector, stack, endpoint, writer, detection=detection, interval=interval, on_change=on_change
         )
         found = detector = fence = None
-        while candidacy is not None and not candidacy.is_leading() and fence is None:
+        while candidate is not None and not candidate.is_leading() and fence is None:
             async with explaining(writer):
                 found = await read_capabilities(writer)
             detector = await open_chosen(found) if found else None
-            fence = await _stand_by(candidacy, writer, found, detector)
+            fence = await _stand_by(candidate, writer, found, detector)
         if found is None or fence is None:
             async with explaining(writer):
                 found = await prepare_schema(writer, detection, may_install, found)
-                fence = await _fence(writer, found, candidacy)
+                fence = await _fence(writer, found, candidate)
                 if fence is not None:
                     await fence.beat(writer)
         detector = detector or await open_chosen(found)
@@ -309,19 +309,19 @@ def _open(status_claims: StatusClaims | None, found: Capabilities) -> StatusClai
 
 
 async def _stand_by(
-    candidacy: Candidacy, writer: Connection, found: Capabilities | None, detector: Detector | None
+    candidate: Candidate, writer: Connection, found: Capabilities | None, detector: Detector | None
 ) -> Fence | None:
     """Until this process leads; without a `detector`, or until whoever leads has installed what that needs.
 
     The fence of a database that it leads without the Lease; None: it holds the Lease, or the schema was installed.
     Raises PgRoleError when a connection fails meanwhile.
     """
-    waiting = _Standby(candidacy, (writer, *(detector.connections if detector else ())), found if detector else None)
+    waiting = _Standby(candidate, (writer, *(detector.connections if detector else ())), found if detector else None)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_await_end, waiting.connections)
             tasks.start_soon(waiting.keep_alive, tasks.cancel_scope)
-            await candidacy.stand_by()
+            await candidate.stand_by()
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise _first(group) from group
@@ -332,7 +332,7 @@ async def _stand_by(
 class _Standby:
     """For the lead, with all connections open. `found` None: there is no schema pgrole yet."""
 
-    candidacy: Candidacy
+    candidate: Candidate
     connections: Sequence[Connection]
     found: Capabilities | None
     fence: Fence | None = None
@@ -345,9 +345,9 @@ class _Standby:
         """
         asked = anyio.current_time()
         while True:
-            if self.found is not None and self.candidacy.away() > 0.0:
+            if self.found is not None and self.candidate.away() > 0.0:
                 with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
-                    self.fence = await lead_while_away(self.connections[0], self.candidacy, guarded=self.found.guarded)
+                    self.fence = await lead_while_away(self.connections[0], self.candidate, guarded=self.found.guarded)
             elif anyio.current_time() - asked >= KEEPALIVE_SECONDS:
                 asked = anyio.current_time()
                 await self._ask(everything)
@@ -379,13 +379,13 @@ async def _is_suspended(connection: Connection) -> bool:
         return bool(await connection.fetchval(queries.inspect("suspended"), timeout=_KEEPALIVE_DEADLINE))
 
 
-async def _fence(writer: Connection, found: Capabilities, candidacy: Candidacy | None) -> Fence | None:
-    if candidacy is None:
+async def _fence(writer: Connection, found: Capabilities, candidate: Candidate | None) -> Fence | None:
+    if candidate is None:
         return None
     if found.schema_state is SchemaState.OLDER:
         log.warning("schema pgrole has the previous version: no fencing number until an administrator updates it")
     fencing = found.missing is None and found.schema_state is not SchemaState.OLDER
-    return await take_lead(writer, candidacy, guarded=found.guarded, fencing=fencing)
+    return await take_lead(writer, candidate, guarded=found.guarded, fencing=fencing)
 
 
 async def _watch_access(detector: Detector, found: Capabilities, seconds: float, session: anyio.CancelScope) -> None:

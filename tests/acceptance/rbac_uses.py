@@ -61,7 +61,7 @@ class Place:
 Do = Callable[[Place, str], Awaitable[object]]
 
 #: Whether these words are said, of what was done under this name, in the log from that character on.
-Said = Callable[[Place, str, str, int], Awaitable[bool]]
+PendingStatus = Callable[[Place, str, str, int], Awaitable[bool]]
 
 
 async def do_nothing(place: Place, name: str) -> None:
@@ -76,7 +76,7 @@ class Use:
     """
 
     do: Do
-    said: Said
+    said: PendingStatus
     prepare: Do = do_nothing
 
 

@@ -631,7 +631,7 @@ class TestWhoseRole:
             await database.execute(f"DROP ROLE {role}")
 
     @pytest.mark.slow
-    async def test_what_was_renamed_or_replaced_while_nobody_looked(self, stage: Stage) -> None:
+    async def test_what_was_renamed_or_replaced_while_no_one_watched(self, stage: Stage) -> None:
         kube = stage.kube
         async with running(stage.controller()), stage.database() as database:
             going = {"login": True, "deletionPolicy": "Drop"}

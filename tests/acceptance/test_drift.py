@@ -129,7 +129,7 @@ def stands(column: str, value: object) -> Callable[[Row], bool]:
 
 
 @pytest.mark.slow
-async def test_the_look_after_a_change_is_made_also_when_something_else_was_looked_at_before(stage: Stage) -> None:
+async def test_the_read_after_a_change_is_made_also_when_something_else_was_read_before(stage: Stage) -> None:
     """Nothing tells of a drift that comes before `observe` has seen what we changed; here nothing ever does."""
     async with (
         running(stage.controller(None, "--detection", "resync", "--resync-interval", "240h")) as controller,
@@ -140,9 +140,9 @@ async def test_the_look_after_a_change_is_made_also_when_something_else_was_look
             began = anyio.current_time()
             await stage.kube.apply(f"app-{attempt}", name=name)
             await stage.kube.wait_ready(f"app-{attempt}")
-            visits = controller.log.count(" reconcile begins ")
+            reconciles = controller.log.count(" reconcile begins ")
             await stage.kube.patch(f"app-{attempt}", {"metadata": {"annotations": {"example.com/note": "new"}}})
-            await controller.wait_count(" reconcile begins ", visits + 1)
+            await controller.wait_count(" reconcile begins ", reconciles + 1)
             await database.execute(f"ALTER ROLE {name} CREATEDB")
             if anyio.current_time() - began < CONFIRM_AGAIN:
                 await database.wait_role(name, lambda row: not row["rolcreatedb"], "set back")

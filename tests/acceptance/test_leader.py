@@ -11,7 +11,7 @@ import anyio
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.controller.app import VISIT_SECONDS
+from pgrole_controller.controller.app import RECONCILE_SECONDS
 from pgrole_controller.local.postgres import Stop
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
@@ -123,13 +123,13 @@ async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(pair: Replicas,
         spec = (await pair.read_lease())["spec"]
         assert spec["holderIdentity"].startswith(f"{name_of(new)}_")
         assert spec["leaseTransitions"] >= number
-        if min(given_up) < VISIT_SECONDS:
+        if min(given_up) < RECONCILE_SECONDS:
             return
         stood_by = old.controller.log.count(STANDS_BY)
         await old.start()
         await old.stands_by(stood_by + 1)
         old, new = new, old
-    pytest.fail(f"as long as for a visit, which there was none of, was waited each time: {given_up}")
+    pytest.fail(f"each stop waited as long as for a reconcile, and none was under way: {given_up}")
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ async def test_a_drift_is_counted_from_its_request_to_its_repair(stage: Stage, r
 
 
 def astir(found: ScrapedMetrics) -> list[str]:
-    """What is not as with one server that is well, and one object that is Ready and waits for no visit."""
+    """What is not as with one server that is well, and one object that is Ready and waits for no reconcile."""
     rest = {
         "pgrole_server_connected": 1,
         "pgrole_server_detection_fallback": 0,
@@ -111,7 +111,7 @@ async def wait_notifications(controller: Controller, count: int) -> ScrapedMetri
     )
 
 
-async def test_a_drift_that_is_left_is_counted_once_however_often_it_is_looked_at(stage: Stage, role: str) -> None:
+async def test_a_drift_that_is_left_is_counted_once_however_often_it_is_read(stage: Stage, role: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply("app", name=role, drift={"policy": "Report"})
         await stage.kube.wait_ready("app")
@@ -191,7 +191,7 @@ async def test_a_server_that_goes_takes_its_series_with_it(stage: Stage, servers
         assert found.sum("pgrole_reconciles_total", server="(undeclared)", reason="ServerGone") >= 1
 
 
-async def test_one_visit_can_be_followed_by_its_id_from_request_to_status(stage: Stage, role: str) -> None:
+async def test_one_reconcile_can_be_followed_by_its_id_from_request_to_status(stage: Stage, role: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply_secret("secret", password="hush-hush")
         await stage.kube.apply("app", name=role, password={"secretRef": {"name": "secret"}})
@@ -202,16 +202,16 @@ async def test_one_visit_can_be_followed_by_its_id_from_request_to_status(stage:
         await stage.kube.wait_for("app", lambda obj: obj["status"].get("driftCount") == 1, "the count")
         await controller.wait_log("deed=corrected")
         corrected = next(line for line in controller.log.splitlines() if "deed=corrected" in line)
-        visit = re.search(r"visit=([0-9a-f]{8})\b", corrected)
-        assert visit
+        reconcile_id = re.search(r"visit=([0-9a-f]{8})\b", corrected)
+        assert reconcile_id
 
         async def is_over() -> bool:
             lines = controller.log.splitlines()
-            own = [line for line in lines if f"visit={visit[1]}" in line]
+            own = [line for line in lines if f"visit={reconcile_id[1]}" in line]
             return all(any(f"{last}  " in line for line in own) for last in ("reconcile ends", "status written"))
 
         assert await reached(is_over, PATIENCE)
-        lines = [line for line in controller.log.splitlines() if f"visit={visit[1]}" in line]
+        lines = [line for line in controller.log.splitlines() if f"visit={reconcile_id[1]}" in line]
         told = [re.split(r"  +", line)[1] if " INFO" not in line else line for line in lines]
         said = "\n".join(lines)
         for expected in (

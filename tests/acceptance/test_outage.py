@@ -28,7 +28,7 @@ async def wait_attempts(controller: Controller, count: float) -> None:
     assert await reached(is_tried, PATIENCE, every=0.2)
 
 
-async def test_a_server_that_is_away_is_tried_often_told_of_once_and_looked_at_when_it_is_back(stage: Stage) -> None:
+async def test_a_server_that_is_away_is_tried_often_told_of_once_and_reconciled_when_it_is_back(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()) as controller:
         await kube.apply_all({name: {} for name in ("stays", "drifts", "altered")})

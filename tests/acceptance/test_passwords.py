@@ -430,7 +430,7 @@ async def test_the_next_verifier_has_the_iterations_that_the_server_then_has(sta
 
 
 @pytest.mark.slow
-async def test_what_waits_for_a_key_is_looked_at_again_ever_more_rarely(stage: Stage) -> None:
+async def test_what_waits_for_a_key_is_reconciled_again_ever_more_rarely(stage: Stage) -> None:
     async with running(stage.controller()) as controller:
         await stage.kube.apply_secret("source", other="x")
         await stage.kube.apply("app", password=source())

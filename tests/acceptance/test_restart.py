@@ -101,7 +101,7 @@ async def test_controllers_killed_at_random_points_leave_what_the_next_one_bring
 
 
 @pytest.mark.parametrize("policy", ["Retain", "Drop"])
-async def test_an_object_made_again_while_nobody_looked_is_the_new_one_and_leaves_no_ghost(
+async def test_an_object_made_again_while_no_one_watched_is_the_new_one_and_leaves_no_ghost(
     stage: Stage, policy: str
 ) -> None:
     kube = stage.kube

@@ -277,7 +277,7 @@ async def test_an_invalid_name_is_refused_at_admission_with_the_remedy(kube: Kub
         assert caught.value.status == 422
 
 
-async def test_an_object_that_is_as_declared_is_looked_at_and_not_written(
+async def test_an_object_that_is_as_declared_is_read_and_not_written(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await kube.apply("quiet", name=role_name)

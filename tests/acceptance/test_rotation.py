@@ -39,7 +39,7 @@ async def request(kube: Kube, value: str) -> None:
 
 
 async def look_again(kube: Kube, comment: str) -> Json:
-    """Has the object visited once more, whatever for, and waits until that was said."""
+    """Has the object reconciled once more, whatever for, and waits until that was said."""
     obj = await kube.patch("app", {"spec": {"comment": comment}})
     generation = obj["metadata"]["generation"]
     return await kube.wait_for(

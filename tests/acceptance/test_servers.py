@@ -185,11 +185,11 @@ async def test_an_object_that_is_made_again_for_another_server_leaves_no_claim_b
         await stage.kube.apply("busy", name=f"{role}_busy", serverRef={"name": "one"})
         await stage.kube.apply("app", name=role, serverRef={"name": "one"})
         await stage.kube.wait_all_ready()
-        visits = controller.log.count("reconcile begins")
+        reconciles = controller.log.count("reconcile begins")
         stage.postgres.pause()
         try:
             await stage.kube.apply("busy", name=f"{role}_busy", comment="looked at", serverRef={"name": "one"})
-            await controller.wait_count("reconcile begins", visits + 1)
+            await controller.wait_count("reconcile begins", reconciles + 1)
             await stage.kube.delete("app")
             await stage.kube.apply("app", name=role, serverRef={"name": "two"})
         finally:

@@ -409,29 +409,29 @@ class Controller:
             return
         raise self.process.failure(f"did not log {text!r} within {seconds} s")
 
-    def visits(self) -> int:
+    def reconciles(self) -> int:
         """How many it has begun, to whatever object."""
         return self.log.count(" reconcile begins  ")
 
     async def rest(self) -> None:
-        """Until nothing has been visited for a while: no look is due that finds what comes next by chance."""
+        """Until nothing has been reconciled for a while: no look is due that finds what comes next by chance."""
         with anyio.fail_after(PATIENCE):
             while True:
-                before = self.visits()
+                before = self.reconciles()
 
-                async def is_visited(before: int = before) -> bool:
-                    return self.visits() > before
+                async def is_reconciled(before: int = before) -> bool:
+                    return self.reconciles() > before
 
-                if not await reached(is_visited, REST):
+                if not await reached(is_reconciled, REST):
                     return
 
     async def weary(self, kube: Kube, name: str) -> None:
         """Has an object that is refused looked at so often that by itself it is not for longer than PATIENCE."""
-        visit = f" reconcile begins  object={kube.namespace}/{name} "
+        begins = f" reconcile begins  object={kube.namespace}/{name} "
         for number in range(REFUSALS):
-            before = self.log.count(visit)
+            before = self.log.count(begins)
             await kube.patch(name, {"metadata": {"annotations": {"example.com/poke": str(number)}}})
-            await self.wait_count(visit, before + 1)
+            await self.wait_count(begins, before + 1)
 
     @property
     def log(self) -> str:

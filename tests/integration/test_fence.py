@@ -17,7 +17,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.fence import (
-    Candidacy,
+    Candidate,
     Fence,
     NotLeading,
     Unconfirmed,
@@ -52,7 +52,7 @@ class Process:
         self.away = 0.0  # for how many seconds Kubernetes does not answer
         self.enforced = False
         self.confirm: Callable[[], Awaitable[None]] = at_once
-        self._candidacy = Candidacy(
+        self._candidate = Candidate(
             installation,
             holder,
             lambda: self.leading,
@@ -66,10 +66,10 @@ class Process:
         self.enforced = True
 
     async def lead_while_away(self) -> Fence | None:
-        return await lead_while_away(self.connection, self._candidacy, guarded=True)
+        return await lead_while_away(self.connection, self._candidate, guarded=True)
 
     async def lead(self, *, guarded: bool = True, fencing: bool = True) -> Fence:
-        return await take_lead(self.connection, self._candidacy, guarded=guarded, fencing=fencing)
+        return await take_lead(self.connection, self._candidate, guarded=guarded, fencing=fencing)
 
     async def create(self, fence: Fence, name: str) -> PgRoleError | None:
         plan = Plan(role_name=name, seen_as=name, changes=(Create(Role(name)),), owner=OWNER)

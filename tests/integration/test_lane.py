@@ -1,4 +1,6 @@
-"""A lane whose session meets what nothing foresees: that server alone is in trouble, and tries again with back-off."""
+"""A worker whose session meets what nothing foresees: that server alone is in trouble, and tries again with
+back-off.
+"""
 
 import logging
 import time
@@ -11,16 +13,15 @@ import anyio
 import pytest
 
 from pgrole_controller import metrics
-from pgrole_controller.controller import lane as lane_module
-from pgrole_controller.controller.identities import Identities
-from pgrole_controller.controller.lane import Lane
-from pgrole_controller.controller.lead import Lead
+from pgrole_controller.controller import worker as worker_module
+from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.result import Result
+from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.policy import ServerPolicy
@@ -41,7 +42,7 @@ FAILURES = 6
 
 
 class Reports:
-    """In place of the reporter: keeps the reasons that each object was told, and ends the visits."""
+    """In place of the reporter: keeps the reasons that each object was told, and ends the reconciles."""
 
     def __init__(self, queue: Queue) -> None:
         self.told: dict[Key, list[Reason]] = {}
@@ -50,15 +51,15 @@ class Reports:
     def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
         pass
 
-    def report(self, finding: Finding) -> None:
+    def report(self, finding: Result) -> None:
         if finding.outcome is not None:
             self.told.setdefault(finding.key, []).append(finding.outcome.reason)
         self._queue.done(finding.key, Done())
 
 
-def declared(name: str, server: PostgresServer) -> DeclaredServer:
+def declared(name: str, server: PostgresServer) -> ServerConfig:
     server_policy = ServerPolicy(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"}))
-    return DeclaredServer(name, Endpoint(server.dsn()), server_policy, Address("pg", 5432, "postgres", "require"))
+    return ServerConfig(name, Endpoint(server.dsn()), server_policy, Address("pg", 5432, "postgres", "require"))
 
 
 def stored(server: str, name: str) -> Stored:
@@ -86,38 +87,38 @@ def make_objects() -> Objects:
 
 
 def break_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = vars(lane_module)["reconcile"]
+    real = vars(worker_module)["reconcile"]
 
-    async def reconcile(keys: Any, server: DeclaredServer, *arguments: Any) -> Any:
+    async def reconcile(keys: Any, server: ServerConfig, *arguments: Any) -> Any:
         if server.name == "broken":
             raise KeyError(SECRET)
         return await real(keys, server, *arguments)
 
-    monkeypatch.setattr(lane_module, "reconcile", reconcile)
+    monkeypatch.setattr(worker_module, "reconcile", reconcile)
 
 
 def break_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Lane._catch_up
+    real = ServerWorker._catch_up
 
-    async def catch_up(lane: Lane) -> None:
-        if lane.server.name == "broken":
+    async def catch_up(worker: ServerWorker) -> None:
+        if worker.server.name == "broken":
             raise ExceptionGroup(SECRET, [KeyError(SECRET), ValueError(SECRET)])
-        await real(lane)
+        await real(worker)
 
-    monkeypatch.setattr(Lane, "_catch_up", catch_up)
+    monkeypatch.setattr(ServerWorker, "_catch_up", catch_up)
 
 
 def attempting(monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint | None) -> list[float]:
     """When each session with this server was begun."""
     begun: list[float] = []
-    real = vars(lane_module)["attend"]
+    real = vars(worker_module)["attend"]
 
     async def attend(where: Endpoint, *arguments: Any, **named: Any) -> None:
         if where == endpoint:
             begun.append(time.monotonic())
         await real(where, *arguments, **named)
 
-    monkeypatch.setattr(lane_module, "attend", attend)
+    monkeypatch.setattr(worker_module, "attend", attend)
     return begun
 
 
@@ -128,10 +129,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def running(*lanes: Lane) -> AsyncIterator[None]:
+async def running(*workers: ServerWorker) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
-        for lane in lanes:
-            tasks.start_soon(lane.run)
+        for worker in workers:
+            tasks.start_soon(worker.run)
         yield
         tasks.cancel_scope.cancel()
 
@@ -146,14 +147,14 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
 ) -> None:
     caplog.set_level(logging.DEBUG, "pgrole_controller")
     break_session(monkeypatch)
-    objects, queue, identities, lead = make_objects(), Queue(), Identities(), Lead()
+    objects, queue, live_servers, leadership = make_objects(), Queue(), LiveServers(), Leadership()
     reports = Reports(queue)
     queue.release()
     internal = metrics.INTERNAL_ERRORS.labels("session")._value
     before = internal.get()
     async with servers.run() as other:
         broken, well = (
-            Lane(declared(name, server), objects, queue, cast("Reporter", reports), identities, lead)
+            ServerWorker(declared(name, server), objects, queue, cast("Reporter", reports), live_servers, leadership)
             for name, server in (("broken", own_postgres), ("well", other))
         )
         begun = attempting(monkeypatch, broken.server.endpoint)

@@ -276,7 +276,7 @@ async def test_in_a_part_that_a_tenant_has_a_hand_in_the_version_before_is_not_t
         await connection.execute("DROP OWNED BY versions_tenant; DROP ROLE versions_tenant")
 
 
-async def test_the_version_is_not_changed_while_a_visit_is_under_way(database: str, connection: Connection) -> None:
+async def test_the_version_is_not_changed_while_a_reconcile_is_under_way(database: str, connection: Connection) -> None:
     """A transaction that has its turn ends before the functions that it calls are replaced."""
     await run_before(connection)
     async with connect(Endpoint(database), "test") as visitor:

@@ -10,7 +10,7 @@ import pytest
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.fence import Candidacy
+from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session import Session, run_session
 
@@ -40,7 +40,7 @@ class Standby:
                 may_install=True,
                 on_change=lambda _names: None,
                 work=self._work,
-                candidacy=Candidacy("here", "me", self.lead.is_set, self._stand_by, self._confirm),
+                candidate=Candidate("here", "me", self.lead.is_set, self._stand_by, self._confirm),
             )
         except PgRoleError as error:
             self.error = error

@@ -93,7 +93,9 @@ def as_known_before_16(role: Role) -> Role:
 
 
 async def bring_in_whole(connection: Connection, desired_role: Role) -> Desired:
-    """Brings in the role with its password: none, or the one of a Secret that an errand reads. What asks for it."""
+    """Brings in the role with its password: none, or the one of a Secret that a password task reads. What asks for
+    it.
+    """
     if desired_role.password is None:
         desired = Desired(OWNER, desired_role, adopt=True, password=DesiredPassword(PasswordOrigin.NOWHERE))
         await bring_in(connection, desired)
@@ -102,8 +104,10 @@ async def bring_in_whole(connection: Connection, desired_role: Role) -> Desired:
     asked = DesiredPassword(PasswordOrigin.SECRET, secret="source", key="password")
     desired = Desired(OWNER, desired_role, adopt=True, password=asked, secrets=ObservedSecrets(password=seen))
     await bring_in(connection, desired)
-    errand = (await bring_in(connection, desired)).errand
-    brought = PasswordResult(source=f"{seen}/password", verifier=desired_role.password.verifier, errand=errand)
+    password_task = (await bring_in(connection, desired)).password_task
+    brought = PasswordResult(
+        source=f"{seen}/password", verifier=desired_role.password.verifier, password_task=password_task
+    )
     await bring_in(connection, replace(desired, password_result=brought))
     return desired
 
@@ -159,7 +163,7 @@ async def test_whatever_was_there_is_as_wanted_afterwards_and_a_second_plan_is_e
         assert without_what_creation_gave(observed.named.role, desired_role) == desired_role
         second = decide(desired, observed, await known(connection), ALLOWING)
         assert not second.writes
-        assert second.errand is None
+        assert second.password_task is None
         assert second.pending == ()
     finally:
         await clean(connection, desired_role.name)

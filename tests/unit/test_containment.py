@@ -13,23 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller import logs, metrics
-from pgrole_controller.controller import lane as lane_module
 from pgrole_controller.controller import objects as objects_module
 from pgrole_controller.controller import reconcile as reconcile_module
-from pgrole_controller.controller.echo import Echoes
-from pgrole_controller.controller.errands import Errands
-from pgrole_controller.controller.identities import Identities
-from pgrole_controller.controller.lane import Lane, decline
-from pgrole_controller.controller.lead import Lead
+from pgrole_controller.controller import reporter as reporter_module
+from pgrole_controller.controller import result as result_module
+from pgrole_controller.controller import worker as worker_module
+from pgrole_controller.controller.background import PasswordTasks
+from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole, role_of, server_of
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reconcile import Finding, reconcile
+from pgrole_controller.controller.reconcile import reconcile
 from pgrole_controller.controller.repeats import Repeats
-from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.reporter import Reporter, decline
+from pgrole_controller.controller.result import Result
+from pgrole_controller.controller.server import LiveServers, ServerConfig
 from pgrole_controller.controller.sources import PgRoleSource
+from pgrole_controller.controller.telemetry import Echoes
 from pgrole_controller.controller.verifiers import Verifiers
+from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -48,7 +50,7 @@ from pgrole_controller.postgres.session import Session
 from tests.timelapse import in_timelapse
 
 SECRET = "hunter2"
-SERVER = DeclaredServer(
+SERVER = ServerConfig(
     "default",
     None,
     ServerPolicy(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"})),
@@ -132,21 +134,21 @@ def counted() -> float:
     return metrics.INTERNAL_ERRORS.labels("object")._value.get()  # type: ignore[no-any-return]
 
 
-async def visit(objects: Objects, breaks: str = "") -> dict[Key, Finding]:
+async def reconcile_all(objects: Objects, breaks: str = "") -> dict[Key, Result]:
     session = cast("Session", FakeSession(breaks))
-    findings = await reconcile([POISONED, *WELL], SERVER, objects, session, Echoes(), Verifiers(), Repeats())
-    return {finding.key: finding for finding in findings}
+    results = await reconcile([POISONED, *WELL], SERVER, objects, session, Echoes(), Verifiers(), Repeats())
+    return {result.key: result for result in results}
 
 
-def assert_contained(findings: dict[Key, Finding]) -> None:
-    assert set(findings) == {POISONED, *WELL}
-    outcome = findings[POISONED].outcome
+def assert_contained(results: dict[Key, Result]) -> None:
+    assert set(results) == {POISONED, *WELL}
+    outcome = results[POISONED].outcome
     assert outcome is not None
     assert (outcome.reason, outcome.phase, outcome.retried) == (Reason.INTERNAL_ERROR, Phase.WORKING, True)
     assert "Poison" in outcome.message
     assert SECRET not in outcome.message
     for key in WELL:
-        other = findings[key].outcome
+        other = results[key].outcome
         assert other is not None
         assert other.reason is not Reason.INTERNAL_ERROR
 
@@ -156,7 +158,7 @@ async def test_a_step_that_all_share_and_that_one_object_breaks_is_made_for_each
     objects: Objects, step: str, lines: pytest.LogCaptureFixture
 ) -> None:
     before = counted()
-    assert_contained(await visit(objects, step))
+    assert_contained(await reconcile_all(objects, step))
     assert counted() == before + 1
     (line,) = [record for record in lines.records if record.message == "unexpected error in one object"]
     assert vars(line)["object"] == "shop/poisoned"
@@ -164,22 +166,22 @@ async def test_a_step_that_all_share_and_that_one_object_breaks_is_made_for_each
     assert "_fail" in vars(line)["traceback"]
 
 
-@pytest.mark.parametrize("step", ["_see", "_end", "_finding"])
+@pytest.mark.parametrize("step", ["_observe", "_end", "_result"])
 async def test_a_step_of_one_object_that_breaks_is_its_own(
     objects: Objects, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(reconcile_module._Visited, step)
+    real = getattr(result_module.Attempt, step)
 
-    def poisoned(visited: Any, *arguments: Any) -> Any:
-        if visited.request.key == POISONED:
+    def poisoned(attempt: Any, *arguments: Any) -> Any:
+        if attempt.target.key == POISONED:
             raise Poison
-        return real(visited, *arguments)
+        return real(attempt, *arguments)
 
-    monkeypatch.setattr(reconcile_module._Visited, step, poisoned)
-    assert_contained(await visit(objects))
+    monkeypatch.setattr(result_module.Attempt, step, poisoned)
+    assert_contained(await reconcile_all(objects))
 
 
-@pytest.mark.parametrize("place", ["decide", "find_ending"])
+@pytest.mark.parametrize("place", ["decide", "find_role_to_drop"])
 async def test_a_decision_that_breaks_is_one_objects(
     objects: Objects, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +193,7 @@ async def test_a_decision_that_breaks_is_one_objects(
         return real(desired, *arguments)
 
     monkeypatch.setattr(reconcile_module, place, poisoned)
-    assert_contained(await visit(objects))
+    assert_contained(await reconcile_all(objects))
 
 
 @pytest.mark.parametrize("place", ["_parse", "proof_of", "desired_of"])
@@ -208,7 +210,7 @@ async def test_an_object_that_cannot_be_read_is_the_only_one(
     monkeypatch.setattr(objects_module, place, poisoned)
     if place == "proof_of":  # is given the status alone
         objects.store.put(stored(POISONED, version=2, status={"note": "poisoned"}))
-    assert_contained(await visit(objects))
+    assert_contained(await reconcile_all(objects))
 
 
 async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_the_same_role(
@@ -246,7 +248,7 @@ async def test_of_many_errors_few_are_logged_with_their_traceback(
 ) -> None:
     before = counted()
     for _ in range(3 * logs.TRACEBACKS):
-        await visit(objects, "read_roles")
+        await reconcile_all(objects, "read_roles")
     assert counted() == before + 3 * logs.TRACEBACKS
     # Each pass writes two lines: that the batch failed, and whose error it was.
     assert sum("traceback" in vars(record) for record in lines.records) == logs.TRACEBACKS
@@ -265,7 +267,7 @@ class Api:
 
 
 class Breaking:
-    """Of errands and Events: each breaks."""
+    """Of password tasks and Events: each breaks."""
 
     async def run(self, *_: object) -> None:
         raise Poison
@@ -274,23 +276,23 @@ class Breaking:
         raise Poison
 
 
-async def report(objects: Objects, finding: Finding) -> list[dict[str, Any]]:
-    """The statuses that are written, where Events and errands break. The reconcile ends."""
+async def report(objects: Objects, result: Result) -> list[dict[str, Any]]:
+    """The statuses that are written, where Events and password tasks break. The reconcile ends."""
     api, broken, queue = Api(), Breaking(), Queue()
-    reporter = Reporter(cast("Client", api), objects, queue, cast("Recorder", broken), cast("Errands", broken))
-    queue.put("s", Request(finding.key, RequestReason.OBJECT))
+    reporter = Reporter(cast("Client", api), objects, queue, cast("Recorder", broken), cast("PasswordTasks", broken))
+    queue.put("s", Request(result.key, RequestReason.OBJECT))
     await queue.take("s", 1)
-    reporter.report(finding)
+    reporter.report(result)
     reporter.close()
     await reporter.run()
     with pytest.raises(LookupError):
-        queue.done(finding.key, Retry())
+        queue.done(result.key, Retry())
     return api.statuses
 
 
 async def test_what_breaks_while_it_is_told_is_said_on_the_object(objects: Objects) -> None:
-    finding = replace((await visit(objects))[POISONED], action=Action.CORRECTED)
-    (status,) = await report(objects, finding)
+    result = replace((await reconcile_all(objects))[POISONED], action=Action.CORRECTED)
+    (status,) = await report(objects, result)
     (ready,) = [one for one in status["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "InternalError")
     assert SECRET not in str(status)
@@ -299,8 +301,8 @@ async def test_what_breaks_while_it_is_told_is_said_on_the_object(objects: Objec
 async def test_a_status_of_any_shape_keeps_the_reporter_from_nothing(objects: Objects) -> None:
     seen = stored(POISONED, version=2, status={"conditions": [7, None], "lastDrift": 3, "driftCount": "many"})
     objects.store.put(seen)
-    finding = Finding(Target(POISONED, seen), outcome=(await visit(objects))[POISONED].outcome)
-    statuses = await report(objects, finding)
+    result = Result(Target(POISONED, seen), outcome=(await reconcile_all(objects))[POISONED].outcome)
+    statuses = await report(objects, result)
     assert statuses[-1]["conditions"][0]["reason"] == "InternalError"
 
 
@@ -310,19 +312,19 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
     reported: list[Key] = []
 
     class Taking:
-        def report(self, finding: Finding) -> None:
-            reported.append(finding.key)
+        def report(self, result: Result) -> None:
+            reported.append(result.key)
             if len(reported) == len(WELL):
                 tasks.cancel_scope.cancel()
 
-    real = lane_module._declined
+    real = reporter_module._declined
 
-    def poisoned(request: Target, error: Any) -> Finding:
-        if request.key == POISONED:
+    def poisoned(target: Target, error: Any) -> Result:
+        if target.key == POISONED:
             raise Poison
-        return real(request, error)
+        return real(target, error)
 
-    monkeypatch.setattr(lane_module, "_declined", poisoned)
+    monkeypatch.setattr(reporter_module, "_declined", poisoned)
     queue = Queue()
     for key in (POISONED, *WELL):
         queue.put("default", Request(key, RequestReason.OBJECT))
@@ -342,9 +344,9 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
     reported: dict[Key, float] = {}
 
     class Taking:
-        def report(self, finding: Finding) -> None:
-            reported[finding.key] = anyio.current_time()
-            queue.done(finding.key, Done())
+        def report(self, result: Result) -> None:
+            reported[result.key] = anyio.current_time()
+            queue.done(result.key, Done())
 
     for key in many:
         objects.store.put(stored(key))
@@ -373,9 +375,9 @@ async def test_emptying_a_role_that_breaks_is_told_to_its_object(
     async def poisoned(*_: object, **__: object) -> None:
         raise Poison
 
-    monkeypatch.setattr(lane_module, "reassign_owned", poisoned)
-    lane = Lane(SERVER, objects, Queue(), cast("Reporter", None), Identities(), Lead())
-    reassign_result = await lane._reassign(POISONED, cast("Any", None), cast("Any", None), None)
+    monkeypatch.setattr(worker_module, "reassign_owned", poisoned)
+    worker = ServerWorker(SERVER, objects, Queue(), cast("Reporter", None), LiveServers(), Leadership())
+    reassign_result = await worker._reassign(POISONED, cast("Any", None), cast("Any", None), None)
     assert reassign_result.problem is not None
     assert reassign_result.problem.reason is Reason.INTERNAL_ERROR
 
@@ -443,16 +445,16 @@ async def test_a_terminating_object_with_an_invalid_spec_is_told_the_way_out(obj
 async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(objects: Objects) -> None:
     """Anybody may announce it."""
     queue = Queue()
-    lane = Lane(SERVER, objects, queue, cast("Reporter", None), Identities(), Lead())
+    worker = ServerWorker(SERVER, objects, queue, cast("Reporter", None), LiveServers(), Leadership())
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lane._answer_many)
-        lane._heard(None)
+        tasks.start_soon(worker._answer_many)
+        worker._note_notification(None)
         await anyio.wait_all_tasks_blocked()
-        lane._heard(("poisoned",))
-        visits = await queue.take("default", 100)
+        worker._note_notification(("poisoned",))
+        items = await queue.take("default", 100)
         tasks.cancel_scope.cancel()
-    assert visits[0].key == POISONED
-    assert {visit.key: visit.rank for visit in visits} == {
+    assert items[0].key == POISONED
+    assert {item.key: item.rank for item in items} == {
         POISONED: Rank.DRIFT,
         **dict.fromkeys(WELL, Rank.DEPENDENCY),
     }
@@ -461,11 +463,11 @@ async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(obje
 async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objects) -> None:
     """It is looked at all the same, in turn with what else was changed."""
     queue = Queue()
-    lane = Lane(SERVER, objects, queue, cast("Reporter", None), Identities(), Lead())
-    lane.echoes.send(["poisoned"])
-    lane.echoes.answer(["poisoned"], 0.0)
-    lane._heard(("poisoned",))
-    assert [(visit.key, visit.rank) for visit in await queue.take("default", 100)] == [(POISONED, Rank.CHANGE)]
+    worker = ServerWorker(SERVER, objects, queue, cast("Reporter", None), LiveServers(), Leadership())
+    worker.echoes.send(["poisoned"])
+    worker.echoes.answer(["poisoned"], 0.0)
+    worker._note_notification(("poisoned",))
+    assert [(item.key, item.rank) for item in await queue.take("default", 100)] == [(POISONED, Rank.CHANGE)]
     queue.done(POISONED, Done())
-    lane._heard(("poisoned",))
-    assert [(visit.key, visit.rank) for visit in await queue.take("default", 100)] == [(POISONED, Rank.DRIFT)]
+    worker._note_notification(("poisoned",))
+    assert [(item.key, item.rank) for item in await queue.take("default", 100)] == [(POISONED, Rank.DRIFT)]

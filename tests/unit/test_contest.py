@@ -41,7 +41,7 @@ CHANGES: dict[str, Change] = {
     "role": Create(Role("app")),
 }
 
-ERRAND = PasswordTask(
+PASSWORD_TASK = PasswordTask(
     "shop", "app", DesiredPassword(), None, ObservedSecrets(), RECORD, Address("db", 1, "d", "require"), DAY, 4096
 )
 
@@ -126,7 +126,7 @@ def test_a_repair_is_held_back_for_twice_as_long_each_time_up_to_five_minutes(ri
     assert delays == pytest.approx(expected, abs=0.1)
 
 
-def test_looks_in_between_do_not_change_when_it_is_repaired_nor_what_is_said(ring: Ring) -> None:
+def test_reconciles_in_between_do_not_change_when_it_is_repaired_nor_what_is_said(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     due, told = ring.due(LIMIT), ring.told
     for tenth in range(15):
@@ -193,7 +193,7 @@ def test_a_changed_spec_begins_anew(ring: Ring) -> None:
     assert not ring.told
 
 
-def test_those_that_are_contested_are_counted_until_nobody_looks_at_them_any_more(ring: Ring) -> None:
+def test_those_that_are_contested_are_counted_until_they_are_not_reconciled_any_more(ring: Ring) -> None:
     for second in range(LIMIT):
         ring.look(second, "connectionLimit")
         assert ring.contests.count_contested(at(second).seconds) == 0
@@ -270,34 +270,34 @@ class TestLeavingOut:
 
 
 class TestPasswords:
-    """What differs is only known after an errand."""
+    """What differs is only known after a password task."""
 
     @pytest.fixture(autouse=True)
     def _field_contest(self, ring: Ring) -> None:
         for second in range(LIMIT):
             ring.contests.repaired("uid", 1, ("password",), at(second))
-        assert ring.plan(replace(drift(), errand=ERRAND), LIMIT).errand is not None
-        assert not ring.plan(drift("password"), LIMIT, sent=ERRAND).changes
+        assert ring.plan(replace(drift(), password_task=PASSWORD_TASK), LIMIT).password_task is not None
+        assert not ring.plan(drift("password"), LIMIT, sent=PASSWORD_TASK).changes
 
-    def test_an_errand_that_would_bring_nothing_new_is_not_run_again(self, ring: Ring) -> None:
-        later = replace(ERRAND, at=DAY.replace(hour=5))
-        assert ring.plan(replace(drift(), errand=later), LIMIT + 1).errand is None
+    def test_an_password_task_that_would_bring_nothing_new_is_not_run_again(self, ring: Ring) -> None:
+        later = replace(PASSWORD_TASK, at=DAY.replace(hour=5))
+        assert ring.plan(replace(drift(), password_task=later), LIMIT + 1).password_task is None
         assert "the controller corrects it again at" in ring.told
 
-    def test_another_errand_is_run(self, ring: Ring) -> None:
-        other = replace(ERRAND, secrets=ObservedSecrets(stale=("old",)))
-        assert ring.plan(replace(drift(), errand=other), LIMIT + 1).errand == other
+    def test_another_password_task_is_run(self, ring: Ring) -> None:
+        other = replace(PASSWORD_TASK, secrets=ObservedSecrets(stale=("old",)))
+        assert ring.plan(replace(drift(), password_task=other), LIMIT + 1).password_task == other
 
     def test_it_is_run_when_the_repair_is_due_and_the_contest_is_not_over_meanwhile(self, ring: Ring) -> None:
         now = float(LIMIT)
         for _ in range(8):
             due = ring.due(now)
-            assert ring.plan(replace(drift(), errand=ERRAND), due).errand is not None
-            assert ring.plan(drift("password"), due, sent=ERRAND).changes
+            assert ring.plan(replace(drift(), password_task=PASSWORD_TASK), due).password_task is not None
+            assert ring.plan(drift("password"), due, sent=PASSWORD_TASK).changes
             ring.contests.repaired("uid", 1, ("password",), at(due))
             now = due
-            assert ring.plan(replace(drift(), errand=ERRAND), now).errand is not None
-            assert not ring.plan(drift("password"), now, sent=ERRAND).changes
+            assert ring.plan(replace(drift(), password_task=PASSWORD_TASK), now).password_task is not None
+            assert not ring.plan(drift("password"), now, sent=PASSWORD_TASK).changes
         assert ring.due(now) - now == pytest.approx(LONGEST_DELAY, abs=0.1)
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.controller import servers as module
-from pgrole_controller.controller.declaration import Site, read_declaration
-from pgrole_controller.controller.lane import Lane
-from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.servers import Servers, ServerStores
+from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
@@ -53,10 +53,10 @@ class FakeApi:
         return json.dumps(secret()).encode()
 
 
-class FakeLane:
+class FakeWorker:
     """Ends, once it is cancelled, when `may_end` is set: as one whose transaction is shielded."""
 
-    def __init__(self, server: DeclaredServer) -> None:
+    def __init__(self, server: ServerConfig) -> None:
         self.server = server
         self.began, self.may_end, self.ended = anyio.Event(), anyio.Event(), anyio.Event()
         self.retimed = Signal()
@@ -68,7 +68,7 @@ class FakeLane:
         assert self.ended.is_set()
         self.removed.set()
 
-    def declare(self, server: DeclaredServer) -> None:
+    def declare(self, server: ServerConfig) -> None:
         self.server = server
 
     async def synced(self) -> None:
@@ -87,17 +87,17 @@ class FakeLane:
 class World:
     def __init__(self) -> None:
         self.api, self.observed = FakeApi(), ServerStores(Store(), Store(), Store())
-        self.lanes: list[FakeLane] = []
+        self.workers: list[FakeWorker] = []
         self.moved: list[str] = []
         client = cast("Client", self.api)
-        self.servers = Servers(client, self.observed, None, Site(), self._make, self.moved.append)
+        self.servers = Servers(client, self.observed, None, ControllerConfig(), self._make, self.moved.append)
         for store in (self.observed.pgservers, self.observed.secrets, self.observed.config_maps):
             store.subscribe(self.servers.changed)
         self._version = 0
 
-    def _make(self, server: DeclaredServer) -> Lane:
-        self.lanes.append(FakeLane(server))
-        return cast("Lane", self.lanes[-1])
+    def _make(self, server: ServerConfig) -> ServerWorker:
+        self.workers.append(FakeWorker(server))
+        return cast("ServerWorker", self.workers[-1])
 
     def put(
         self, name: str, *, uid: str = "", database: str = "postgres", adopt: bool = False, by: Key | None = None
@@ -125,8 +125,8 @@ class World:
         assert stored is not None
         self.observed.pgservers.remove(stored.key, stored.uid)
 
-    def lane(self, name: str) -> FakeLane:
-        return next(lane for lane in reversed(self.lanes) if lane.server.name == name)
+    def worker(self, name: str) -> FakeWorker:
+        return next(worker for worker in reversed(self.workers) if worker.server.name == name)
 
     async def until(self, true: Callable[[], bool], what: str) -> None:
         async def is_true() -> bool:
@@ -143,8 +143,8 @@ async def running(world: World) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            for lane in world.lanes:
-                lane.may_end.set()
+            for worker in world.workers:
+                worker.may_end.set()
             tasks.cancel_scope.cancel()
 
 
@@ -157,7 +157,7 @@ async def test_a_pgserver_that_goes_while_another_is_read_is_gone() -> None:
         await world.api.asked.wait()
         world.remove("b")
         world.api.opened.set()
-        await world.until(lambda: "a" in world.servers, "the lane of the other one")
+        await world.until(lambda: "a" in world.servers, "the worker of the other one")
         assert "b" not in world.servers
 
 
@@ -178,36 +178,36 @@ async def test_a_server_that_cannot_be_left_yet_holds_up_no_other() -> None:
     world = World()
     async with running(world):
         world.put("stuck")
-        await world.until(lambda: "stuck" in world.servers, "the lane")
-        stuck = world.lane("stuck")
+        await world.until(lambda: "stuck" in world.servers, "the worker")
+        stuck = world.worker("stuck")
         await stuck.began.wait()
         stuck.may_end = anyio.Event()
         world.remove("stuck")
         world.put("other")
-        await world.until(lambda: "other" in world.servers, "the lane of the other one")
+        await world.until(lambda: "other" in world.servers, "the worker of the other one")
         assert not stuck.ended.is_set()
 
 
-async def test_a_server_that_is_declared_again_waits_for_its_last_lane_to_end() -> None:
+async def test_a_server_that_is_declared_again_waits_for_its_last_worker_to_end() -> None:
     world = World()
     async with running(world):
         world.put("a")
-        await world.until(lambda: "a" in world.servers, "the lane")
-        first = world.lane("a")
+        await world.until(lambda: "a" in world.servers, "the worker")
+        first = world.worker("a")
         await first.began.wait()
         first.may_end = anyio.Event()
         world.remove("a")
         await world.until(lambda: "a" not in world.servers, "the removal")
         world.put("a", uid="second")
-        await world.until(lambda: len(world.lanes) == 2, "the second lane")
-        second = world.lanes[1]
+        await world.until(lambda: len(world.workers) == 2, "the second worker")
+        second = world.workers[1]
         await anyio.lowlevel.checkpoint()
         assert not second.began.is_set()
         first.may_end.set()
         with anyio.fail_after(30):
             await second.began.wait()
         assert first.ended.is_set()
-        assert not first.removed.is_set()  # the second lane has its keys
+        assert not first.removed.is_set()  # the second worker has its keys
         assert world.moved[-1] == "a"
 
 
@@ -215,13 +215,13 @@ async def test_what_waits_for_a_server_that_is_gone_is_forgotten_when_its_object
     world = World()
     async with running(world):
         world.put("a")
-        await world.until(lambda: "a" in world.servers, "the lane")
-        lane = world.lane("a")
-        await lane.began.wait()
+        await world.until(lambda: "a" in world.servers, "the worker")
+        worker = world.worker("a")
+        await worker.began.wait()
         world.moved.clear()
         world.remove("a")
         with anyio.fail_after(30):
-            await lane.removed.wait()
+            await worker.removed.wait()
         assert world.moved == ["a", "a"]
 
 
@@ -230,23 +230,23 @@ async def test_an_api_server_that_does_not_answer_ends_no_session(failure: Excep
     world = World()
     async with running(world):
         world.put("a")
-        await world.until(lambda: "a" in world.servers, "the lane")
+        await world.until(lambda: "a" in world.servers, "the worker")
         world.api.failure = failure
-        before = world.lane("a").server
+        before = world.worker("a").server
         world.put("a", adopt=True)
-        await world.until(lambda: world.lane("a").server.server_policy.adopt, "the other policy")
-        assert world.lane("a").server.access == before.access
+        await world.until(lambda: world.worker("a").server.server_policy.adopt, "the other policy")
+        assert world.worker("a").server.access == before.access
 
 
 async def test_what_connects_elsewhere_is_not_used_for_what_cannot_be_read() -> None:
     world = World()
     async with running(world):
         world.put("a")
-        await world.until(lambda: "a" in world.servers, "the lane")
+        await world.until(lambda: "a" in world.servers, "the worker")
         world.api.failure = Unreachable("no route")
         world.put("a", database="another")
-        await world.until(lambda: world.lane("a").server.problem is not None, "the problem")
-        assert world.lane("a").server.endpoint is None
+        await world.until(lambda: world.worker("a").server.problem is not None, "the problem")
+        assert world.worker("a").server.endpoint is None
 
 
 GONE = ApiError(404, "NotFound", "no such Secret")
@@ -257,20 +257,20 @@ async def until_lapsed(world: World) -> None:
     world.observed.secrets.put(pack_metadata(secret()))
     world.observed.secrets.remove(Key("default", "any"), "s")
     world.put("a", adopt=True)  # whatever makes it be read again
-    await world.until(lambda: world.lane("a").server.problem is not None, "that the Secret is missing")
+    await world.until(lambda: world.worker("a").server.problem is not None, "that the Secret is missing")
 
 
 async def test_a_session_goes_on_when_its_credentials_secret_is_deleted() -> None:
     world = World()
     async with running(world):
         world.put("a")
-        await world.until(lambda: "a" in world.servers, "the lane")
-        lane, before = world.lane("a"), world.lane("a").server
-        lane.has_session = True
+        await world.until(lambda: "a" in world.servers, "the worker")
+        worker, before = world.worker("a"), world.worker("a").server
+        worker.has_session = True
         await until_lapsed(world)
-        assert lane.server.access == before.access, "the session is not ended"
-        assert lane.server.lapsed, "but a new one cannot start"
-        assert lane.server.server_policy.adopt, "its policy is the declared one"
+        assert worker.server.access == before.access, "the session is not ended"
+        assert worker.server.lapsed, "but a new one cannot start"
+        assert worker.server.server_policy.adopt, "its policy is the declared one"
 
 
 async def test_credentials_of_a_deleted_secret_are_forgotten_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,17 +278,17 @@ async def test_credentials_of_a_deleted_secret_are_forgotten_with_the_session(mo
     world = World()
     async with running(world):
         world.put("a")
-        await world.until(lambda: "a" in world.servers, "the lane")
-        lane = world.lane("a")
-        lane.has_session = True
+        await world.until(lambda: "a" in world.servers, "the worker")
+        worker = world.worker("a")
+        worker.has_session = True
         await until_lapsed(world)
-        lane.has_session = False
-        await world.until(lambda: lane.server.endpoint is None, "that they are forgotten")
+        worker.has_session = False
+        await world.until(lambda: worker.server.endpoint is None, "that they are forgotten")
         assert all(declared.endpoint is None for _, declared in world.servers._read.values())
         world.api.failure = None
-        await world.until(lambda: lane.server.endpoint is not None, "that the Secret is there again")
-        assert not lane.server.lapsed
-        assert lane.server.problem is None
+        await world.until(lambda: worker.server.endpoint is not None, "that the Secret is there again")
+        assert not worker.server.lapsed
+        assert worker.server.problem is None
 
 
 async def test_a_server_whose_secret_never_existed_is_not_connected_to() -> None:
@@ -296,8 +296,8 @@ async def test_a_server_whose_secret_never_existed_is_not_connected_to() -> None
     world.api.failure = GONE
     async with running(world):
         world.put("a")
-        await world.until(lambda: "a" in world.servers, "the lane")
-        server = world.lane("a").server
+        await world.until(lambda: "a" in world.servers, "the worker")
+        server = world.worker("a").server
         assert (server.endpoint, server.lapsed) == (None, False)
         assert server.problem is not None
         assert server.problem.reason is Reason.SERVER_NOT_READY
@@ -308,9 +308,9 @@ async def test_a_pgserver_that_changed_just_before_it_was_written_to_has_its_new
     world = World()
     async with running(world):
         world.put("a")
-        await world.until(lambda: "a" in world.servers, "the lane")
+        await world.until(lambda: "a" in world.servers, "the worker")
         world.put("a", adopt=True, by=Key("", "a"))
-        await world.until(lambda: world.lane("a").server.server_policy.adopt, "the other policy")
+        await world.until(lambda: world.worker("a").server.server_policy.adopt, "the other policy")
 
 
 async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:
@@ -331,19 +331,19 @@ async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:
 async def test_a_pgserver_that_breaks_what_reads_it_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     real = read_declaration
 
-    async def poisoned(client: Any, stored: Any, site: Any) -> DeclaredServer:
+    async def poisoned(client: Any, stored: Any, controller_config: Any) -> ServerConfig:
         if stored.key.name == "a":
             raise RuntimeError("hunter2")
-        return await real(client, stored, site)
+        return await real(client, stored, controller_config)
 
     monkeypatch.setattr(module, "read_declaration", poisoned)
     world = World()
     async with running(world):
         world.put("a")
         world.put("b")
-        await world.until(lambda: "a" in world.servers and "b" in world.servers, "both lanes")
-        assert world.lane("b").server.problem is None
-        problem = world.lane("a").server.problem
+        await world.until(lambda: "a" in world.servers and "b" in world.servers, "both workers")
+        assert world.worker("b").server.problem is None
+        problem = world.worker("a").server.problem
         assert problem is not None
         assert problem.reason is Reason.INTERNAL_ERROR
         assert "hunter2" not in problem.message
@@ -356,8 +356,8 @@ async def test_a_pgserver_of_any_shape_is_one_servers_error(spec: Any) -> None:
         metadata = {"name": "odd", "uid": "o", "resourceVersion": "1", "creationTimestamp": "2027-01-01T00:00:00Z"}
         world.observed.pgservers.put(pack({"kind": "PgServer", "metadata": metadata, "spec": spec}))
         world.put("b")
-        await world.until(lambda: "odd" in world.servers and "b" in world.servers, "both lanes")
+        await world.until(lambda: "odd" in world.servers and "b" in world.servers, "both workers")
         assert world.servers.reserves(Key("default", "of-b"))
-        problem = world.lane("odd").server.problem
+        problem = world.worker("odd").server.problem
         assert problem is not None
         assert problem.reason is Reason.INVALID_SPEC

@@ -194,7 +194,7 @@ def test_every_message_that_has_its_remedy_is_one_that_is_said(page: str) -> Non
 
 def test_every_event_is_documented_and_what_to_do_when_it_comes_unexpectedly() -> None:
     events = {"SecretRestored"}
-    events |= {*re.findall(r'Deed\.[A-Z]+: \("([A-Za-z]+)"', read("pgrole_controller/controller/reporter.py"))}
+    events |= {*re.findall(r'Action\.[A-Z]+: \("([A-Za-z]+)"', read("pgrole_controller/controller/reporter.py"))}
     assert len(events) > 1
     for event in events:
         assert f"`{event}`" in section(read("docs/pgrole.md"), "### Events"), event

@@ -1,6 +1,6 @@
 """controller/echo: our own changes on their way back."""
 
-from pgrole_controller.controller.echo import KEPT, MOST, OVERDUE, Echoes
+from pgrole_controller.controller.telemetry import KEPT, MOST, OVERDUE, Echoes
 
 
 def sent(*names: str, at: float = 0.0) -> Echoes:

@@ -83,7 +83,7 @@ class TestWhatIsKept:
         assert plan.drift == ("password",)
         changed = replace(secured(), secrets=ObservedSecrets(password=SecretVersion("s-uid", "2")))
         assert set_password(away(changed, observed).changes) == Password(OURS.digest)
-        assert plan.errand is None
+        assert plan.password_task is None
         assert plan.record is None
 
     @pytest.mark.parametrize("remembered", [None, THEIRS])

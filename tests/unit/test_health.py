@@ -15,14 +15,16 @@ import pytest
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import (
     AT_ONCE,
+    BEAT_SECONDS,
     CONNECTIONS,
     EVERY_ADDRESS,
     REST_TIMES,
+    STILL_SECONDS,
     Health,
+    Heartbeat,
     NoAnswer,
     Shared,
 )
-from pgrole_controller.controller.pulse import BEAT_SECONDS, STILL_SECONDS, Pulse
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.workspace import free_port
 from pgrole_controller.metrics import Scrape
@@ -58,7 +60,7 @@ async def wait_served(port: int) -> None:
 
 async def test_a_loop_that_stands_still_is_told_of_and_one_that_goes_on_is_well_again() -> None:
     clock, port = Clock(), free_port()
-    health = Health(Pulse(clock))
+    health = Health(Heartbeat(clock))
     with ThreadPoolExecutor(1) as thread:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(health.serve, "127.0.0.1", port)
@@ -168,18 +170,18 @@ async def test_an_address_that_is_not_of_this_machine_is_named() -> None:
 
 async def test_the_heart_is_as_old_as_its_last_beat() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
+    heartbeat = Heartbeat(clock)
     clock.ahead = STILL_SECONDS + 1
-    assert not pulse.alive
+    assert not heartbeat.alive
 
     async def is_alive() -> bool:
-        return pulse.alive
+        return heartbeat.alive
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(pulse.beat)
+        tasks.start_soon(heartbeat.beat)
         assert await reached(is_alive, PATIENCE)
         tasks.cancel_scope.cancel()
-    assert pulse.age < STILL_SECONDS
+    assert heartbeat.age < STILL_SECONDS
     assert BEAT_SECONDS * 10 <= STILL_SECONDS
 
 

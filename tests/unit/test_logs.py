@@ -13,8 +13,17 @@ import anyio.to_thread
 import pytest
 
 from pgrole_controller import logs
-from pgrole_controller.controller import lane
-from pgrole_controller.logs import LogFormat, RepeatFilter, _Json, _Text, name_visit, new_visit, set_up, tracing
+from pgrole_controller.controller import worker
+from pgrole_controller.logs import (
+    LogFormat,
+    RepeatFilter,
+    _Json,
+    _Text,
+    batch_member_id,
+    new_reconcile_id,
+    set_up,
+    tracing,
+)
 
 
 def record(message: str, **values: object) -> logging.LogRecord:
@@ -111,7 +120,9 @@ def test_the_level_is_of_this_program_and_no_library_shows_what_it_sends(monkeyp
     assert logging.getLogger("kubernetes_asyncio.client.rest").getEffectiveLevel() >= logging.INFO
 
 
-async def test_what_is_done_for_a_visit_has_its_id_in_tasks_and_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_done_for_a_reconcile_has_its_id_in_tasks_and_threads_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said = lines("json", terminal=False, monkeypatch=monkeypatch)
     log = logging.getLogger("pgrole_controller.x")
 
@@ -140,12 +151,12 @@ async def test_what_is_done_for_a_visit_has_its_id_in_tasks_and_threads_too(monk
     }
 
 
-def test_the_id_of_a_visit_is_short_and_of_several_at_once_they_begin_alike() -> None:
-    batch = new_visit()
+def test_the_id_of_a_reconcile_is_short_and_of_several_at_once_they_begin_alike() -> None:
+    batch = new_reconcile_id()
     assert len(batch) == 8
-    assert new_visit() != batch
-    assert name_visit(batch, 1, 1) == batch
-    assert name_visit(batch, 3, 12) == f"{batch}.3"
+    assert new_reconcile_id() != batch
+    assert batch_member_id(batch, 1, 1) == batch
+    assert batch_member_id(batch, 3, 12) == f"{batch}.3"
 
 
 def test_every_message_is_constant() -> None:
@@ -267,9 +278,9 @@ def test_what_was_left_out_of_many_is_not_kept_for_ever() -> None:
     assert len(repetition._left_out) + len(repetition._written) <= 1
 
 
-def warnings_of_lane() -> set[str]:
-    """Warnings and errors that the lane of a server writes."""
-    tree = ast.parse(Path(lane.__file__).read_text(encoding="utf-8"))
+def warnings_of_worker() -> set[str]:
+    """Warnings and errors that the worker of a server writes."""
+    tree = ast.parse(Path(worker.__file__).read_text(encoding="utf-8"))
     calls = [call for call in ast.walk(tree) if isinstance(call, ast.Call)]
     written = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) in ("log.warning", "log.error")}
     return {*written - {"message"}, "session with PostgreSQL ended", "no session with PostgreSQL"}
@@ -280,7 +291,7 @@ def test_whatever_one_server_says_and_however_often_less_than_5_mb_are_written_i
     form: LogFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = lines(form, terminal=False, monkeypatch=monkeypatch)
-    log, messages = logging.getLogger("pgrole_controller.controller.lane"), warnings_of_lane()
+    log, messages = logging.getLogger("pgrole_controller.controller.worker"), warnings_of_worker()
     assert len(messages) >= 5
     for message in messages:
         for _ in range(200):

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.reconcile import Finding
-from pgrole_controller.controller.tally import Tally
+from pgrole_controller.controller.result import Result
+from pgrole_controller.controller.telemetry import BatchMetrics
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.core.status import Outcome, Phase
@@ -291,10 +291,10 @@ async def test_the_time_of_a_repair_begins_when_the_request_was_due() -> None:
 
     key = Key("shop", "app")
     before, now = (value("count"), value("sum")), anyio.current_time()
-    tally = Tally("counted", (WorkItem(key, RequestReason.SECRET, Rank.CHANGE, 7.0, 0),))
+    batch_metrics = BatchMetrics("counted", (WorkItem(key, RequestReason.SECRET, Rank.CHANGE, 7.0, 0),))
     late = anyio.current_time() - now
     outcome = Outcome(Phase.DONE, Reason.RECONCILED, "")
-    tally.count(Finding(Target(key, None), outcome, changed_at=now + 2.0, corrected=("superuser",)))
+    batch_metrics.count(Result(Target(key, None), outcome, changed_at=now + 2.0, corrected=("superuser",)))
     assert value("count") - before[0] == 1
     assert 8.99 - late < value("sum") - before[1] <= 9.01
     labels = {"server": "counted", "field": "superuser", "action": "corrected"}

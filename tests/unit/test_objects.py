@@ -88,7 +88,9 @@ async def test_what_is_brought_for_an_object_that_went_is_not_kept(objects: Obje
     assert not objects._brought
 
 
-async def test_what_was_brought_does_not_outlast_a_look_at_an_object_that_is_not_understood(objects: Objects) -> None:
+async def test_what_was_brought_does_not_outlast_a_reconcile_of_an_object_that_is_not_understood(
+    objects: Objects,
+) -> None:
     stored = put(objects, "app")
     objects.hand_over(stored, PasswordResult(source="s"))
     put(objects, "app", version=2, spec={"name": "app", "connectionLimit": "none"})

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.controller.orphans import CHUNK, Orphans
+from pgrole_controller.controller.background import CHUNK, Orphans
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.request import Key
 
@@ -30,7 +30,7 @@ def release(orphans: Orphans, poisoned: set[str]) -> list[set[str]]:
 
 def test_thousands_are_released_in_chunks() -> None:
     orphans = Orphans()
-    orphans.look(claims(10_000))
+    orphans.load(claims(10_000))
     released = release(orphans, set())
     assert [len(names) for names in released] == [CHUNK] * (10_000 // CHUNK)
 
@@ -38,7 +38,7 @@ def test_thousands_are_released_in_chunks() -> None:
 @given(count=st.integers(1, 1_200), poisoned=st.sets(st.integers(0, 1_199), max_size=4))
 def test_all_are_released_but_those_that_fail_alone(count: int, poisoned: set[int]) -> None:
     orphans = Orphans()
-    orphans.look(claims(count))
+    orphans.load(claims(count))
     bad = {f"r{number}" for number in poisoned}
     released = [name for names in release(orphans, bad) for name in names]
     assert sorted(released) == sorted({f"r{number}" for number in range(count)} - bad)
@@ -46,14 +46,14 @@ def test_all_are_released_but_those_that_fail_alone(count: int, poisoned: set[in
 
 def test_one_whose_object_is_made_again_meanwhile_is_left_alone() -> None:
     orphans = Orphans()
-    orphans.look(claims(CHUNK + 1))
+    orphans.load(claims(CHUNK + 1))
     orphans.end(orphans.take(lambda _: True), None)
     assert orphans.take(lambda _: False) == ()
     assert orphans.done
 
 
-def test_nothing_is_done_before_it_was_looked_at() -> None:
+def test_nothing_is_done_before_the_claims_were_read() -> None:
     orphans = Orphans()
     assert not orphans.done
-    orphans.look([])
+    orphans.load([])
     assert orphans.done

@@ -1,10 +1,10 @@
-"""controller/pace: how many keys are visited at once."""
+"""controller/pace: how many keys are reconciled at once."""
 
 import itertools
 
 import pytest
 
-from pgrole_controller.controller.pace import BATCH_SECONDS, BURST, INTERVAL, LEAST, MOST, Pace
+from pgrole_controller.controller.queue import BATCH_SECONDS, BURST, INTERVAL, LEAST, MOST, Pace
 
 
 def settle(seconds_per_key: float, *, backlog: int = 10_000, fixed: float = 0.005) -> Pace:
@@ -29,7 +29,7 @@ def test_batches_grow_with_the_backlog_up_to_their_bound() -> None:
     assert settle(0.0001, backlog=3).limit == Pace().limit
 
 
-def test_however_slow_the_server_some_are_visited_at_once() -> None:
+def test_however_slow_the_server_some_are_reconciled_at_once() -> None:
     assert settle(30.0).limit == LEAST
 
 

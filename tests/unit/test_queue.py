@@ -20,21 +20,21 @@ def request(key: Key, reason: RequestReason = RequestReason.NOTIFY) -> Request:
 async def delay(queue: Queue, key: Key, seconds: float) -> None:
     """The key is due again after so many seconds."""
     queue.put("s", request(key))
-    assert [visit.key for visit in await queue.take("s", 1)] == [key]
+    assert [item.key for item in await queue.take("s", 1)] == [key]
     queue.done(key, RetryAfter(seconds))
 
 
 class Taker:
     """One `take` in a task of its own."""
 
-    def __init__(self, queue: Queue, lane: str = "s", limit: int = 10) -> None:
-        self.visits: tuple[WorkItem, ...] | None = None
+    def __init__(self, queue: Queue, server: str = "s", limit: int = 10) -> None:
+        self.items: tuple[WorkItem, ...] | None = None
         self.wakes = 0
         self.ended = anyio.Event()
-        self._queue, self._lane, self._limit = queue, lane, limit
+        self._queue, self._server, self._limit = queue, server, limit
 
     async def run(self) -> None:
-        self.visits = await self._queue.take(self._lane, self._limit)
+        self.items = await self._queue.take(self._server, self._limit)
         self.ended.set()
 
 
@@ -48,7 +48,7 @@ async def test_take_gives_what_is_ready_as_one_batch() -> None:
     queue.put("s", request(A))
     queue.put("s", request(B))
     queue.put("s", request(A))
-    assert [visit.key for visit in await queue.take("s", 10)] == [A, B]
+    assert [item.key for item in await queue.take("s", 10)] == [A, B]
 
 
 async def test_take_waits_until_a_request_comes_from_a_callback() -> None:
@@ -58,13 +58,13 @@ async def test_take_waits_until_a_request_comes_from_a_callback() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
             await settle()
-            assert taker.visits is None
+            assert taker.items is None
             queue.put("s", request(A))
-    assert taker.visits is not None
-    assert [visit.reason for visit in taker.visits] == [RequestReason.NOTIFY]
+    assert taker.items is not None
+    assert [item.reason for item in taker.items] == [RequestReason.NOTIFY]
 
 
-async def test_a_request_for_another_lane_does_not_end_the_wait() -> None:
+async def test_a_request_for_another_server_does_not_end_the_wait() -> None:
     queue = Queue()
     taker = Taker(queue)
     with anyio.fail_after(DEADLINE):
@@ -72,10 +72,10 @@ async def test_a_request_for_another_lane_does_not_end_the_wait() -> None:
             tasks.start_soon(taker.run)
             queue.put("t", request(A))
             await settle()
-            assert taker.visits is None
-            assert [visit.key for visit in await queue.take("t", 10)] == [A]
+            assert taker.items is None
+            assert [item.key for item in await queue.take("t", 10)] == [A]
             queue.close()
-    assert taker.visits == ()
+    assert taker.items == ()
 
 
 async def test_a_delayed_key_wakes_when_it_is_due_and_not_before() -> None:
@@ -83,8 +83,8 @@ async def test_a_delayed_key_wakes_when_it_is_due_and_not_before() -> None:
     begun = anyio.current_time()
     await delay(queue, A, 0.05)
     with anyio.fail_after(DEADLINE):
-        [visit] = await queue.take("s", 10)
-    assert visit.key == A
+        [item] = await queue.take("s", 10)
+    assert item.key == A
     assert anyio.current_time() - begun >= 0.05
 
 
@@ -98,14 +98,14 @@ async def test_a_key_that_is_due_earlier_shortens_a_wait_that_is_under_way() -> 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
             await settle()
-            assert taker.visits is None
+            assert taker.items is None
             queue.done(B, RetryAfter(0.02))
             await taker.ended.wait()
-    assert taker.visits is not None
-    assert [visit.key for visit in taker.visits] == [B]
+    assert taker.items is not None
+    assert [item.key for item in taker.items] == [B]
 
 
-async def test_the_end_of_a_visit_wakes_for_what_came_meanwhile() -> None:
+async def test_the_end_of_a_reconcile_wakes_for_what_came_meanwhile() -> None:
     queue = Queue()
     queue.put("s", request(A, RequestReason.OBJECT))
     await queue.take("s", 10)
@@ -115,36 +115,36 @@ async def test_the_end_of_a_visit_wakes_for_what_came_meanwhile() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
             await settle()
-            assert taker.visits is None
+            assert taker.items is None
             queue.done(A, Done())
-    assert taker.visits is not None
-    assert [visit.reason for visit in taker.visits] == [RequestReason.SECRET]
+    assert taker.items is not None
+    assert [item.reason for item in taker.items] == [RequestReason.SECRET]
 
 
-async def test_the_end_of_a_visit_wakes_the_lane_that_the_key_moved_to() -> None:
+async def test_the_end_of_a_reconcile_wakes_the_server_that_the_key_moved_to() -> None:
     queue = Queue()
     queue.put("s", request(A))
     await queue.take("s", 10)
     queue.put("t", request(A, RequestReason.SERVER))
-    taker = Taker(queue, lane="t")
+    taker = Taker(queue, server="t")
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
             await settle()
             queue.done(A, Done())
-    assert taker.visits is not None
-    assert [visit.reason for visit in taker.visits] == [RequestReason.SERVER]
+    assert taker.items is not None
+    assert [item.reason for item in taker.items] == [RequestReason.SERVER]
 
 
-async def test_a_failed_visit_comes_again_by_itself() -> None:
+async def test_a_failed_reconcile_comes_again_by_itself() -> None:
     queue = Queue(draw=lambda: 0.99)
     queue.put("s", request(A))
     await queue.take("s", 10)
     begun = anyio.current_time()
     queue.done(A, Retry())
     with anyio.fail_after(DEADLINE):
-        [visit] = await queue.take("s", 10)
-    assert visit.failures == 1
+        [item] = await queue.take("s", 10)
+    assert item.failures == 1
     assert anyio.current_time() - begun >= 1.0
 
 
@@ -154,22 +154,22 @@ async def test_after_comes_again_by_itself() -> None:
     await queue.take("s", 10)
     queue.done(A, RetryAfter(0.02))
     with anyio.fail_after(DEADLINE):
-        assert [visit.key for visit in await queue.take("s", 10)] == [A]
+        assert [item.key for item in await queue.take("s", 10)] == [A]
 
 
 async def test_close_ends_every_wait_with_nothing() -> None:
     queue = Queue()
-    takers = [Taker(queue, lane) for lane in ("s", "t")]
+    takers = [Taker(queue, server) for server in ("s", "t")]
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             for taker in takers:
                 tasks.start_soon(taker.run)
             await settle()
             queue.close()
-    assert [taker.visits for taker in takers] == [(), ()]
+    assert [taker.items for taker in takers] == [(), ()]
 
 
-async def test_a_closed_queue_gives_nothing_and_visits_under_way_can_be_ended() -> None:
+async def test_a_closed_queue_gives_nothing_and_reconciles_under_way_can_be_ended() -> None:
     queue = Queue()
     queue.put("s", request(A))
     await queue.take("s", 10)
@@ -180,7 +180,7 @@ async def test_a_closed_queue_gives_nothing_and_visits_under_way_can_be_ended() 
     queue.done(A, Retry())
 
 
-async def test_a_cancelled_wait_loses_nothing_and_the_lane_can_be_waited_for_again() -> None:
+async def test_a_cancelled_wait_loses_nothing_and_the_server_can_be_waited_for_again() -> None:
     queue = Queue()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(queue.take, "s", 10)
@@ -188,15 +188,15 @@ async def test_a_cancelled_wait_loses_nothing_and_the_lane_can_be_waited_for_aga
         queue.put("s", request(A))
         tasks.cancel_scope.cancel()
     with anyio.fail_after(DEADLINE):
-        assert [visit.key for visit in await queue.take("s", 10)] == [A]
+        assert [item.key for item in await queue.take("s", 10)] == [A]
 
 
-async def test_a_second_waiter_for_one_lane_is_refused() -> None:
+async def test_a_second_waiter_for_one_server_is_refused() -> None:
     queue = Queue()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(queue.take, "s", 10)
         await settle()
-        with pytest.raises(RuntimeError, match="another waits for lane 's'"):
+        with pytest.raises(RuntimeError, match="another waits for server 's'"):
             await queue.take("s", 10)
         queue.close()
 
@@ -213,11 +213,11 @@ async def test_take_lets_others_run_even_when_something_is_always_ready() -> Non
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop)
             while not stopped.is_set():
-                [visit] = await queue.take("s", 1)
-                queue.done(visit.key, RetryAfter(0.0))
+                [item] = await queue.take("s", 1)
+                queue.done(item.key, RetryAfter(0.0))
 
 
-async def test_figures_are_those_of_the_lane() -> None:
+async def test_figures_are_those_of_the_server() -> None:
     queue = Queue()
     await delay(queue, B, 3600.0)
     queue.put("s", request(A))
@@ -238,16 +238,16 @@ async def test_a_held_queue_gives_nothing_and_everything_when_it_is_released() -
             queue.put("s", request(A))
             queue.put("other", request(Key("shop", "c")))
             await settle()
-            assert (taker.visits, other.visits) == (None, None)
+            assert (taker.items, other.items) == (None, None)
             queue.release()
-    assert taker.visits is not None
-    assert {visit.key for visit in taker.visits} == {A, B}
-    assert other.visits is not None
-    assert len(other.visits) == 1
+    assert taker.items is not None
+    assert {item.key for item in taker.items} == {A, B}
+    assert other.items is not None
+    assert len(other.items) == 1
 
 
 @in_timelapse
-async def test_a_visit_that_was_held_did_not_wait() -> None:
+async def test_a_reconcile_that_was_held_did_not_wait() -> None:
     """A standby hears of drifts for days that another process repairs."""
     queue = Queue(held=True)
     queue.put("s", request(A))
@@ -255,8 +255,8 @@ async def test_a_visit_that_was_held_did_not_wait() -> None:
     assert queue.figures("s").oldest >= 3600.0
     queue.release()
     with anyio.fail_after(DEADLINE):
-        [visit] = await queue.take("s", 10)
-    assert visit.waited < DEADLINE
+        [item] = await queue.take("s", 10)
+    assert item.waited < DEADLINE
 
 
 async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
@@ -268,7 +268,7 @@ async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
             queue.put("s", request(A))
             await settle()
             queue.close()
-    assert taker.visits == ()
+    assert taker.items == ()
 
 
 async def test_a_lane_that_is_removed_leaves_nothing_of_what_waited_in_it() -> None:
@@ -282,10 +282,10 @@ async def test_a_lane_that_is_removed_leaves_nothing_of_what_waited_in_it() -> N
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(taker.run)
             await settle()
-            assert taker.visits is None
+            assert taker.items is None
             queue.put("s", request(B))
-    assert taker.visits is not None
-    assert [visit.key for visit in taker.visits] == [B]
+    assert taker.items is not None
+    assert [item.key for item in taker.items] == [B]
 
 
 class TestCalm:
@@ -296,7 +296,7 @@ class TestCalm:
         queue = Queue()
         queue.put("s", request(A))
         began = anyio.current_time()
-        assert [visit.key for visit in await queue.take("s", 10, began + 5.0)] == [A]
+        assert [item.key for item in await queue.take("s", 10, began + 5.0)] == [A]
         assert anyio.current_time() - began == pytest.approx(5.0, abs=0.1)
 
     @in_timelapse
@@ -312,7 +312,7 @@ class TestCalm:
             for key in (A, B):
                 await anyio.sleep(1.0)
                 queue.put("s", request(key))
-        assert [visit.key for visit in taken] == [A, B]
+        assert [item.key for item in taken] == [A, B]
         assert anyio.current_time() >= calm_until
 
     @in_timelapse
@@ -329,7 +329,7 @@ class TestCalm:
             await anyio.sleep(1.0)
             assert not taken
             queue.put("s", Request(B, RequestReason.NOTIFY, Rank.DRIFT))
-        assert {visit.key for visit in taken} == {A, B}
+        assert {item.key for item in taken} == {A, B}
         assert anyio.current_time() - began < 2.0
 
     @in_timelapse
@@ -345,7 +345,7 @@ class TestCalm:
             tasks.start_soon(take)
             await anyio.sleep(1.0)
             queue.put("s", Request(A, RequestReason.NOTIFY, Rank.DRIFT))
-        assert [visit.rank for visit in taken] == [Rank.DRIFT]
+        assert [item.rank for item in taken] == [Rank.DRIFT]
         assert anyio.current_time() - began < 2.0
 
     @in_timelapse
@@ -355,11 +355,11 @@ class TestCalm:
         taker = Taker(queue)
 
         async def take() -> None:
-            taker.visits = await queue.take("s", 10, began + 500.0)
+            taker.items = await queue.take("s", 10, began + 500.0)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
             await anyio.sleep(1.0)
             queue.close()
-        assert taker.visits == ()
+        assert taker.items == ()
         assert anyio.current_time() - began < 2.0

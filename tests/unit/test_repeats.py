@@ -8,12 +8,13 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from pgrole_controller.controller.echo import Echoes
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
-from pgrole_controller.controller.reconcile import Finding, reconcile
+from pgrole_controller.controller.reconcile import reconcile
 from pgrole_controller.controller.repeats import KEPT_SECONDS, LAST_SECONDS, Repeats
-from pgrole_controller.controller.server import DeclaredServer
+from pgrole_controller.controller.result import Result
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.telemetry import Echoes
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.connection_secret import Address
@@ -31,7 +32,7 @@ from pgrole_controller.postgres.session import Session
 from tests.timelapse import in_timelapse
 
 KEY = Key("shop", "app")
-SERVER = DeclaredServer(
+SERVER = ServerConfig(
     "default",
     None,
     ServerPolicy(("*",), role_names=("*",), attributes=frozenset({"login"})),
@@ -113,7 +114,7 @@ class World:
         obj = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata, "spec": spec}
         self.objects.store.put(pack({**obj, "status": status} if status else obj))
 
-    async def reconcile(self, *, drifted: bool = False) -> Finding:
+    async def reconcile(self, *, drifted: bool = False) -> Result:
         (finding,) = await reconcile(
             [KEY],
             self.server,
@@ -152,8 +153,8 @@ async def test_the_status_that_was_written_meanwhile_is_that_of_the_object_as_it
     world.put(KEY.name, version=2, status={"observedGeneration": 1})
     finding = await world.reconcile()
     assert world.session.looks == 0
-    assert finding.request.stored is not None
-    assert finding.request.stored.resource_version == "2"
+    assert finding.target.stored is not None
+    assert finding.target.stored.resource_version == "2"
 
 
 class TestInvariant2ANotifyIsNeverTrusted:
@@ -181,16 +182,16 @@ def _share_role(world: World) -> None:
 def _label_namespace(world: World) -> None:
     requirement = SimpleNamespace(is_met=lambda labels: not labels)
     server_policy = ServerPolicy(labels=cast("Any", (requirement,)), role_names=("*",), attributes=frozenset({"login"}))
-    world.server = DeclaredServer("default", None, server_policy, SERVER.address)
+    world.server = ServerConfig("default", None, server_policy, SERVER.address)
     world.label({"team": "b"}, 2)
 
 
 def _change_policy(world: World) -> None:
-    world.server = DeclaredServer("default", None, NOBODY_ELSE, SERVER.address)
+    world.server = ServerConfig("default", None, NOBODY_ELSE, SERVER.address)
 
 
 def _change_server(world: World) -> None:
-    world.server = DeclaredServer("default", None, SERVER.server_policy, SERVER.address, generation=2)
+    world.server = ServerConfig("default", None, SERVER.server_policy, SERVER.address, generation=2)
 
 
 def _bring(world: World) -> None:
@@ -223,7 +224,7 @@ async def test_an_object_that_went_is_not_remembered() -> None:
     world.objects.store.remove(KEY, "uid-app")
     finding = await world.reconcile()
     assert world.session.again == 0
-    assert finding.request.stored is None
+    assert finding.target.stored is None
 
 
 @in_timelapse

@@ -83,7 +83,7 @@ def test_what_is_known_of_the_role_comes_from_the_claim() -> None:
     assert status["lastDrift"] == {"time": "2026-05-06T07:08:09Z", "fields": ["login"], "corrected": True}
 
 
-def test_without_a_look_at_the_database_what_status_said_of_the_role_stays() -> None:
+def test_without_a_read_of_the_database_what_status_said_of_the_role_stays() -> None:
     before = build(RECONCILED, claim=CLAIM)
     after = build(of_error(Transient(Reason.SERVER_NOT_READY, "away")), before)
     for name in ("role", "server", "driftCount", "lastDrift"):

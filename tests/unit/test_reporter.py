@@ -1,4 +1,4 @@
-"""controller/reporter: what a visit left to be done is done for the object as it is by then, or not at all."""
+"""controller/reporter: what a reconcile left to be done is done for the object as it is by then, or not at all."""
 
 import copy
 import json
@@ -9,14 +9,14 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from pgrole_controller.controller.errands import Errands
+from pgrole_controller.controller.background import PasswordTasks
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reconcile import Finding
 from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.sources import PgRoleSource
-from pgrole_controller.controller.statuses import Said, Statuses
+from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.password import (
@@ -34,7 +34,7 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.store import Store, Stored, pack
 
-ERRAND = PasswordTask(
+PASSWORD_TASK = PasswordTask(
     "shop",
     "app",
     DesiredPassword(),
@@ -48,14 +48,14 @@ ERRAND = PasswordTask(
 
 
 class Runs:
-    """Errands that were run."""
+    """PasswordTasks that were run."""
 
     def __init__(self) -> None:
         self.run_for: list[str] = []
 
-    async def run(self, errand: PasswordTask, owner: Stored) -> PasswordResult:
+    async def run(self, password_task: PasswordTask, owner: Stored) -> PasswordResult:
         self.run_for.append(owner.resource_version)
-        return PasswordResult(source="s", errand=errand)
+        return PasswordResult(source="s", password_task=password_task)
 
 
 @pytest.fixture
@@ -70,24 +70,24 @@ def made(version: int, **more: Any) -> Stored:
 
 
 @pytest.mark.parametrize("now", [made(2), made(1, resourceVersion="2", deletionTimestamp="2027-01-01T00:00:00Z"), None])
-async def test_no_errand_is_run_for_an_object_that_changed_is_deleted_or_gone(
+async def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_gone(
     objects: Objects, now: Stored | None
 ) -> None:
     runs = Runs()
     client = cast("Client", SimpleNamespace(may_write=True))
-    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("Errands", runs))
+    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("PasswordTasks", runs))
     reporter.close()
     await reporter.run()
     seen = made(1)
     objects.store.put(seen)
-    finding = Finding(Target(seen.key, seen), errand=ERRAND)
-    assert await reporter._write(finding) == RetryAfter(0.0)
+    result = Result(Target(seen.key, seen), password_task=PASSWORD_TASK)
+    assert await reporter._write(result) == RetryAfter(0.0)
     assert runs.run_for == ["1"]
     if now is None:
         objects.store.remove(seen.key, seen.uid)
     else:
         objects.store.put(now)
-    assert await reporter._write(finding) == RetryAfter(0.0)
+    assert await reporter._write(result) == RetryAfter(0.0)
     assert runs.run_for == ["1"]
 
 
@@ -111,7 +111,7 @@ class Api:
 
 @pytest.mark.parametrize("write", ["status", "finalizer"])
 @pytest.mark.parametrize("generation", [1, 2])
-async def test_what_the_reporter_writes_causes_no_visit_of_its_own_and_hides_nobody_elses_change(
+async def test_what_the_reporter_writes_causes_no_reconcile_of_its_own_and_hides_nobody_elses_change(
     objects: Objects, write: str, generation: int
 ) -> None:
     api, queue = Api(generation), Queue()
@@ -120,11 +120,11 @@ async def test_what_the_reporter_writes_causes_no_visit_of_its_own_and_hides_nob
     objects.store.put(seen)
     objects.store.subscribe(source.changed)
     recorder = Recorder(cast("Client", api))
-    reporter = Reporter(cast("Client", api), objects, queue, recorder, cast("Errands", None))
+    reporter = Reporter(cast("Client", api), objects, queue, recorder, cast("PasswordTasks", None))
     outcome, finalizer = (RECONCILED, None) if write == "status" else (None, True)
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
-    reporter.report(Finding(Target(seen.key, seen, finalizer=finalizer), outcome=outcome))
+    reporter.report(Result(Target(seen.key, seen, finalizer=finalizer), outcome=outcome))
     reporter.close()
     await reporter.run()
     assert api.asked == 1
@@ -135,15 +135,15 @@ async def test_what_the_reporter_writes_causes_no_visit_of_its_own_and_hides_nob
     await recorder.run()
 
 
-async def test_no_errand_is_begun_by_one_that_does_not_lead_any_more(objects: Objects) -> None:
+async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more(objects: Objects) -> None:
     runs, client = Runs(), cast("Client", SimpleNamespace(may_write=False))
-    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("Errands", runs))
+    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("PasswordTasks", runs))
     reporter.close()
     await reporter.run()
     objects.store.put(made(1))
-    result = await reporter._write(Finding(Target(made(1).key, made(1)), errand=ERRAND))
-    assert isinstance(result, RetryAfter)
-    assert result.seconds > 0
+    again = await reporter._write(Result(Target(made(1).key, made(1)), password_task=PASSWORD_TASK))
+    assert isinstance(again, RetryAfter)
+    assert again.seconds > 0
     assert runs.run_for == []
 
 
@@ -154,10 +154,10 @@ OTHER = Outcome(Phase.STALLED, Reason.CONFLICT, "another has it")
 async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Objects) -> None:
     api = Api()
     told: list[Outcome] = []
-    statuses = Statuses(cast("Client", api), objects.store, lambda outcome, *_: told.append(outcome))
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda outcome, *_: told.append(outcome))
     objects.store.put(made(1))
     for _ in range(2):
-        statuses.put(Said(made(1), RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
     assert set(statuses._waiting) == {KEY}  # not written yet: it does not stand
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(statuses.run)
@@ -165,9 +165,9 @@ async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Ob
         assert (api.asked, told) == (1, [RECONCILED])
         now = objects.store.get(KEY)
         assert now is not None
-        statuses.put(Said(now, RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(now, RECONCILED, None, None, ()))
         assert not statuses._waiting
-        statuses.put(Said(now, OTHER, None, None, ()))
+        statuses.put(PendingStatus(now, OTHER, None, None, ()))
         assert set(statuses._waiting) == {KEY}
         statuses.close()
     assert api.asked == 2
@@ -175,22 +175,22 @@ async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Ob
 
 async def test_a_status_that_somebody_else_wrote_over_is_written_again(objects: Objects) -> None:
     api = Api()
-    statuses = Statuses(cast("Client", api), objects.store, lambda *_: None)
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None)
     objects.store.put(made(1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(statuses.run)
-        statuses.put(Said(made(1), RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
         await anyio.wait_all_tasks_blocked()
         now = objects.store.get(KEY)
         assert now is not None
-        statuses.put(Said(now, RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(now, RECONCILED, None, None, ()))
         await anyio.wait_all_tasks_blocked()
         assert api.asked == 1
         other = copy.deepcopy(now.object())
         other["metadata"]["resourceVersion"] = "10"
         other["status"]["conditions"][0]["status"] = "False"
         objects.store.put(pack(other))
-        statuses.put(Said(now, RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(now, RECONCILED, None, None, ()))
         await anyio.wait_all_tasks_blocked()
         assert api.asked == 2
         statuses.close()

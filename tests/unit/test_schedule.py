@@ -1,4 +1,4 @@
-"""The queue's rules; invariants 1 (one visit at a time, exactly one more) and 9 (no work at rest)."""
+"""The queue's rules; invariants 1 (one reconcile at a time, exactly one more) and 9 (no work at rest)."""
 
 import random
 from dataclasses import dataclass, field
@@ -47,12 +47,12 @@ def dependency(key: Key) -> Request:
     return Request(key, RequestReason.SECRET, Rank.DEPENDENCY)
 
 
-def keys_of(visits: tuple[WorkItem, ...]) -> list[Key]:
-    return [visit.key for visit in visits]
+def keys_of(items: tuple[WorkItem, ...]) -> list[Key]:
+    return [item.key for item in items]
 
 
 def fail(schedule: Schedule, key: Key, now: float, times: int = 1) -> float:
-    """Fails the visits to a key as they come; returns when the next is due."""
+    """Fails the reconciles of a key as they come; returns when the next is due."""
     for _ in range(times):
         assert keys_of(schedule.take("s", now, MANY)) == [key]
         schedule.done(key, now, Retry())
@@ -62,7 +62,7 @@ def fail(schedule: Schedule, key: Key, now: float, times: int = 1) -> float:
     return now
 
 
-def test_a_request_leads_to_one_visit_with_its_reason() -> None:
+def test_a_request_leads_to_one_reconcile_with_its_reason() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A, RequestReason.NOTIFY), 1.0)
     assert schedule.take("s", 3.0, MANY) == (WorkItem(A, RequestReason.NOTIFY, Rank.CHANGE, 2.0, 0),)
@@ -71,12 +71,12 @@ def test_a_request_leads_to_one_visit_with_its_reason() -> None:
     assert schedule.next_at("s") is None
 
 
-def test_requests_for_a_key_that_waits_lead_to_one_visit_with_the_best_rank_and_its_reason() -> None:
+def test_requests_for_a_key_that_waits_lead_to_one_reconcile_with_the_best_rank_and_its_reason() -> None:
     schedule = without_jitter()
     for request in (resync(A), change(A, RequestReason.NOTIFY), change(A, RequestReason.OBJECT), dependency(A)):
         schedule.add("s", request, 1.0)
-    [visit] = schedule.take("s", 1.0, MANY)
-    assert (visit.rank, visit.reason) == (Rank.CHANGE, RequestReason.NOTIFY)
+    [item] = schedule.take("s", 1.0, MANY)
+    assert (item.rank, item.reason) == (Rank.CHANGE, RequestReason.NOTIFY)
 
 
 def test_a_key_that_is_ready_moves_up_when_its_rank_gets_better() -> None:
@@ -88,7 +88,7 @@ def test_a_key_that_is_ready_moves_up_when_its_rank_gets_better() -> None:
     assert keys_of(schedule.take("s", 2.0, MANY)) == [C, A, B]
 
 
-def test_requests_during_a_visit_lead_to_exactly_one_more_after_it() -> None:
+def test_requests_during_a_reconcile_lead_to_exactly_one_more_after_it() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -101,7 +101,7 @@ def test_requests_during_a_visit_lead_to_exactly_one_more_after_it() -> None:
     assert schedule.done(A, 5.0, Done()) is None
 
 
-def test_a_visit_cannot_be_ended_twice_nor_before_it_began() -> None:
+def test_a_reconcile_cannot_be_ended_twice_nor_before_it_began() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     with pytest.raises(LookupError, match="shop/a"):
@@ -127,8 +127,8 @@ def test_a_request_now_beats_a_delayed_one() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 100.0)
     schedule.add("s", resync(A), 1.0)
-    [visit] = schedule.take("s", 1.0, MANY)
-    assert visit.rank is Rank.CHANGE
+    [item] = schedule.take("s", 1.0, MANY)
+    assert item.rank is Rank.CHANGE
 
 
 def test_better_ranks_go_first_and_equal_ones_in_their_order() -> None:
@@ -141,7 +141,7 @@ def test_better_ranks_go_first_and_equal_ones_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
-def test_a_resync_is_visited_however_many_changes_come(limit: int) -> None:
+def test_a_resync_is_reconciled_however_many_changes_come(limit: int) -> None:
     schedule = without_jitter()
     schedule.add("s", resync(A), 0.0)
     now, taken, after_patience = 0.0, 0, 0
@@ -187,7 +187,7 @@ def test_a_drift_is_in_the_next_batch_however_small_and_however_many_changes_wai
     assert keys_of(schedule.take("s", 1.0, 1)) == [A]
 
 
-def test_a_change_is_visited_soon_however_many_drifts_come() -> None:
+def test_a_change_is_reconciled_soon_however_many_drifts_come() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     for number in range(1_000):
@@ -211,8 +211,8 @@ def test_failures_that_were_the_servers_are_forgiven() -> None:
     schedule.add("s", change(A), 0.0)
     now = fail(schedule, A, 0.0, times=6)
     schedule.forgive("another")
-    [visit] = schedule.take("s", now, MANY)
-    assert visit.failures == 6
+    [item] = schedule.take("s", now, MANY)
+    assert item.failures == 6
     schedule.forgive("s")
     schedule.done(A, now, Retry())
     assert schedule.next_at("s") == now + FIRST_BACKOFF
@@ -223,8 +223,8 @@ def test_jitter_shortens_a_back_off_by_up_to_half() -> None:
     keys = [Key("shop", str(number)) for number in range(500)]
     for key in keys:
         schedule.add("s", change(key), 0.0)
-    for visit in schedule.take("s", 0.0, MANY):
-        schedule.done(visit.key, 0.0, Retry())
+    for item in schedule.take("s", 0.0, MANY):
+        schedule.done(item.key, 0.0, Retry())
     assert schedule.take("s", FIRST_BACKOFF / 2 - 0.001, MANY) == ()
     halfway = len(schedule.take("s", FIRST_BACKOFF * 0.75, MANY))
     assert 200 < halfway < 300
@@ -235,22 +235,22 @@ def test_success_makes_the_next_failure_the_first() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     now = fail(schedule, A, 0.0, times=5)
-    [visit] = schedule.take("s", now, MANY)
-    assert visit.failures == 5
+    [item] = schedule.take("s", now, MANY)
+    assert item.failures == 5
     schedule.done(A, now, Done())
     schedule.add("s", change(A), now)
     assert fail(schedule, A, now) == now + FIRST_BACKOFF
 
 
-@pytest.mark.parametrize("request", [change(A), dependency(A)])
-def test_a_change_ends_a_back_off_at_once_and_the_count_of_failures_stays(request: Request) -> None:
+@pytest.mark.parametrize("urgent", [change(A), dependency(A)])
+def test_a_change_ends_a_back_off_at_once_and_the_count_of_failures_stays(urgent: Request) -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     fail(schedule, A, 0.0, times=3)
-    schedule.add("s", request, 7.0)
+    schedule.add("s", urgent, 7.0)
     assert schedule.next_at("s") == 7.0
-    [visit] = schedule.take("s", 7.0, MANY)
-    assert (visit.rank, visit.failures) == (request.rank, 3)
+    [item] = schedule.take("s", 7.0, MANY)
+    assert (item.rank, item.failures) == (urgent.rank, 3)
     schedule.done(A, 7.0, Retry())
     assert schedule.next_at("s") == 7.0 + 16.0
     assert schedule.take("s", 22.9, MANY) == ()
@@ -279,14 +279,14 @@ def test_a_resync_counts_while_what_waits_is_due_before_the_end_of_the_back_off(
     assert schedule.next_at("s") == 1.5
 
 
-def test_a_change_during_a_visit_that_fails_is_looked_at_without_back_off() -> None:
+def test_a_change_during_a_reconcile_that_fails_is_reconciled_without_back_off() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     schedule.take("s", 0.0, MANY)
     schedule.add("s", change(A), 0.5)
     schedule.done(A, 1.0, Retry())
-    [visit] = schedule.take("s", 1.0, MANY)
-    assert (visit.rank, visit.failures) == (Rank.CHANGE, 1)
+    [item] = schedule.take("s", 1.0, MANY)
+    assert (item.rank, item.failures) == (Rank.CHANGE, 1)
 
 
 def test_after_comes_again_in_its_time_and_counts_as_neither_failure_nor_success() -> None:
@@ -296,11 +296,11 @@ def test_after_comes_again_in_its_time_and_counts_as_neither_failure_nor_success
     schedule.take("s", now, MANY)
     schedule.done(A, now, RetryAfter(0.5))
     assert schedule.take("s", now + 0.4, MANY) == ()
-    [visit] = schedule.take("s", now + 0.5, MANY)
-    assert visit.failures == 2
+    [item] = schedule.take("s", now + 0.5, MANY)
+    assert item.failures == 2
 
 
-def test_after_nothing_is_ready_at_once_with_the_rank_of_its_visit() -> None:
+def test_after_nothing_is_ready_at_once_with_the_rank_of_its_reconcile() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A, RequestReason.NOTIFY), 0.0)
     schedule.take("s", 0.0, MANY)
@@ -308,7 +308,7 @@ def test_after_nothing_is_ready_at_once_with_the_rank_of_its_visit() -> None:
     assert schedule.take("s", 1.0, MANY) == (WorkItem(A, RequestReason.NOTIFY, Rank.CHANGE, 0.0, 0),)
 
 
-def test_lanes_do_not_see_each_other() -> None:
+def test_servers_do_not_see_each_other() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.add("t", change(B), 2.0)
@@ -319,7 +319,7 @@ def test_lanes_do_not_see_each_other() -> None:
     assert schedule.next_at("unknown") is None
 
 
-def test_a_key_moves_to_the_lane_that_it_was_last_added_to() -> None:
+def test_a_key_moves_to_the_server_that_it_was_last_added_to() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.add("s", change(B), 50.0)
@@ -333,7 +333,7 @@ def test_a_key_moves_to_the_lane_that_it_was_last_added_to() -> None:
     assert schedule.next_at("t") == 50.0
 
 
-def test_a_key_that_is_visited_in_one_lane_is_not_visited_in_another() -> None:
+def test_a_key_that_is_reconciled_for_one_server_is_not_reconciled_for_another() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -344,17 +344,17 @@ def test_a_key_that_is_visited_in_one_lane_is_not_visited_in_another() -> None:
     assert keys_of(schedule.take("t", 3.0, MANY)) == [A]
 
 
-def test_what_failed_in_another_lane_is_forgotten() -> None:
+def test_what_failed_for_another_server_is_forgotten() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     fail(schedule, A, 0.0, times=4)
     schedule.add("t", change(A), 5.0)
-    [visit] = schedule.take("t", 5.0, MANY)
-    assert visit.failures == 0
+    [item] = schedule.take("t", 5.0, MANY)
+    assert item.failures == 0
 
 
 @pytest.mark.parametrize("result", [Done(), Retry(), RetryAfter(1.0)])
-def test_a_visit_in_a_removed_lane_ends_without_another(result: NextAttempt) -> None:
+def test_a_reconcile_in_a_removed_lane_ends_without_another(result: NextAttempt) -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -364,7 +364,7 @@ def test_a_visit_in_a_removed_lane_ends_without_another(result: NextAttempt) -> 
     assert schedule.next_at("s") is None
 
 
-def test_a_key_of_a_removed_lane_that_is_requested_during_its_visit_is_visited_after_it() -> None:
+def test_a_key_of_a_removed_lane_that_is_requested_during_its_reconcile_is_reconciled_after_it() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -386,7 +386,7 @@ def test_a_lane_of_the_name_of_a_removed_one_begins_empty() -> None:
     assert keys_of(schedule.take("s", 9.0, MANY)) == [A]
 
 
-def test_a_removed_lane_takes_its_keys_along() -> None:
+def test_a_removed_server_takes_its_keys_along() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -406,9 +406,9 @@ def test_what_was_due_before_a_restart_waits_since_then_and_what_is_due_later_st
     schedule.add("s", change(C), 900.0)
     schedule.restart(500.0)
     assert schedule.figures("s", 500.0) == Backlog(2, 0.0)
-    assert {visit.key: visit.waited for visit in schedule.take("s", 501.0, 10)} == {A: 1.0, B: 1.0}
+    assert {item.key: item.waited for item in schedule.take("s", 501.0, 10)} == {A: 1.0, B: 1.0}
     assert schedule.next_at("s") == 900.0
-    assert [visit.waited for visit in schedule.take("s", 900.0, 10)] == [0.0]
+    assert [item.waited for item in schedule.take("s", 900.0, 10)] == [0.0]
 
 
 def test_figures_say_how_many_wait_and_for_how_long() -> None:
@@ -428,9 +428,9 @@ def test_keys_at_rest_cost_nothing() -> None:
     schedule = without_jitter()
     for number in range(10_000):
         schedule.add("s", change(Key("shop", str(number))), 0.0)
-    while visits := schedule.take("s", 0.0, 100):
-        for visit in visits:
-            schedule.done(visit.key, 0.0, Done())
+    while items := schedule.take("s", 0.0, 100):
+        for item in items:
+            schedule.done(item.key, 0.0, Done())
     assert schedule._entries == {}
     assert schedule._queues["s"].delayed == []
 
@@ -448,10 +448,10 @@ def test_a_key_that_fails_and_is_requested_for_ever_leaves_nothing_behind() -> N
 class Expected:
     """What the plainest model says of one key."""
 
-    lane: str = ""
+    server: str = ""
     due: float | None = None  # None: it does not wait
     rank: Rank = Rank.RESYNC
-    visited: bool = False
+    under_way: bool = False
     failures: int = 0
     backing_off: bool = False
 
@@ -460,17 +460,17 @@ class Expected:
 class Model:
     keys: dict[Key, Expected] = field(default_factory=dict)
 
-    def add(self, lane: str, request: Request, at: float) -> None:
-        key = self.keys.setdefault(request.key, Expected(lane))
-        if key.lane != lane:
-            key.lane, key.failures, key.backing_off = lane, 0, False
+    def add(self, server: str, request: Request, at: float) -> None:
+        key = self.keys.setdefault(request.key, Expected(server))
+        if key.server != server:
+            key.server, key.failures, key.backing_off = server, 0, False
         self._wait(key, request.rank, at)
 
     def done(self, name: Key, now: float, result: NextAttempt, rank: Rank, delay: float) -> None:
         key = self.keys[name]
-        key.visited = False
+        key.under_way = False
         match result:
-            case _ if not key.lane:
+            case _ if not key.server:
                 key.due = None
             case Done():
                 key.failures = 0
@@ -483,11 +483,11 @@ class Model:
             case RetryAfter(seconds):
                 self._wait(key, rank, now + seconds)
 
-    def due(self, lane: str, now: float) -> set[Key]:
+    def due(self, server: str, now: float) -> set[Key]:
         return {
             name
             for name, key in self.keys.items()
-            if key.lane == lane and not key.visited and key.due is not None and key.due <= now
+            if key.server == server and not key.under_way and key.due is not None and key.due <= now
         }
 
     def _wait(self, key: Expected, rank: Rank, at: float) -> None:
@@ -500,7 +500,7 @@ class Model:
 
 
 _KEYS = st.sampled_from([Key("shop", str(number)) for number in range(5)])
-_LANES = st.sampled_from(["s", "t"])
+_SERVERS = st.sampled_from(["s", "t"])
 _RANKS = st.sampled_from(Rank)
 _DELAYS = st.sampled_from([0.0, 0.0, 0.0, 0.5, 3.0, 400.0])
 
@@ -512,70 +512,70 @@ class Interleavings(RuleBasedStateMachine):
         super().__init__()
         self.schedule = without_jitter()
         self.model = Model()
-        self.visits: dict[Key, WorkItem] = {}
+        self.items: dict[Key, WorkItem] = {}
         self.now = 100.0
 
-    @rule(key=_KEYS, lane=_LANES, rank=_RANKS, delay=_DELAYS)
-    def put(self, key: Key, lane: str, rank: Rank, delay: float) -> None:
+    @rule(key=_KEYS, server=_SERVERS, rank=_RANKS, delay=_DELAYS)
+    def put(self, key: Key, server: str, rank: Rank, delay: float) -> None:
         request = Request(key, RequestReason.OBJECT, rank)
-        self.model.add(lane, request, self.now + delay)
-        self.schedule.add(lane, request, self.now + delay)
+        self.model.add(server, request, self.now + delay)
+        self.schedule.add(server, request, self.now + delay)
 
-    @rule(lane=_LANES, limit=st.integers(1, 4))
-    def take(self, lane: str, limit: int) -> None:
-        due = self.model.due(lane, self.now)
-        visits = self.schedule.take(lane, self.now, limit)
-        assert len(visits) == min(limit, len(due))
+    @rule(server=_SERVERS, limit=st.integers(1, 4))
+    def take(self, server: str, limit: int) -> None:
+        due = self.model.due(server, self.now)
+        items = self.schedule.take(server, self.now, limit)
+        assert len(items) == min(limit, len(due))
         impatient = any(self.now - self._due(name) > PATIENCE for name in due)
-        for visit in visits:
-            assert visit.key in due, "not due, of another lane, or visited already"
-            expected = self.model.keys[visit.key]
-            assert (visit.rank, visit.failures) == (expected.rank, expected.failures)
-            assert 0.0 <= visit.waited <= self.now - self._due(visit.key)
+        for item in items:
+            assert item.key in due, "not due, of another server, or under way already"
+            expected = self.model.keys[item.key]
+            assert (item.rank, item.failures) == (expected.rank, expected.failures)
+            assert 0.0 <= item.waited <= self.now - self._due(item.key)
             best = min(self.model.keys[name].rank for name in due)
-            in_turn = (best, visit.rank) == (Rank.DRIFT, Rank.CHANGE)
-            assert visit.rank is best or impatient or in_turn
-            due.remove(visit.key)
-            expected.due, expected.visited, expected.backing_off = None, True, False
-            self.visits[visit.key] = visit
+            in_turn = (best, item.rank) == (Rank.DRIFT, Rank.CHANGE)
+            assert item.rank is best or impatient or in_turn
+            due.remove(item.key)
+            expected.due, expected.under_way, expected.backing_off = None, True, False
+            self.items[item.key] = item
 
-    @precondition(lambda self: self.visits)
+    @precondition(lambda self: self.items)
     @rule(data=st.data(), result=st.sampled_from([Done(), Done(), Retry(), RetryAfter(0.0), RetryAfter(2.5)]))
     def done(self, data: st.DataObject, result: NextAttempt) -> None:
-        visit = self.visits.pop(data.draw(st.sampled_from(sorted(self.visits))))
-        failures = self.model.keys[visit.key].failures
+        item = self.items.pop(data.draw(st.sampled_from(sorted(self.items))))
+        failures = self.model.keys[item.key].failures
         delay = min(FIRST_BACKOFF * 2.0**failures, LONGEST_BACKOFF)
-        self.model.done(visit.key, self.now, result, visit.rank, delay)
-        lane = self.schedule.done(visit.key, self.now, result)
-        key = self.model.keys[visit.key]
-        assert lane == (key.lane if key.due is not None else None)
+        self.model.done(item.key, self.now, result, item.rank, delay)
+        server = self.schedule.done(item.key, self.now, result)
+        key = self.model.keys[item.key]
+        assert server == (key.server if key.due is not None else None)
 
-    @rule(lane=_LANES)
-    def remove_server(self, lane: str) -> None:
-        self.schedule.remove_server(lane)
+    @rule(server=_SERVERS)
+    def remove_server(self, server: str) -> None:
+        self.schedule.remove_server(server)
         for key, known in self.model.keys.items():
-            if known.lane == lane:
-                self.model.keys[key] = Expected(lane="", visited=known.visited)
+            if known.server == server:
+                self.model.keys[key] = Expected(server="", under_way=known.under_way)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 6.0, 500.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(lane=_LANES)
-    def look_at_figures(self, lane: str) -> None:
-        depth, oldest = self.schedule.figures(lane, self.now)
-        assert depth == len(self.model.due(lane, self.now))
+    @rule(server=_SERVERS)
+    def read_figures(self, server: str) -> None:
+        depth, oldest = self.schedule.figures(server, self.now)
+        assert depth == len(self.model.due(server, self.now))
         assert oldest >= 0.0
 
     @invariant()
     def next_at_is_when_the_first_is_due(self) -> None:
-        for lane in ("s", "t"):
+        for server in ("s", "t"):
             waiting = [
                 key.due
                 for key in self.model.keys.values()
-                if key.lane == lane and key.due is not None and not key.visited
+                if key.server == server and key.due is not None and not key.under_way
             ]
-            at = self.schedule.next_at(lane)
+            at = self.schedule.next_at(server)
             if not waiting:
                 assert at is None
             elif min(waiting) > self.now:
@@ -585,18 +585,18 @@ class Interleavings(RuleBasedStateMachine):
                 assert at <= self.now
 
     @invariant()
-    def only_keys_that_wait_or_are_visited_are_held(self) -> None:
-        held = {name for name, key in self.model.keys.items() if key.visited or key.due is not None}
+    def only_keys_that_wait_or_are_under_way_are_held(self) -> None:
+        held = {name for name, key in self.model.keys.items() if key.under_way or key.due is not None}
         assert set(self.schedule._entries) == held
 
     def teardown(self) -> None:
-        """In the end every request has had its visit."""
-        for name in list(self.visits):
+        """In the end every request has had its reconcile."""
+        for name in list(self.items):
             self.schedule.done(name, self.now, Done())
             self.model.done(name, self.now, Done(), Rank.CHANGE, 0.0)
-        for lane in ("s", "t"):
-            waiting = {name for name, key in self.model.keys.items() if key.lane == lane and key.due is not None}
-            assert set(keys_of(self.schedule.take(lane, self.now + 1_000.0, MANY))) == waiting
+        for server in ("s", "t"):
+            waiting = {name for name, key in self.model.keys.items() if key.server == server and key.due is not None}
+            assert set(keys_of(self.schedule.take(server, self.now + 1_000.0, MANY))) == waiting
 
     def _due(self, name: Key) -> float:
         due = self.model.keys[name].due
@@ -615,15 +615,15 @@ def test_who_is_requested_again_and_again_goes_after_all_that_were_requested_bef
     forged = [Key("shop", f"forged-{number}") for number in range(MANY)]
     for key in forged:
         schedule.add("s", change(key, RequestReason.NOTIFY), now)
-    visits = schedule.take("s", now, batch)
+    items = schedule.take("s", now, batch)
     schedule.add("s", change(A, RequestReason.NOTIFY), now)
-    taken = len(visits)
-    while A not in keys_of(visits):
+    taken = len(items)
+    while A not in keys_of(items):
         for key in forged:  # all of them, before each batch and during it
             schedule.add("s", change(key, RequestReason.NOTIFY), now)
-        for visit in visits:
-            schedule.done(visit.key, now, Done())
+        for item in items:
+            schedule.done(item.key, now, Done())
         now += 0.001
-        visits = schedule.take("s", now, batch)
-        taken += len(visits)
-        assert taken <= MANY + 1 + batch, "one that was announced once waits for nobody to be visited twice"
+        items = schedule.take("s", now, batch)
+        taken += len(items)
+        assert taken <= MANY + 1 + batch, "one that was announced once waits for no other to be reconciled twice"

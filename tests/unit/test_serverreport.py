@@ -9,16 +9,15 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from pgrole_controller.controller import serverreport
-from pgrole_controller.controller.identities import Identities
-from pgrole_controller.controller.lane import Lane
-from pgrole_controller.controller.lead import Lead
+from pgrole_controller.controller import server_reporter
+from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server import DeclaredServer
-from pgrole_controller.controller.serverreport import FINALIZER, ServerReporter
+from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server_reporter import FINALIZER, ServerReporter
+from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.policy import ServerPolicy
@@ -63,8 +62,8 @@ def metadata(generation: int, uid: str) -> dict[str, Any]:
     }
 
 
-def declared(generation: int, uid: str) -> DeclaredServer:
-    return DeclaredServer(
+def declared(generation: int, uid: str) -> ServerConfig:
+    return ServerConfig(
         "main",
         None,
         ServerPolicy(),
@@ -85,13 +84,15 @@ class World:
         objects = self.objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
         objects.store.synced.set()
         self.store.answered.set()
-        self.lane = Lane(declared(1, "first"), objects, Queue(), cast("Reporter", None), Identities(), Lead())
-        self.reporter = ServerReporter(client, self.store, [self.lane], objects, Lead())
+        self.worker = ServerWorker(
+            declared(1, "first"), objects, Queue(), cast("Reporter", None), LiveServers(), Leadership()
+        )
+        self.reporter = ServerReporter(client, self.store, [self.worker], objects, Leadership())
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serverreport, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server_reporter, "CHECK_SECONDS", 0.01)
 
 
 @asynccontextmanager
@@ -104,21 +105,21 @@ async def running(world: World) -> AsyncIterator[None]:
 
 async def test_a_pgserver_that_was_made_again_is_not_told_what_was_found_out_of_the_one_before() -> None:
     world = World()
-    world.lane.connected = True
+    world.worker.connected = True
     world.store.put(stored(2, "second"))
     async with running(world):
         with anyio.move_on_after(0.2):
             await world.api.asked.wait()
         assert world.api.statuses == []
-        world.lane.server = declared(2, "second")
+        world.worker.server = declared(2, "second")
         with anyio.fail_after(PATIENCE):
             await world.api.asked.wait()
     assert world.api.statuses[0]["observedGeneration"] == 2
 
 
-async def test_what_is_said_is_said_of_the_generation_that_was_looked_at() -> None:
+async def test_what_is_said_is_said_of_the_generation_that_was_read() -> None:
     world = World()
-    world.lane.connected, world.lane.server = True, declared(1, "second")
+    world.worker.connected, world.worker.server = True, declared(1, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
         with anyio.fail_after(PATIENCE):
@@ -130,7 +131,7 @@ async def test_what_is_said_is_said_of_the_generation_that_was_looked_at() -> No
 
 async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
     world = World()
-    world.lane.connected, world.lane.server = True, declared(2, "second")
+    world.worker.connected, world.worker.server = True, declared(2, "second")
     about = {"name": "app", "namespace": "shop", "uid": "u", "resourceVersion": "1", "generation": 1}
     world.objects.store.put(pack({"kind": "PgRole", "metadata": about, "spec": {"serverRef": {"name": "main"}}}))
     world.store.put(stored(2, "second", deletionTimestamp="2027-01-01T00:00:00Z"))
@@ -146,16 +147,16 @@ async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
 
 async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> None:
     world = World()
-    world.lane.connected = True
-    world.lane.reconnect("another host")
-    assert not world.lane.connected
+    world.worker.connected = True
+    world.worker.reconnect("another host")
+    assert not world.worker.connected
 
 
 @in_timelapse
-async def test_a_write_that_is_refused_is_not_repeated_at_each_look() -> None:
+async def test_a_write_that_is_refused_is_not_repeated_at_each_check() -> None:
     world = World()
     world.api.refuses = True
-    world.lane.server = declared(2, "second")
+    world.worker.server = declared(2, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
         with anyio.move_on_after(0.5):
@@ -166,7 +167,7 @@ async def test_a_write_that_is_refused_is_not_repeated_at_each_look() -> None:
 async def test_an_answer_that_is_no_object_ends_nothing() -> None:
     world = World()
     world.api.babbles = True
-    world.lane.server = declared(2, "second")
+    world.worker.server = declared(2, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
         with anyio.fail_after(PATIENCE):
@@ -183,12 +184,12 @@ async def test_a_session_that_outlives_its_secret_says_so_and_no_longer_than_tha
     world = World()
     missing = Waiting(Reason.SERVER_NOT_READY, 'Secret "pg-admin" in namespace x is not there')
     well = declared(2, "second")
-    world.lane.connected = True
+    world.worker.connected = True
     world.store.put(stored(2, "second"))
     said: list[str] = []
     async with running(world):
         for server in (well, replace(well, problem=missing, lapsed=True), well):
-            world.lane.server = server
+            world.worker.server = server
             count = len(world.api.statuses)
 
             async def is_written(count: int = count) -> bool:
@@ -205,7 +206,7 @@ async def test_a_session_that_outlives_its_secret_says_so_and_no_longer_than_tha
 
 async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    world.lane.connected, world.lane.server = True, declared(2, "second")
+    world.worker.connected, world.worker.server = True, declared(2, "second")
     world.store.put(stored(2, "second"))
     real = build_conditions
     broken: list[int] = []
@@ -216,7 +217,7 @@ async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatc
             raise RuntimeError("hunter2")
         return real(*arguments, **named)
 
-    monkeypatch.setattr(serverreport, "build_conditions", poisoned)
+    monkeypatch.setattr(server_reporter, "build_conditions", poisoned)
     async with running(world):
         with anyio.fail_after(PATIENCE):
             await world.api.asked.wait()

@@ -71,14 +71,14 @@ def run(
     return decide_password(asked, claim, found, observed, SERVER, POLICY)
 
 
-def errand_of(asked: Desired, record: PasswordRecord, found: ObservedRole | None) -> PasswordTask:
-    errand = run(asked, record, found).errand
-    assert errand is not None
-    return errand
+def password_task_of(asked: Desired, record: PasswordRecord, found: ObservedRole | None) -> PasswordTask:
+    password_task = run(asked, record, found).password_task
+    assert password_task is not None
+    return password_task
 
 
 def bring(asked: Desired, record: PasswordRecord, found: ObservedRole | None, **values: Any) -> PasswordResult:
-    return PasswordResult(errand=errand_of(asked, record, found), **values)
+    return PasswordResult(password_task=password_task_of(asked, record, found), **values)
 
 
 class TestWhatIsKnownIsNotFetched:
@@ -86,10 +86,10 @@ class TestWhatIsKnownIsNotFetched:
         assert run(desired(), DECIDED, OURS) == PasswordDecision(DECIDED)
 
     def test_a_password_that_may_not_be_read_is_as_it_was_set(self) -> None:
-        assert run(desired(), DECIDED, there(UNSEEN)).errand is None
+        assert run(desired(), DECIDED, there(UNSEEN)).password_task is None
 
     def test_a_delivered_secret_is_not_read_again(self) -> None:
-        assert run(ask_generated(), DELIVERED, OURS).errand is None
+        assert run(ask_generated(), DELIVERED, OURS).password_task is None
 
     def test_what_is_not_managed_is_left(self) -> None:
         assert run(desired(DesiredPassword()), DECIDED, THEIRS) == PasswordDecision(PasswordRecord())
@@ -123,28 +123,28 @@ class TestWhatIsKnownIsNotFetched:
     )
     def test_what_differs_is_fetched(self, asked: Desired, record: PasswordRecord, found: ObservedRole) -> None:
         decided = run(asked, record, found)
-        assert decided.errand is not None
+        assert decided.password_task is not None
         assert decided.left or decided.password is None
 
     def test_nothing_is_fetched_or_generated_for_a_role_that_is_not_there(self) -> None:
-        assert run(ask_generated(secrets=ObservedSecrets()), None, None).errand is None
+        assert run(ask_generated(secrets=ObservedSecrets()), None, None).password_task is None
 
     def test_what_was_set_went_with_the_role(self) -> None:
         decided = run(ask_generated(), DELIVERED, None)
         assert decided.record == replace(DELIVERED, source="", digest="")
-        assert decided.errand is None
+        assert decided.password_task is None
 
 
-class TestTheErrand:
+class TestThePasswordTask:
     def test_a_secret_that_was_not_written_before_is_not_restored(self) -> None:
-        errand = errand_of(ask_generated(secrets=ObservedSecrets()), PasswordRecord(), there())
-        assert (errand.rendered, errand.delivered, errand.restore) == (False, False, True)
+        password_task = password_task_of(ask_generated(secrets=ObservedSecrets()), PasswordRecord(), there())
+        assert (password_task.rendered, password_task.delivered, password_task.restore) == (False, False, True)
 
     def test_a_copied_password_that_changed_makes_no_other_text(self) -> None:
         asked = desired(connection=CONNECTION, secrets=ObservedSecrets(password=TWO, connection=ONE))
         record = replace(DECIDED, connection=f"s-uid/1 {INPUTS} s-uid/1/password")
-        errand = errand_of(asked, record, OURS)
-        assert (errand.rendered, errand.delivered) == (True, False)
+        password_task = password_task_of(asked, record, OURS)
+        assert (password_task.rendered, password_task.delivered) == (True, False)
 
     @pytest.mark.parametrize(
         ("connection", "restored"), [(CONNECTION, False), (replace(CONNECTION, data=(("a", "{password}"),)), True)]
@@ -153,13 +153,13 @@ class TestTheErrand:
         self, connection: DesiredSecret, restored: bool
     ) -> None:
         asked = ask_generated(connection=connection, report_only=True, secrets=ObservedSecrets(connection=TWO))
-        assert errand_of(asked, DELIVERED, OURS).restore is restored
+        assert password_task_of(asked, DELIVERED, OURS).restore is restored
 
     @pytest.mark.parametrize(("said", "taken"), [(1, 4096), (7000, 7000), (10_000_000, 100_000)])
     def test_iterations_are_the_servers_within_bounds(self, said: int, taken: int) -> None:
-        errand = run(desired(), PasswordRecord(), there(), Observed(at=NOW, iterations=said)).errand
-        assert errand is not None
-        assert errand.iterations == taken
+        password_task = run(desired(), PasswordRecord(), there(), Observed(at=NOW, iterations=said)).password_task
+        assert password_task is not None
+        assert password_task.iterations == taken
 
 
 class TestWhatWasBrought:
@@ -168,7 +168,7 @@ class TestWhatWasBrought:
         decided = run(desired(password_result=brought), PasswordRecord(), there())
         assert decided.password == Password(VERIFIER.digest)
         assert decided.record == DECIDED
-        assert (decided.left, decided.known, decided.rotated, decided.errand) == (False, False, False, None)
+        assert (decided.left, decided.known, decided.rotated, decided.password_task) == (False, False, False, None)
 
     def test_another_verifier_is_drift_when_the_source_is_the_same(self) -> None:
         brought = bring(desired(), DECIDED, THEIRS, source="s-uid/1/password", verifier=VERIFIER)
@@ -182,7 +182,7 @@ class TestWhatWasBrought:
         assert decided.left
         assert decided.record == replace(DECIDED, digest=OTHER.digest)
 
-    def test_a_verifier_that_changed_meanwhile_is_looked_at_again(self) -> None:
+    def test_a_verifier_that_changed_meanwhile_is_read_again(self) -> None:
         brought = bring(desired(), DECIDED, THEIRS, source="s-uid/1/password", fits=OTHER.digest)
         decided = run(desired(password_result=brought), DECIDED, there())
         assert isinstance(decided.pending, Transient)
@@ -215,7 +215,7 @@ class TestWhatWasBrought:
             desired(password_result=brought, secrets=ObservedSecrets(password=now)), PasswordRecord(), there()
         )
         assert decided.password == Password(VERIFIER.digest), "what was found is set meanwhile"
-        assert (decided.errand is not None) is again
+        assert (decided.password_task is not None) is again
 
     def test_a_problem_is_said_and_nothing_set(self) -> None:
         problem = Refused(Reason.INVALID_SPEC, "wrong")
@@ -237,7 +237,7 @@ class TestIgnored:
     IGNORED = frozenset({"password"})
 
     def test_it_is_set_at_creation(self) -> None:
-        assert run(desired(ignore=self.IGNORED), PasswordRecord(), there()).errand is not None
+        assert run(desired(ignore=self.IGNORED), PasswordRecord(), there()).password_task is not None
 
     def test_it_is_left_once_it_was_set(self) -> None:
         assert run(desired(ignore=self.IGNORED), DECIDED, THEIRS) == PasswordDecision(DECIDED)
@@ -251,7 +251,7 @@ class TestIgnored:
 
     def test_it_is_set_again_when_the_role_was_made_again_here(self) -> None:
         gone = run(desired(ignore=self.IGNORED), DECIDED, None)
-        assert run(desired(ignore=self.IGNORED), gone.record, there()).errand is not None
+        assert run(desired(ignore=self.IGNORED), gone.record, there()).password_task is not None
 
 
 class TestDisabled:
@@ -282,7 +282,7 @@ class TestWhatStandsInTheWay:
         assert decided.pending.reason is reason
         assert words in decided.pending.message
         assert decided.left
-        assert decided.errand is None
+        assert decided.password_task is None
 
     @pytest.mark.parametrize("password", [DISABLED, DesiredPassword()])
     def test_secrets_that_may_not_be_seen_do_not_concern_who_names_none(self, password: DesiredPassword) -> None:
@@ -310,7 +310,7 @@ class TestRotation:
     def test_it_is_due_in_time_and_on_demand(
         self, password: DesiredPassword, record: PasswordRecord, due: bool
     ) -> None:
-        assert (run(ask_generated(password), record, OURS).errand is not None) is due
+        assert (run(ask_generated(password), record, OURS).password_task is not None) is due
 
     def test_another_time_says_that_it_was_rotated(self) -> None:
         asked, later = ask_generated(replace(GENERATED, rotate="1")), NOW + timedelta(hours=1)

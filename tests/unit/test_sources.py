@@ -5,7 +5,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from pgrole_controller.controller.namespaces import UNSAID_SECONDS, Namespaces
+from pgrole_controller.controller.namespaces import QUIET_SECONDS, Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.sources import NamespaceSource, PgRoleSource, SecretSource
@@ -39,11 +39,11 @@ class World:
         self.store.put(made(name, version, **more), by)
 
     async def requested(self) -> dict[Key, tuple[RequestReason, Rank]]:
-        """What is due now, which is visited with that."""
+        """What is due now, which is reconciled with that."""
         if not self.queue.figures("default").depth:
             return {}
-        visits = await self.queue.take("default", 100)
-        return {visit.key: (visit.reason, visit.rank) for visit in visits}
+        items = await self.queue.take("default", 100)
+        return {item.key: (item.reason, item.rank) for item in items}
 
 
 def made(name: str, version: int, *, generation: int = 1, spec: Any = None, status: Any = None, **meta: Any) -> Stored:
@@ -98,7 +98,7 @@ async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_oth
     [{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, {"finalizers": [FINALIZER]}],
     ids=["status", "finalizer"],
 )
-async def test_what_the_controller_writes_onto_an_object_causes_no_look_at_it(
+async def test_what_the_controller_writes_onto_an_object_causes_no_reconcile_of_it(
     world: World, written: dict[str, Any]
 ) -> None:
     world.put("app", 1)
@@ -108,7 +108,7 @@ async def test_what_the_controller_writes_onto_an_object_causes_no_look_at_it(
     assert await world.requested() == {}
 
 
-async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_looked_at(world: World) -> None:
+async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_reconciled(world: World) -> None:
     world.put("app", 1)
     await world.requested()
     world.put("app", 3, by=APP, generation=2, spec={"login": True}, finalizers=[FINALIZER])
@@ -116,7 +116,7 @@ async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_looked_a
     assert await world.requested() == {APP: (RequestReason.OBJECT, Rank.CHANGE)}
 
 
-async def test_a_status_that_somebody_else_wrote_is_looked_at_in_no_hurry(world: World) -> None:
+async def test_a_status_that_somebody_else_wrote_is_reconciled_in_no_hurry(world: World) -> None:
     world.put("app", 1)
     await world.requested()
     world.queue.done(APP, Done())
@@ -129,7 +129,7 @@ async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(wor
     key = Key("new", "app")
     await world.requested()
     request = world.objects.read(key, "default", ServerPolicy())
-    assert request.unsaid
+    assert request.quiet
     world.queue.done(key, Done())
     world.namespaces.put(pack({"metadata": {"name": "new", "uid": "n2", "resourceVersion": "2"}}))
     assert await world.requested() == {key: (RequestReason.NAMESPACE, Rank.DEPENDENCY)}
@@ -142,10 +142,10 @@ async def test_an_object_that_is_to_be_dropped_waits_for_its_namespace_as_any_ot
     going: dict[str, Any] = {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": [FINALIZER]}
     world.store.put(made("app", 1, namespace="new", spec={"deletionPolicy": "Drop"}, **going))
     request = world.objects.read(key, "default", ServerPolicy())
-    assert (request.unsaid, request.finalizer) == (True, None)
-    await anyio.sleep(UNSAID_SECONDS)
+    assert (request.quiet, request.finalizer) == (True, None)
+    await anyio.sleep(QUIET_SECONDS)
     request = world.objects.read(key, "default", ServerPolicy())
-    assert (request.unsaid, request.finalizer) == (False, None)
+    assert (request.quiet, request.finalizer) == (False, None)
     assert request.error is not None
     assert "namespace new" in request.error.message
     assert "set spec.deletionPolicy: Retain" in request.error.message

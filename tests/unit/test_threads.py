@@ -8,7 +8,7 @@ from threading import Event, Thread
 import anyio
 import pytest
 
-from pgrole_controller.controller.threads import Threads
+from pgrole_controller.controller.app import LookupThreads
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
@@ -48,7 +48,7 @@ async def connect_in_vain(*hosts: str) -> str:
 
 
 async def test_hosts_that_cannot_be_looked_up_do_not_keep_others_from_it(answered: Event, hanging: set[str]) -> None:
-    asyncio.get_running_loop().set_default_executor(Threads())
+    asyncio.get_running_loop().set_default_executor(LookupThreads())
 
     async def all_hang() -> bool:
         return len(hanging) == HANGING
@@ -65,7 +65,7 @@ async def test_hosts_that_cannot_be_looked_up_do_not_keep_others_from_it(answere
 def test_the_end_does_not_wait_for_a_resolver(answered: Event, hanging: set[str]) -> None:
     async def look_up() -> None:
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(Threads())
+        loop.set_default_executor(LookupThreads())
 
         async def is_asked() -> bool:
             return bool(hanging)
@@ -82,7 +82,7 @@ def test_the_end_does_not_wait_for_a_resolver(answered: Event, hanging: set[str]
 
 async def test_what_a_call_raises_is_raised_where_it_is_waited_for() -> None:
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(Threads())
+    loop.set_default_executor(LookupThreads())
     with pytest.raises(ZeroDivisionError):
         await loop.run_in_executor(None, divmod, 1, 0)
     assert await loop.run_in_executor(None, divmod, 7, 2) == (3, 1)
@@ -96,6 +96,6 @@ async def test_without_a_thread_the_server_cannot_be_reached_and_says_so(monkeyp
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    asyncio.get_running_loop().set_default_executor(Threads())
+    asyncio.get_running_loop().set_default_executor(LookupThreads())
     monkeypatch.setattr(Thread, "start", refuse)
     assert "no thread available for a name lookup" in await connect_in_vain("a.name")

@@ -1,11 +1,12 @@
-"""The lane of one server: keeps a session with it and visits the keys that are ready; says so while there is none.
+"""The worker of one server: keeps a session with it and reconciles the keys that are ready; says so while there is
+none.
 
-Expected flow: connect, look at every object of the lane and at every claim whose object is gone, then visit what the
-queue gives; when the session fails, connect again (`core.reconnect` says when), and look at everything again: first
-at what is known to have changed.
+Expected flow: connect, reconcile every object of the worker and read every claim whose object is gone, then reconcile
+what the queue gives; when the session fails, connect again (`core.reconnect` says when), and reconcile everything
+again: first what is known to have changed.
 
-Guarantees: a server that hangs or refuses delays only this lane; nothing is visited before the store has synced, nor
-before this process leads. Until then the session is kept ready.
+Guarantees: a server that hangs or refuses delays only this worker; nothing is reconciled before the store has synced,
+nor before this process leads. Until then the session is kept ready.
 """
 
 import logging
@@ -18,28 +19,23 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import logs, metrics
-from pgrole_controller.controller.containment import contain
-from pgrole_controller.controller.echo import Echoes
-from pgrole_controller.controller.identities import Identities
-from pgrole_controller.controller.lead import Lead
-from pgrole_controller.controller.objects import Objects, Target
-from pgrole_controller.controller.orphans import Orphans
-from pgrole_controller.controller.pace import Pace
-from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reconcile import Finding, reconcile, refuse
+from pgrole_controller.controller.background import Orphans
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.queue import Pace, Queue
+from pgrole_controller.controller.reconcile import reconcile
 from pgrole_controller.controller.repeats import Repeats
-from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server import DeclaredServer
-from pgrole_controller.controller.tally import Tally, count_ending, hear
-from pgrole_controller.controller.trace import begin_visits
+from pgrole_controller.controller.reporter import Reporter, decline
+from pgrole_controller.controller.result import Result
+from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.telemetry import BatchMetrics, Echoes, begin_reconciles, count_notification
 from pgrole_controller.controller.verifiers import Verifiers
-from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan, ReassignOwned, ReassignResult
-from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, next_attempt
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
-from pgrole_controller.core.workqueue import Retry, RetryAfter, WorkItem
+from pgrole_controller.core.workqueue import RetryAfter, WorkItem
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.errors import UnexpectedError, cause_of
@@ -67,7 +63,7 @@ SAYING_SECONDS = 0.01
 #: Between two requests for everything because many were announced, in seconds.
 MANY_SECONDS = 1.0
 
-#: How often it is looked at whether Kubernetes went away before visits began, in seconds.
+#: How often the controller checks whether Kubernetes went away before reconciles began, in seconds.
 ENFORCING_SECONDS = 1.0
 
 #: What may not be done while Kubernetes is away, or changes are suspended, is tried again after so long, in seconds.
@@ -84,15 +80,15 @@ ORPHANS_PAUSE = 0.2
 HEALTHY_SECONDS = 10.0
 
 
-class Lane:
+class ServerWorker:
     def __init__(
         self,
-        server: DeclaredServer,
+        server: ServerConfig,
         objects: Objects,
         queue: Queue,
         reporter: Reporter,
-        identities: Identities,
-        lead: Lead,
+        live_servers: LiveServers,
+        leadership: Leadership,
     ) -> None:
         self.server = server
         self.trouble: PgRoleError | None = None  # why there is no session
@@ -106,21 +102,21 @@ class Lane:
         self._objects = objects
         self._queue = queue
         self._reporter = reporter
-        self._identities = identities
-        self._lead = lead
+        self._live_servers = live_servers
+        self._leadership = leadership
         self._status_claims = StatusClaims()
         self._verifiers = Verifiers()
         self._why = ""  # a lesser mode of detection was chosen last
         self.retimed = Signal()  # pulsed when the period of the resync changes
         self._since = -math.inf  # of the session, on the loop's clock
         self._outage: Outage | None = None  # failures in a row, with sessions between them that did not last
-        self._said = False  # the trouble, on every object
+        self._reported = False  # the trouble, on every object
         self._changed: set[Key] = set()  # while there was no server
         self._orphans_due = math.inf  # on the loop's clock
         self._orphans = Orphans()
         self._pace = Pace()
-        self._everything = Signal()  # set: every object is to be looked at
-        self._turn: anyio.CancelScope | None = None
+        self._everything = Signal()  # set: every object is to be reconciled
+        self._session_scope: anyio.CancelScope | None = None
         self._emptying = anyio.CapacityLimiter(EMPTYING)
         self._emptying_of: dict[str, anyio.CapacityLimiter] = {}  # by namespace
 
@@ -129,14 +125,14 @@ class Lane:
         await self.synced()
         while not self._queue.closed:
             try:
-                with anyio.CancelScope() as self._turn:
-                    await self._take_turn()
+                with anyio.CancelScope() as self._session_scope:
+                    await self._run_session()
             finally:
                 self.connected, self.standing_by, self.session = False, False, None
                 if self.server.lapsed:
                     self.server = replace(self.server, endpoint=None)
-                self._identities.give_up(self)
-        self._identities.find(self)
+                self._live_servers.release(self)
+        self._live_servers.mark_connected(self)
         self.ended.set()
 
     def remove(self) -> None:
@@ -147,8 +143,10 @@ class Lane:
     def has_session(self) -> bool:
         return self.connected or self.standing_by
 
-    def declare(self, server: DeclaredServer) -> None:
-        """The server as it is declared now: connects anew where that changed, and looks anew where the policy did."""
+    def declare(self, server: ServerConfig) -> None:
+        """The server as it is declared now: connects anew where that changed, and reconciles everything where the
+        policy did.
+        """
         before, self.server = self.server, server
         if before.resync_seconds != server.resync_seconds:
             self.retimed.pulse()
@@ -162,8 +160,8 @@ class Lane:
         log.info(why, extra={"server": self.server.name})
         self._outage = None
         self.connected = False  # to what is declared now
-        if self._turn is not None:
-            self._turn.cancel()
+        if self._session_scope is not None:
+            self._session_scope.cancel()
 
     async def synced(self) -> None:
         """Until it is known what there is to be done."""
@@ -177,7 +175,7 @@ class Lane:
     def enqueue(self, key: Key, reason: RequestReason, rank: Rank) -> None:
         self._queue.put(self.server.name, Request(key, reason, rank))
 
-    async def _take_turn(self) -> None:
+    async def _run_session(self) -> None:
         """One session, or the attempt at one and the wait for the next. Nothing that goes wrong in it leaves it."""
         server = self.server
         try:
@@ -189,11 +187,11 @@ class Lane:
                 detection=server.mode,
                 interval=server.interval,
                 may_install=server.may_install,
-                on_change=self._heard,
+                on_change=self._note_notification,
                 work=self._work,
                 suspended=self._note_suspended,
                 status_claims=self._status_claims,
-                candidacy=self._lead.stand(self._stand_by),
+                candidate=self._leadership.candidate(self._stand_by),
             )
         except PgRoleError as error:
             if isinstance(error, UnexpectedError):
@@ -212,9 +210,9 @@ class Lane:
     async def _stand_by(self) -> None:
         log.info("ready to lead", extra={"server": self.server.name})
         self.standing_by, self.trouble, self._since = True, None, anyio.current_time()
-        self._said = False
-        self._identities.find(self)
-        await self._lead.stand_by()
+        self._reported = False
+        self._live_servers.mark_connected(self)
+        await self._leadership.stand_by()
         self.standing_by = False
 
     def _note_suspended(self, suspended: bool) -> None:
@@ -233,7 +231,9 @@ class Lane:
         if had_one and now - self._since >= HEALTHY_SECONDS:
             self._outage = None
         cause = Cause.ENDED if had_one and self._outage is None else cause_of(error)
-        outage = self._outage = next_attempt(self._outage, cause, error.message, now, self._identities.miss(self))
+        outage = self._outage = next_attempt(
+            self._outage, cause, error.message, now, self._live_servers.mark_disconnected(self)
+        )
         message = "session with PostgreSQL ended" if had_one else "no session with PostgreSQL"
         extra = {"server": self.server.name, "error": error.message, "attempts": outage.failures}
         log.log(logging.WARNING if outage.is_news or had_one else logging.DEBUG, message, extra=extra)
@@ -243,9 +243,9 @@ class Lane:
         if outage.failures == 1 and cause in (Cause.ENDED, Cause.OVERTAKEN):
             return
         if self.trouble is None or (outage.is_news and self.trouble.message != error.message):
-            self.trouble, self._said = error, False
-        if not self._said and now - outage.since >= SAID_SECONDS:
-            self._said = True
+            self.trouble, self._reported = error, False
+        if not self._reported and now - outage.since >= SAID_SECONDS:
+            self._reported = True
             self.enqueue_all(RequestReason.SERVER_NOT_READY, Rank.DEPENDENCY)
 
     async def _pause(self) -> None:
@@ -255,13 +255,13 @@ class Lane:
         if self.trouble is None:
             await anyio.sleep(delay)
             return
-        said = Transient(Reason.SERVER_NOT_READY, f'server "{self.server.name}": {self.trouble.message}')
+        reported = Transient(Reason.SERVER_NOT_READY, f'server "{self.server.name}": {self.trouble.message}')
         with anyio.move_on_after(delay):
-            await decline(self.server.name, self._queue, self._objects, self._reporter, said, self._changed)
+            await decline(self.server.name, self._queue, self._objects, self._reporter, reported, self._changed)
 
-    def _heard(self, names: tuple[str, ...] | None) -> None:
+    def _note_notification(self, names: tuple[str, ...] | None) -> None:
         own = {name for name in names or () if self.echoes.expects(name)}
-        hear(self.server.name, names, self.echoes)
+        count_notification(self.server.name, names, self.echoes)
         if names is None:
             self._everything.set()
             return
@@ -285,7 +285,7 @@ class Lane:
             await anyio.sleep(MANY_SECONDS)
 
     async def _await_release(self, session: Session) -> None:
-        """Until visits may begin: this process leads with everything listed, or enforces what was applied."""
+        """Until reconciles may begin: this process leads with everything listed, or enforces what was applied."""
         while not self._queue.is_released:
             if session.enforcing:
                 self._queue.release()
@@ -293,14 +293,14 @@ class Lane:
                 await self._queue.released()
 
     async def _catch_up(self) -> None:
-        """When Kubernetes is back every object is looked at: what was put off is done, and what was done is said."""
+        """When Kubernetes is back every object is reconciled: what was put off is done, and what was done is said."""
         while True:
-            await self._lead.refreshed()
+            await self._leadership.refreshed()
             self._orphans, self._orphans_due = Orphans(), anyio.current_time()
             self.enqueue_all(RequestReason.KUBERNETES_BACK, Rank.DEPENDENCY)
 
     async def _work(self, session: Session) -> None:
-        self._identities.hold(self, session.identity)
+        self._live_servers.hold(self, session.identity)
         log.info(
             "session with PostgreSQL begins",
             extra={
@@ -320,8 +320,8 @@ class Lane:
             level = logging.INFO if expected else logging.WARNING  # while we ran, somebody dropped it
             log.log(level, "schema pgrole was installed", extra={"server": self.server.name})
         self.connected, self.trouble, self._since = True, None, anyio.current_time()
-        self.standing_by = self._said = False
-        self._identities.find(self)
+        self.standing_by = self._reported = False
+        self._live_servers.mark_connected(self)
         self.session, self.echoes, self._repeats = session, Echoes(), Repeats()
         metrics.SESSIONS.labels(self.server.name).inc()
         keys = self.keys()
@@ -338,11 +338,11 @@ class Lane:
             tasks.start_soon(self._answer_many)
             tasks.start_soon(self._catch_up)
             while not self._queue.closed:
-                visits: tuple[WorkItem, ...] = ()
+                items: tuple[WorkItem, ...] = ()
                 with anyio.CancelScope(deadline=self._orphans_due):
-                    visits = await self._queue.take(self.server.name, self._pace.limit, self._calm_until())
-                if visits:
-                    await self._visit(session, visits, tasks)
+                    items = await self._queue.take(self.server.name, self._pace.limit, self._calm_until())
+                if items:
+                    await self._reconcile(session, items, tasks)
                 if anyio.current_time() >= self._orphans_due and not self._queue.closed:
                     await self._release_orphans(session)
             tasks.cancel_scope.cancel()
@@ -353,17 +353,17 @@ class Lane:
         return -math.inf if full else self._pace.calm_until
 
     async def _release_orphans(self, session: Session) -> None:
-        """Objects that went while nobody looked still hold claims. One that was made again is left to its visit.
+        """Objects that went while no one watched still hold claims. One that was made again is left to its reconcile.
 
         Done in every session, and once in a period of the resync: an object that is made again at once for another
-        server is visited in that lane only. They are released in chunks, between batches of visits.
+        server is reconciled by that worker only. They are released in chunks, between batches of reconciles.
         """
         if session.enforcing or self.suspended:
             self._orphans_due = anyio.current_time() + LATER_SECONDS
             return
         self._orphans_due = anyio.current_time() + ORPHANS_PAUSE
-        if not self._orphans.looked:
-            self._orphans.look(await session.read_claims())
+        if not self._orphans.loaded:
+            self._orphans.load(await session.read_claims())
         chunk = self._orphans.take(self._is_orphan)
         if chunk:
             began = anyio.current_time()
@@ -387,17 +387,17 @@ class Lane:
     def _is_orphan(self, key: Key) -> bool:
         return self._objects.covers(key) and self._objects.server_name(key) != self.server.name
 
-    async def _visit(self, session: Session, visits: Sequence[WorkItem], beside: TaskGroup) -> None:
-        trace = begin_visits(self.server.name, visits)
-        tally = Tally(self.server.name, visits)
-        under_way = {visit.key for visit in visits}
+    async def _reconcile(self, session: Session, items: Sequence[WorkItem], beside: TaskGroup) -> None:
+        ids = begin_reconciles(self.server.name, items)
+        batch_metrics = BatchMetrics(self.server.name, items)
+        under_way = {item.key for item in items}
         began = anyio.current_time()
-        drifted = {visit.key for visit in visits if visit.rank is Rank.DRIFT}
+        drifted = {item.key for item in items if item.rank is Rank.DRIFT}
         if not drifted:
             self._pace.begin(began)
         try:
-            with logs.tracing(trace.batch):
-                findings = await reconcile(
+            with logs.tracing(ids.batch):
+                results = await reconcile(
                     list(under_way),
                     self.server,
                     self._objects,
@@ -407,45 +407,45 @@ class Lane:
                     self._repeats,
                     drifted,
                 )
-            tally.end()
-            for finding in findings:
-                with logs.tracing(trace.of[finding.key]):
-                    self._hand_on(finding, tally, session, beside)
-                under_way.discard(finding.key)
-            self._pace.note(len(visits), anyio.current_time() - began)
+            batch_metrics.end()
+            for result in results:
+                with logs.tracing(ids.of[result.key]):
+                    self._hand_on(result, batch_metrics, session, beside)
+                under_way.discard(result.key)
+            self._pace.note(len(items), anyio.current_time() - began)
         finally:
-            # Also when it is cancelled: a visit that never ends would be the last one to its key.
+            # Also when it is cancelled: a reconcile that never ends would be the last one of its key.
             for key in under_way:
                 self._queue.done(key, RetryAfter(0.0))
 
-    def _hand_on(self, finding: Finding, tally: Tally, session: Session, beside: TaskGroup) -> None:
-        """To the reporter, which ends the visit, or to what empties the role."""
+    def _hand_on(self, result: Result, batch_metrics: BatchMetrics, session: Session, beside: TaskGroup) -> None:
+        """To the reporter, which ends the reconcile, or to what empties the role."""
         try:
-            tally.count(finding)
-            if _is_suspended_there(finding):
+            batch_metrics.count(result)
+            if _is_suspended_there(result):
                 self._note_suspended(True)
-            for name in finding.released:
-                self._enqueue_sharing(name, finding.key)
+            for name in result.released:
+                self._enqueue_sharing(name, result.key)
         except Exception as error:  # noqa: BLE001 -- this object's error
-            contain(error, finding.key)
-        if finding.reassign is not None:
-            beside.start_soon(self._empty, finding, finding.reassign, session.fence)
+            contain(error, result.key)
+        if result.reassign is not None:
+            beside.start_soon(self._empty, result, result.reassign, session.fence)
             return
-        self._reporter.report(finding)
+        self._reporter.report(result)
 
-    async def _empty(self, finding: Finding, task: ReassignOwned, fence: Fence | None) -> None:
-        """Empties a role that shall be dropped; its key is visited again when that is done or the object changes."""
-        stored, endpoint = finding.request.stored, self.server.endpoint
+    async def _empty(self, result: Result, task: ReassignOwned, fence: Fence | None) -> None:
+        """Empties a role that shall be dropped; its key is reconciled again when that is done or the object changes."""
+        stored, endpoint = result.target.stored, self.server.endpoint
         try:
             if stored is None or endpoint is None:
                 return
-            namespace = finding.key.namespace
-            turn = self._emptying_of.setdefault(namespace, anyio.CapacityLimiter(EMPTYING_OF_NAMESPACE))
+            namespace = result.key.namespace
+            limiter = self._emptying_of.setdefault(namespace, anyio.CapacityLimiter(EMPTYING_OF_NAMESPACE))
             with self._objects.interrupted(stored):
-                async with turn, self._emptying:
-                    self._objects.hand_over(stored, await self._reassign(finding.key, endpoint, task, fence))
+                async with limiter, self._emptying:
+                    self._objects.hand_over(stored, await self._reassign(result.key, endpoint, task, fence))
         finally:
-            self._queue.done(finding.key, RetryAfter(0.0))
+            self._queue.done(result.key, RetryAfter(0.0))
 
     async def _reassign(self, key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fence | None) -> ReassignResult:
         try:
@@ -462,47 +462,7 @@ class Lane:
             self._queue.put(self.server.name, Request(key, RequestReason.CLAIM_RELEASED, Rank.DEPENDENCY))
 
 
-def _is_suspended_there(finding: Finding) -> bool:
+def _is_suspended_there(result: Result) -> bool:
     """Whether the database says so, and not the object."""
-    desired, outcome = finding.request.desired, finding.outcome
+    desired, outcome = result.target.desired, result.outcome
     return outcome is not None and outcome.reason is Reason.SUSPENDED and not (desired and desired.suspended)
-
-
-async def decline(
-    lane: str, queue: Queue, objects: Objects, reporter: Reporter, error: PgRoleError, changed: set[Key] | None = None
-) -> None:
-    """Visits the keys of a lane without a server: says why nothing can be done, until cancelled or closed.
-
-    With `changed`, during an outage, the keys of objects that changed are put into it, and the others are visited one
-    after the other, with pauses.
-    """
-    while visits := await queue.take(lane, 1):
-        (visit,) = visits
-        found = False
-        if changed is not None and visit.rank is Rank.CHANGE:
-            changed.add(visit.key)
-        try:
-            with logs.tracing(begin_visits(lane, visits).batch):
-                finding = _declined(objects.read(visit.key, None, ServerPolicy()), error)
-                count_ending(lane, finding)
-                reporter.report(finding)
-            found = True
-        except Exception as unexpected:  # noqa: BLE001 -- this object's error
-            contain(unexpected, visit.key)
-            queue.done(visit.key, Retry())
-            found = True
-        finally:
-            if not found:
-                queue.done(visit.key, RetryAfter(0.0))
-        if changed is not None and visit.rank > Rank.CHANGE and not visit.failures:
-            await anyio.sleep(SAYING_SECONDS)
-
-
-def _declined(request: Target, error: PgRoleError) -> Finding:
-    desired = request.desired
-    if request.finalizer is False or (desired and desired.terminating and not desired.drop):
-        return Finding(request, done_with=True)  # its way out does not need the server
-    if request.stored is None or request.unsaid:
-        return Finding(request)
-    said = request.error or error
-    return refuse(request, add_way_out(said) if desired and desired.terminating else said)

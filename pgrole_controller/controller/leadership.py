@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from pgrole_controller.kube.election import Term
-from pgrole_controller.postgres.fence import Candidacy
+from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.signals import Signal
 
 #: While Kubernetes answers again, and not everything is listed yet, what was applied is kept: as if it were away for a
@@ -17,7 +17,7 @@ from pgrole_controller.signals import Signal
 BACK_SECONDS = 1.0
 
 
-class Lead:
+class Leadership:
     """`installation` and `holder` are how databases know whoever leads. Without a `term` nobody else could."""
 
     def __init__(self, term: Term | None = None, installation: str = "", holder: str = "") -> None:
@@ -84,11 +84,11 @@ class Lead:
         else:
             await self._term.confirmed_again.wait()
 
-    def stand(self, stand_by: Callable[[], Awaitable[None]]) -> Candidacy | None:
+    def candidate(self, stand_by: Callable[[], Awaitable[None]]) -> Candidate | None:
         """For a session, which calls `stand_by` when it has done all that can be done before."""
         if self._term is None:
             return None
-        return Candidacy(
+        return Candidate(
             self._installation,
             self._holder,
             is_leading=lambda: self.acting,

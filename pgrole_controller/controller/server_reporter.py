@@ -8,10 +8,10 @@ from typing import Any
 
 import anyio
 
-from pgrole_controller.controller.containment import contain
-from pgrole_controller.controller.lane import Lane
-from pgrole_controller.controller.lead import Lead
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, Phase, build_conditions, of_error
@@ -26,7 +26,7 @@ FINALIZER = "pgrole.dev/in-use"
 
 #: The counts of roles are written at most this often, in seconds; what else changed within one.
 COUNT_SECONDS = 10.0
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 
 #: After a write that was refused, in seconds: doubled from LOOK_SECONDS on.
 LONGEST_REST = 60.0
@@ -34,46 +34,48 @@ _AWAKE = (0.0, 0.0)
 
 
 class ServerReporter:
-    def __init__(self, client: Client, store: Store, lanes: Iterable[Lane], objects: Objects, lead: Lead) -> None:
+    def __init__(
+        self, client: Client, store: Store, workers: Iterable[ServerWorker], objects: Objects, leadership: Leadership
+    ) -> None:
         self._client = client
         self._store = store
-        self._lanes = lanes
+        self._workers = workers
         self._objects = objects
-        self._lead = lead
+        self._leadership = leadership
         self._counted_at: dict[str, float] = {}
         self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._lead.stand_by()
+        await self._leadership.stand_by()
         await self._store.answered.wait()
         await self._objects.store.synced.wait()
         while True:
-            for lane in list(self._lanes) if self._lead.acting else ():
-                stored = self._store.get(Key("", lane.server.name))
-                until, _ = self._resting.get(lane.server.name, _AWAKE)
+            for worker in list(self._workers) if self._leadership.acting else ():
+                stored = self._store.get(Key("", worker.server.name))
+                until, _ = self._resting.get(worker.server.name, _AWAKE)
                 if stored is not None and until <= anyio.current_time():
-                    await self._report(lane, stored)
-            await anyio.sleep(LOOK_SECONDS)
+                    await self._report(worker, stored)
+            await anyio.sleep(CHECK_SECONDS)
 
-    async def _report(self, lane: Lane, stored: Stored) -> None:
+    async def _report(self, worker: ServerWorker, stored: Stored) -> None:
         try:
             if not await self._hold(stored):
                 return
-            # One that was made again, or in the place of PGROLE_DSN, is not yet what the lane is about.
-            if lane.server.uid == stored.uid:
-                await self._write(lane, self._store.get(stored.key) or stored)
+            # One that was made again, or in the place of PGROLE_DSN, is not yet what the worker is about.
+            if worker.server.uid == stored.uid:
+                await self._write(worker, self._store.get(stored.key) or stored)
         except Exception as error:  # noqa: BLE001 -- one server's error
             if not isinstance(error, KubeError):
                 error = contain(error, stored.key)
             if not isinstance(error, ApiError) or error.status not in (404, 409):
-                self._rest(lane.server.name, error)
+                self._rest(worker.server.name, error)
         else:
-            self._resting.pop(lane.server.name, None)
+            self._resting.pop(worker.server.name, None)
 
     def _rest(self, name: str, error: Exception) -> None:
         _, last = self._resting.get(name, _AWAKE)
-        delay = min(max(2 * last, LOOK_SECONDS), LONGEST_REST)
+        delay = min(max(2 * last, CHECK_SECONDS), LONGEST_REST)
         self._resting[name] = (anyio.current_time() + delay, delay)
         log.warning("PgServer status not written", extra={"server": name, "error": str(error), "delay": delay})
 
@@ -91,22 +93,22 @@ class ServerReporter:
             self._store.put(written, by=stored.key)
         return wanted
 
-    async def _write(self, lane: Lane, stored: Stored) -> None:
+    async def _write(self, worker: ServerWorker, stored: Stored) -> None:
         obj = stored.object()
         previous = obj.get("status") or {}
-        status = self._status(lane, previous, _outcome(lane, obj["metadata"]))
+        status = self._status(worker, previous, _outcome(worker, obj["metadata"]))
         if unchanged(previous, status):
             return
         self._store.put(await apply_status(self._client, PGSERVERS, stored, status), by=stored.key)
 
-    def _status(self, lane: Lane, previous: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
-        generation, now = lane.server.generation, datetime.now(UTC)
+    def _status(self, worker: ServerWorker, previous: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+        generation, now = worker.server.generation, datetime.now(UTC)
         conditions = build_conditions(previous.get("conditions", ()), outcome, generation, now, keep_message=False)
         status: dict[str, Any] = {"observedGeneration": generation, "conditions": conditions}
         for name in ("version", "systemIdentifier", "detection"):
             if name in previous:
                 status[name] = previous[name]
-        session = lane.session
+        session = worker.session
         if session is not None:
             status["version"] = session.identity.version
             status["systemIdentifier"] = str(session.identity.system_identifier)
@@ -115,7 +117,7 @@ class ServerReporter:
                 "passwords": session.detection.passwords,
                 "claims": session.detection.claims,
             }
-        status["roles"] = self._count(lane.server.name, previous.get("roles"))
+        status["roles"] = self._count(worker.server.name, previous.get("roles"))
         return status
 
     def _count(self, name: str, before: dict[str, int] | None) -> dict[str, int]:
@@ -127,23 +129,23 @@ class ServerReporter:
         return {"declared": declared, "ready": ready}
 
 
-def _outcome(lane: Lane, metadata: Mapping[str, Any]) -> Outcome:
-    found = _state(lane)
+def _outcome(worker: ServerWorker, metadata: Mapping[str, Any]) -> Outcome:
+    found = _state(worker)
     if metadata.get("deletionTimestamp") is None:
         return found
     return replace(found, message=f"{found.message}; it is being deleted, and remains until no PgRole references it")
 
 
-def _state(lane: Lane) -> Outcome:
-    if lane.connected and lane.suspended:
+def _state(worker: ServerWorker) -> Outcome:
+    if worker.connected and worker.suspended:
         text = "connected, but all changes are suspended: pgrole.suspend is on for the home database"
         return Outcome(Phase.PAUSED, Reason.SUSPENDED, text)
-    if lane.connected:
+    if worker.connected:
         message = "connected, and detecting changes of its roles"
-        if lane.server.lapsed and lane.server.problem is not None:
-            missing = lane.server.problem.message
+        if worker.server.lapsed and worker.server.problem is not None:
+            missing = worker.server.problem.message
             message = f"{message}; {missing}: the current session continues, but a new one cannot start"
         return Outcome(Phase.DONE, Reason.RECONCILED, message)
-    if lane.trouble is not None:
-        return of_error(lane.trouble)
+    if worker.trouble is not None:
+        return of_error(worker.trouble)
     return Outcome(Phase.WORKING, Reason.PROGRESSING, "connecting to the server")

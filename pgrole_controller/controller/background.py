@@ -1,22 +1,26 @@
-"""What a look leaves to be done elsewhere: Secrets are read and written, passwords generated and hashed.
+"""Work beside the worker: Secrets are read and written, passwords generated and hashed; and the claims of deleted
+objects, which are released in chunks.
 
-An errand is run beside the lane, between two visits to its key, and brings a PasswordResult for the second one. A clear
-text is held for no longer than that takes.
+A password task is run between two reconciles of its key, and its result is for the second one. A clear text is
+held for no longer than that takes.
 
-Guarantees: a Secret that is not the object's own is not touched; the Secret is written before the database is; what was
-written survives a crash at any point and is found again, so that nothing is generated twice.
+Guarantees: a Secret that is not the object's own is not touched; the Secret is written before the database is;
+what was written survives a crash at any point and is found again, so that nothing is generated twice. One chunk
+is one transaction of at most CHUNK claims; a claim that cannot be released holds up no other, and is tried once
+for each read of the claims.
 """
 
 import logging
 import secrets
 import string
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
 import anyio.to_thread
 
-from pgrole_controller.controller.containment import contain
+from pgrole_controller.controller.errors import contain
 from pgrole_controller.core.connection_secret import (
     DesiredSecret,
     RotationStamp,
@@ -69,7 +73,7 @@ class _Delivery:
     spoiled: bool = False
 
 
-class Errands:
+class PasswordTasks:
     def __init__(
         self, client: Client, store: Store, recorder: Recorder, is_reserved: Callable[[Key], bool] = lambda _: False
     ) -> None:
@@ -82,37 +86,39 @@ class Errands:
         self._recorder = recorder
         self._hashers = anyio.CapacityLimiter(HASHERS)
 
-    async def run(self, errand: PasswordTask, owner: Stored) -> PasswordResult:
+    async def run(self, password_task: PasswordTask, owner: Stored) -> PasswordResult:
         """Raises KubeError for what may pass; what is wrong with the Secrets, or unexpected, is in the result."""
         try:
-            return await self._run(errand, owner)
+            return await self._run(password_task, owner)
         except KubeError:
             raise
         except Exception as error:  # noqa: BLE001 -- one object's error
-            return PasswordResult(errand=errand, problem=contain(error, owner.key))
+            return PasswordResult(password_task=password_task, problem=contain(error, owner.key))
 
-    async def _run(self, errand: PasswordTask, owner: Stored) -> PasswordResult:
-        found = PasswordResult(errand=errand)
+    async def _run(self, password_task: PasswordTask, owner: Stored) -> PasswordResult:
+        found = PasswordResult(password_task=password_task)
         password: str | Verifier | None = None
         try:
-            if errand.password.origin is PasswordOrigin.SECRET and not (errand.left and errand.connection is None):
-                source, password = await self._fetch(errand)
+            if password_task.password.origin is PasswordOrigin.SECRET and not (
+                password_task.left and password_task.connection is None
+            ):
+                source, password = await self._fetch(password_task)
                 found = replace(found, source=source)
-            if errand.connection is not None:
-                found, password = await self._deliver(errand, owner, found, password)
-            await self._delete_stale(errand, owner)
+            if password_task.connection is not None:
+                found, password = await self._deliver(password_task, owner, found, password)
+            await self._delete_stale(password_task, owner)
         except PgRoleError as error:
             found = replace(found, problem=error)
         if password is None or not found.source:
             return found
-        return await anyio.to_thread.run_sync(_hash, found, errand, password, limiter=self._hashers)
+        return await anyio.to_thread.run_sync(_hash, found, password_task, password, limiter=self._hashers)
 
-    async def _fetch(self, errand: PasswordTask) -> tuple[str, str | Verifier]:
+    async def _fetch(self, password_task: PasswordTask) -> tuple[str, str | Verifier]:
         """The password out of the Secret that the object names, and what it was made from."""
-        asked = errand.password
+        asked = password_task.password
         which = f'spec.password.secretRef: key "{asked.key}" of Secret "{asked.secret}"'
-        self._check_reserved("spec.password.secretRef", Key(errand.namespace, asked.secret))
-        secret = await self._read(errand.namespace, asked.secret)
+        self._check_reserved("spec.password.secretRef", Key(password_task.namespace, asked.secret))
+        secret = await self._read(password_task.namespace, asked.secret)
         if secret is not None and secret.type in TOKEN_TYPES:
             raise Refused(Reason.NOT_ALLOWED, f"{which} is a Kubernetes token ({secret.type}), not a password")
         if secret is None or asked.key not in secret.data:
@@ -124,22 +130,22 @@ class Errands:
         return name_source(_version(secret), asked.key), password
 
     async def _deliver(
-        self, errand: PasswordTask, owner: Stored, found: PasswordResult, password: str | Verifier | None
+        self, password_task: PasswordTask, owner: Stored, found: PasswordResult, password: str | Verifier | None
     ) -> tuple[PasswordResult, str | Verifier | None]:
         """Makes the connection Secret as it should be. Raises PgRoleError; then nothing was written."""
-        desired = _connection(errand)
-        generated = errand.password.origin is PasswordOrigin.GENERATED
+        desired = _connection(password_task)
+        generated = password_task.password.origin is PasswordOrigin.GENERATED
         clear = password if isinstance(password, str) else None
         known = generated or clear is not None
-        self._check_reserved("spec.connectionSecret", Key(errand.namespace, desired.name))
-        check_connection(desired, password_known=known, generated=generated, forbidden=errand.forbidden)
-        secret = await self._read(errand.namespace, desired.name)
+        self._check_reserved("spec.connectionSecret", Key(password_task.namespace, desired.name))
+        check_connection(desired, password_known=known, generated=generated, forbidden=password_task.forbidden)
+        secret = await self._read(password_task.namespace, desired.name)
         _check_owner(desired, secret, owner)
-        former = await self._read_former(errand) if generated and secret is None else None
-        delivery = await anyio.to_thread.run_sync(_prepare, errand, secret, former, clear, limiter=self._hashers)
+        former = await self._read_former(password_task) if generated and secret is None else None
+        delivery = await anyio.to_thread.run_sync(_prepare, password_task, secret, former, clear, limiter=self._hashers)
         if delivery.content is not None:
-            secret = await self._write(errand, owner, delivery.content, secret)
-            if errand.delivered and not delivery.rotated:
+            secret = await self._write(password_task, owner, delivery.content, secret)
+            if password_task.delivered and not delivery.rotated:
                 self._recorder.record(owner, "SecretRestored", _RESTORED.format(name=desired.name), action="Restore")
         found = replace(found, spoiled=delivery.spoiled)
         if secret is None or delivery.spoiled:
@@ -148,11 +154,11 @@ class Errands:
             stamp = delivery.stamp
             source = name_source(_version(secret))
             # A request that the claim knows as handled stays so, whatever backup the Secret came from.
-            rotate = errand.password.rotate or request_of(stamp.rotate)
+            rotate = password_task.password.rotate or request_of(stamp.rotate)
             found = replace(found, source=source, rotated_at=stamp.rotated_at, rotate=rotate)
             password = delivery.clear
-        inputs = inputs_digest(desired, errand.role_name, errand.address)
-        copied = found.source if errand.password.origin is PasswordOrigin.SECRET else ""
+        inputs = inputs_digest(desired, password_task.role_name, password_task.address)
+        copied = found.source if password_task.password.origin is PasswordOrigin.SECRET else ""
         return replace(found, connection=name_delivery(_version(secret), inputs, copied)), password
 
     def _check_reserved(self, field: str, key: Key) -> None:
@@ -173,16 +179,18 @@ class Errands:
             )
         return secret
 
-    async def _read_former(self, errand: PasswordTask) -> Secret | None:
+    async def _read_former(self, password_task: PasswordTask) -> Secret | None:
         """The Secret as it was delivered under another name: renaming it makes no other password."""
-        for name in errand.secrets.stale:
-            secret = await self._read(errand.namespace, name)
+        for name in password_task.secrets.stale:
+            secret = await self._read(password_task.namespace, name)
             if secret is not None and is_ours(secret.data, secret.annotations):
                 return secret
         return None
 
-    async def _write(self, errand: PasswordTask, owner: Stored, content: SecretContent, seen: Secret | None) -> Secret:
-        key = Key(errand.namespace, _connection(errand).name)
+    async def _write(
+        self, password_task: PasswordTask, owner: Stored, content: SecretContent, seen: Secret | None
+    ) -> Secret:
+        key = Key(password_task.namespace, _connection(password_task).name)
         try:
             written = await write_secret(
                 self._client, key, owner, content.labels, content.annotations, content.data, seen
@@ -195,10 +203,10 @@ class Errands:
         log.info("connection Secret written", extra={"object": str(owner.key), "secret": key.name})
         return written
 
-    async def _delete_stale(self, errand: PasswordTask, owner: Stored) -> None:
+    async def _delete_stale(self, password_task: PasswordTask, owner: Stored) -> None:
         """Connection Secrets under names that the object does not name any more."""
-        for name in errand.secrets.stale:
-            stored = self._store.get(Key(errand.namespace, name))
+        for name in password_task.secrets.stale:
+            stored = self._store.get(Key(password_task.namespace, name))
             if stored is None:
                 continue
             try:
@@ -219,10 +227,10 @@ _LEFT = (
 _RESTORED = 'Secret "{name}" was deleted or changed; the controller restored it'
 
 
-def _connection(errand: PasswordTask) -> DesiredSecret:
-    if errand.connection is None:
-        raise AssertionError("an errand without a connection Secret delivers none")
-    return errand.connection
+def _connection(password_task: PasswordTask) -> DesiredSecret:
+    if password_task.connection is None:
+        raise AssertionError("a password task without a connection Secret delivers none")
+    return password_task.connection
 
 
 def _version(secret: Secret) -> SecretVersion:
@@ -259,23 +267,26 @@ def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
     return Refused(Reason.NOT_ALLOWED, f"{what}: {error}")
 
 
-def _prepare(errand: PasswordTask, secret: Secret | None, former: Secret | None, clear: str | None) -> _Delivery:
+def _prepare(password_task: PasswordTask, secret: Secret | None, former: Secret | None, clear: str | None) -> _Delivery:
     """What the Secret shall hold. Hashes: for a thread. Raises Refused for what a template cannot hold."""
-    desired = _connection(errand)
+    desired = _connection(password_task)
     stamp, rotated = RotationStamp(), False
-    if errand.password.origin is PasswordOrigin.GENERATED:
-        clear, stamp = _recover(errand, secret or former)
+    if password_task.password.origin is PasswordOrigin.GENERATED:
+        clear, stamp = _recover(password_task, secret or former)
         rotated = clear is None and stamp != RotationStamp()
         if clear is None:
-            if errand.left:
+            if password_task.left:
                 raise Refused(Reason.INVALID_SPEC, _LEFT.format(name=desired.name))
-            if not errand.restore and not rotated:
+            if not password_task.restore and not rotated:
                 return _Delivery(None, stamp, spoiled=True)
-            clear, stamp = _generate(errand.password.length), RotationStamp(errand.at, errand.password.rotate)
-    username, address = errand.role_name, errand.address
+            clear, stamp = (
+                _generate(password_task.password.length),
+                RotationStamp(password_task.at, password_task.password.rotate),
+            )
+    username, address = password_task.role_name, password_task.address
     # What an older template asked for can only be told from what others added by writing it anew.
     if (
-        errand.rendered
+        password_task.rendered
         and secret is not None
         and is_current(
             desired,
@@ -289,20 +300,22 @@ def _prepare(errand: PasswordTask, secret: Secret | None, former: Secret | None,
         )
     ):
         return _Delivery(clear, stamp)
-    if not errand.restore and not rotated:
+    if not password_task.restore and not rotated:
         return _Delivery(clear, stamp, spoiled=True)
     salt = secrets.token_bytes(SALT_BYTES)
     content = render(desired, username=username, password=clear, address=address, stamp=stamp, salt=salt)
     return _Delivery(clear, stamp, content, rotated)
 
 
-def _recover(errand: PasswordTask, secret: Secret | None) -> tuple[str | None, RotationStamp]:
+def _recover(password_task: PasswordTask, secret: Secret | None) -> tuple[str | None, RotationStamp]:
     """The generated password that the Secret holds, unless there is none or another one is due."""
     clear = None if secret is None else recover_password(secret.data, secret.annotations)
     if secret is None or clear is None:
         return None, RotationStamp()
     stamp = read_stamp(secret.annotations)
-    if not errand.left and is_due(errand.password, stamp.rotated_at, {stamp.rotate, errand.record.rotate}, errand.at):
+    if not password_task.left and is_due(
+        password_task.password, stamp.rotated_at, {stamp.rotate, password_task.record.rotate}, password_task.at
+    ):
         return None, stamp
     return clear, stamp
 
@@ -311,15 +324,59 @@ def _generate(length: int) -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(length))
 
 
-def _hash(found: PasswordResult, errand: PasswordTask, password: str | Verifier) -> PasswordResult:
+def _hash(found: PasswordResult, password_task: PasswordTask, password: str | Verifier) -> PasswordResult:
     """Whether the role logs in with it already, and if not, with what it shall. For a thread."""
-    stored = errand.stored
+    stored = password_task.stored
     if isinstance(password, Verifier):
         if stored == password:
             return replace(found, fits=password.digest)
         return replace(found, verifier=password)
     # A role can set itself a verifier of any count, which takes that long to compare with.
-    as_expected = stored is not None and stored.scram is not None and stored.scram.iterations == errand.iterations
+    as_expected = (
+        stored is not None and stored.scram is not None and stored.scram.iterations == password_task.iterations
+    )
     if stored is not None and as_expected and verifies(password, stored):
         return replace(found, fits=stored.digest)
-    return replace(found, verifier=make_verifier(password, secrets.token_bytes(SALT_BYTES), errand.iterations))
+    return replace(found, verifier=make_verifier(password, secrets.token_bytes(SALT_BYTES), password_task.iterations))
+
+
+#: How many claims one transaction releases at most.
+CHUNK = 500
+
+
+class Orphans:
+    """Those of one read of the claims of a server."""
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self._claims: deque[tuple[Key, str, str]] = deque()
+        self._keys: dict[tuple[str, str], Key] = {}  # of the chunk under way
+        self._size = CHUNK
+
+    @property
+    def done(self) -> bool:
+        """Nothing of this read is left to be released."""
+        return self.loaded and not self._claims
+
+    def load(self, claims: Sequence[tuple[Key, str, str]]) -> None:
+        """Every claim of the server: (object, role name, uid of the object)."""
+        self.loaded = True
+        self._claims.extend(claims)
+
+    def take(self, is_orphan: Callable[[Key], bool]) -> tuple[tuple[str, str], ...]:
+        """The next chunk, as (role name, uid): of those whose object is gone now, whatever was so before."""
+        self._keys = {}
+        while self._claims and len(self._keys) < self._size:
+            key, role_name, uid = self._claims.popleft()
+            if is_orphan(key):
+                self._keys[role_name, uid] = key
+        return tuple(self._keys)
+
+    def end(self, chunk: Sequence[tuple[str, str]], failure: PgRoleError | None) -> None:
+        """The transaction of the chunk is over: after a failure smaller ones are tried, and of one it is given up."""
+        if failure is None:
+            self._size = min(2 * self._size, CHUNK)
+            return
+        if len(chunk) > 1:
+            self._claims.extendleft((self._keys[one], *one) for one in reversed(chunk))
+        self._size = max(len(chunk) // 2, 1)

@@ -1,0 +1,217 @@
+"""One object within a reconcile: what was read, decided and done so far, and the result that is reported."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import anyio
+
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.repeats import Repeats
+from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.contest import Contests, Moment, Suspect
+from pgrole_controller.core.deletion import add_way_out
+from pgrole_controller.core.diff import field_names
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.password import PasswordTask, next_rotation
+from pgrole_controller.core.plan import Action, Plan, ReassignOwned
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.core.state import Observed, Server
+from pgrole_controller.core.status import Outcome, of_contest, of_error, of_read_back
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How the reconcile of one key ended: what is to be written to its object. `outcome` None: nothing is to be
+    said.
+    """
+
+    target: Target
+    outcome: Outcome | None = None
+    claim: Claim | None = None
+    action: Action = Action.NOTHING
+    fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
+    released: tuple[str, ...] = ()  # role names that nobody claims any more
+    password_task: PasswordTask | None = None  # to be run before the next reconcile, which follows at once
+    reassign: ReassignOwned | None = None  # to be done before the next reconcile, which follows at once
+    next_rotation: datetime | None = None
+    again_in: float = 0.0  # seconds until the next rotation, or until what is contested is due, if sooner; 0.0: neither
+    done_with: bool = False  # the object may go: its finalizer is removed
+    changed_at: float | None = None  # when the first change of the role was answered, on the loop's clock
+    corrected: tuple[str, ...] = ()  # the fields that somebody else had changed and that were set back
+
+    @property
+    def key(self) -> Key:
+        return self.target.key
+
+
+def unread(target: Target) -> Result:
+    """The result for an object that could not be read."""
+    return Result(target) if target.error is None or target.quiet else refuse(target, target.error)
+
+
+def refuse(target: Target, error: PgRoleError) -> Result:
+    """The result for an object that nothing could be done about."""
+    return Result(target, of_error(error))
+
+
+def current_moment() -> Moment:
+    return Moment(anyio.current_time(), datetime.now(UTC))
+
+
+class Attempt:
+    """One object within a reconcile: what was last seen and decided, and what was done so far."""
+
+    def __init__(self, target: Target, contests: Contests) -> None:
+        self.target = target
+        self._contests = contests
+        self.decision: Plan | PgRoleError = Plan(role_name="")
+        self._observed = Observed()
+        self.was_read = False  # what is there could be read
+        self._done: list[Plan] = []
+        self._changed_at: float | None = None
+
+    def observe(self, observed: Observed | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
+        try:
+            self._observe(observed, decision, server)
+        except Exception as error:  # noqa: BLE001 -- this object's error
+            self.decision = contain(error, self.target.key)
+
+    def _observe(self, observed: Observed | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
+        self.was_read = isinstance(observed, Observed)
+        if isinstance(observed, Observed):
+            self._observed = observed
+        desired = self.target.desired
+        if isinstance(decision, Plan) and desired and not desired.terminating and self._contests.knows(self._uid):
+            sent = desired.password_result.password_task if desired.password_result else None
+            decision = self._contests.hold(
+                self._uid, self._generation, decision, sent, server.system_identifier, current_moment()
+            )
+        self.decision = decision
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("looked", extra={"object": str(self.target.key), **_describe(decision)})
+
+    def end(self, plan: Plan, failure: PgRoleError | None) -> None:
+        try:
+            self._end(plan, failure)
+        except Exception as error:  # noqa: BLE001 -- this object's error
+            self.decision = contain(error, self.target.key)
+
+    def _end(self, plan: Plan, failure: PgRoleError | None) -> None:
+        desired = self.target.desired
+        if failure is None:
+            self._done.append(plan)
+            if plan.changes and self._changed_at is None:
+                self._changed_at = anyio.current_time()
+            if plan.drift and plan.changes:
+                self._contests.repaired(self._uid, self._generation, plan.drift, current_moment())
+        elif desired and desired.terminating and desired.drop:
+            self.decision = add_way_out(failure)
+        else:
+            self.decision = failure
+
+    def settle(self, repeats: Repeats, server: Server) -> None:
+        """A role that was changed here is about to be looked at again."""
+        if self._done and self.was_read and isinstance(self.decision, Plan) and not self._contests.knows(self._uid):
+            repeats.note(self.target, server, self._observed, self.decision, anyio.current_time())
+
+    def needs_suspects(self, now: Moment) -> bool:
+        return isinstance(self.decision, Plan) and self._contests.needs_suspects(self._uid, now)
+
+    def name_suspects(self, suspects: Iterable[Suspect], now: Moment) -> None:
+        self._contests.name_suspects(self._uid, suspects, now)
+
+    @property
+    def role_name(self) -> str:
+        return self.target.role_name
+
+    @property
+    def claim(self) -> Claim | None:
+        return self._observed.claim
+
+    @property
+    def named(self) -> ObservedRole | None:
+        return self._observed.named
+
+    @property
+    def _uid(self) -> str:
+        return self.target.stored.uid if self.target.stored else ""
+
+    @property
+    def _generation(self) -> int:
+        return int(self.target.stored.object()["metadata"]["generation"]) if self.target.stored else 0
+
+    @property
+    def left_behind(self) -> Plan:
+        """The release of what earlier objects of this key had claimed under other names."""
+        uid = self.target.desired.owner.object_uid if self.target.desired else ""
+        return Plan(role_name="", releases=tuple(former for former in self._observed.former if former[1] != uid))
+
+    def conclude(self) -> Result:
+        try:
+            return self._result()
+        except Exception as error:  # noqa: BLE001 -- this object's error
+            return refuse(self.target, contain(error, self.target.key))
+
+    def _result(self) -> Result:
+        released = tuple(name for plan in self._done for name in plan.released)
+        if isinstance(self.decision, PgRoleError):
+            refused = replace(refuse(self.target, self.decision), released=released)
+            return replace(refused, changed_at=self._changed_at, corrected=self._corrected)
+        ending = self.target.desired is None or self.target.desired.terminating
+        first = self._done[0] if self._done else self.decision
+        desired, claim = self.target.desired, self._observed.claim
+        due = next_rotation(desired.password, claim.record.rotated_at) if desired and claim else None
+        return Result(
+            self.target,
+            outcome=None if ending else self._outcome(first, self.decision),
+            claim=self._observed.claim,
+            action=first.action,
+            fields=self.decision.reported or first.drift or field_names(first.changes),
+            released=released,
+            done_with=ending and not self.decision.writes and self.decision.reassign is None,
+            password_task=self.decision.password_task,
+            reassign=self.decision.reassign,
+            next_rotation=due,
+            changed_at=self._changed_at,
+            corrected=self._corrected,
+            again_in=_soonest(
+                (due - self._observed.at).total_seconds() if due else 0.0,
+                0.0 if ending else self._contests.next_check(self._uid, current_moment()),
+            ),
+        )
+
+    @property
+    def _corrected(self) -> tuple[str, ...]:
+        return tuple(name for plan in self._done if plan.changes for name in plan.drift)
+
+    def _outcome(self, first: Plan, last: Plan) -> Outcome:
+        outcome = of_read_back(last)
+        told = self._contests.describe(self._uid)
+        if told and not (last.writes or last.reported):
+            return of_contest(told, outcome)
+        if first.action is Action.RECLAIMED and outcome.ready:
+            message = (
+                "the role matches the spec; its claim was missing from the database, and the controller wrote it again"
+            )
+            return replace(outcome, message=message)
+        return outcome
+
+
+def _describe(decision: Plan | PgRoleError) -> dict[str, str]:
+    """For the log: the names of fields, never what is in them."""
+    if isinstance(decision, PgRoleError):
+        return {"decided": "refused", "reason": decision.reason.value}
+    fields = {"differs": field_names(decision.changes), "drift": decision.drift, "reported": decision.reported}
+    decided = decision.action.value if decision.writes else "errand" if decision.password_task else "nothing"
+    return {"decided": decided, **{name: ", ".join(some) for name, some in fields.items() if some}}
+
+
+def _soonest(*seconds: float) -> float:
+    """0.0: never."""
+    return min((some for some in seconds if some > 0.0), default=0.0)
