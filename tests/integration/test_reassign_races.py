@@ -14,7 +14,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import reassign as module
 from pgrole_controller.postgres.connection import Connection, Endpoint
-from tests.integration.test_disown import SETTINGS, WAITS, Trial, reached
+from tests.integration.test_reassign import SETTINGS, WAITS, Trial, reached
 from tests.servers import Servers
 
 OWNER = "SELECT relowner FROM pg_class WHERE oid = $1"
