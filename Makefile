@@ -46,7 +46,7 @@ test-docker: env ## The tests with a PostgreSQL against containers postgres:NN (
 	@TEST_KUBERNETES=$(or $(KUBERNETES),local) $(RUN) python -m tests.matrix $(addprefix docker:,$(or $(VERSIONS),14 15 16 17 18)) -- $(PARALLEL) $(ARGS)
 
 .PHONY: lint
-lint: env ## ruff, strict types, imports between rooms, CRDs and settings up to date, SQL parses
+lint: env ## ruff, strict types, imports between packages, class names, CRDs and settings up to date, SQL parses
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
@@ -55,6 +55,7 @@ lint: env ## ruff, strict types, imports between rooms, CRDs and settings up to 
 	@$(RUN) python -m tests.deploy.manifests --check
 	@$(RUN) python -m tests.docs.settings_table --check
 	@$(RUN) python tests/parse_sql.py
+	@$(RUN) python -m tests.class_names
 
 .PHONY: format
 format: env ## Rewrite what the formatter and the safe fixes can

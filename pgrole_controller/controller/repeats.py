@@ -33,7 +33,7 @@ _NO_PASSWORD = (PasswordOrigin.ELSEWHERE, PasswordOrigin.NOWHERE)
 class Settled:
     """One object whose role was read back as declared: what that was decided from, and the decision."""
 
-    request: Target
+    target: Target
     asked: tuple[Any, ...]
     server: Server
     observed: Observed
@@ -46,12 +46,12 @@ class Repeats:
     def __init__(self) -> None:
         self._kept: OrderedDict[Key, tuple[Settled, float]] = OrderedDict()  # the oldest first
 
-    def note(self, request: Target, server: Server, observed: Observed, decision: Plan, now: float) -> None:
+    def note(self, target: Target, server: Server, observed: Observed, decision: Plan, now: float) -> None:
         """A role was changed and read back."""
-        if request.stored is None or not _depends_on_row_alone(request, server, observed, decision):
+        if target.stored is None or not _depends_on_row_alone(target, server, observed, decision):
             return
-        self._kept.pop(request.key, None)
-        self._kept[request.key] = Settled(request, asked_of(request.stored), server, observed, decision), now
+        self._kept.pop(target.key, None)
+        self._kept[target.key] = Settled(target, asked_of(target.stored), server, observed, decision), now
         self._drop_old(now)
 
     def find(
@@ -64,11 +64,11 @@ class Repeats:
             return None
         if now - since >= LAST_SECONDS:
             del self._kept[key]
-        stored = objects.find_unchanged(settled.request, settled.asked, server_policy)
+        stored = objects.find_unchanged(settled.target, settled.asked, server_policy)
         if stored is None or settled.server != server:
             self.forget(key)
             return None
-        return replace(settled, request=replace(settled.request, stored=stored))
+        return replace(settled, target=replace(settled.target, stored=stored))
 
     def forget(self, key: Key) -> None:
         """Something else was read."""
@@ -82,11 +82,11 @@ class Repeats:
             del self._kept[key]
 
 
-def _depends_on_row_alone(request: Target, server: Server, observed: Observed, decision: Plan) -> bool:
+def _depends_on_row_alone(target: Target, server: Server, observed: Observed, decision: Plan) -> bool:
     """Whether nothing but the object, its policy and the row of its role was needed for this decision, and nothing is
     left to do.
     """
-    desired = request.desired
+    desired = target.desired
     if desired is None or server.away or server.claims != "Database" or not observed.row or observed.claim is None:
         return False
     if (
@@ -94,7 +94,7 @@ def _depends_on_row_alone(request: Target, server: Server, observed: Observed, d
         or desired.suspended
         or desired.older_rivals
         or desired.proven_rivals
-        or request.finalizer is not None
+        or target.finalizer is not None
     ):
         return False
     if (

@@ -43,6 +43,10 @@ WRITE_SECONDS = 10.0
 UNREACHABLE_AGAIN = 3.0
 CONFLICT_AGAIN = 0.5
 
+#: Between two unchanged objects on which an outage is reported, in seconds: when the server is back, each of these
+#: statuses has to be written again.
+OUTAGE_REPORT_PAUSE = 0.01
+
 #: After a change of ours, in seconds: longer than `observe` needs to read again. A drift that puts back, before that,
 #: what `observe` saw last is no change to it, and nothing tells of it.
 CONFIRM_AGAIN = 2.0
@@ -285,7 +289,7 @@ async def decline(
             if not found:
                 queue.done(item.key, RetryAfter(0.0))
         if changed is not None and item.rank > Rank.CHANGE and not item.failures:
-            await anyio.sleep(SAYING_SECONDS)
+            await anyio.sleep(OUTAGE_REPORT_PAUSE)
 
 
 def _declined(target: Target, error: PgRoleError) -> Result:

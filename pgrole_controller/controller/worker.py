@@ -53,12 +53,8 @@ log = logging.getLogger(__name__)
 EMPTYING = 4
 EMPTYING_OF_NAMESPACE = 1
 
-#: An outage that lasts for so long is said on every object, in seconds; at once on what changes meanwhile.
-SAID_SECONDS = 5.0
-
-#: Between two objects that did not change and on which an outage is said, in seconds: when the server is back, as many
-#: statuses have to be written again.
-SAYING_SECONDS = 0.01
+#: An outage that lasts this long is reported on every object, in seconds; on objects that change, at once.
+REPORT_OUTAGE_SECONDS = 5.0
 
 #: Between two requests for everything because many were announced, in seconds.
 MANY_SECONDS = 1.0
@@ -244,7 +240,7 @@ class ServerWorker:
             return
         if self.trouble is None or (outage.is_news and self.trouble.message != error.message):
             self.trouble, self._reported = error, False
-        if not self._reported and now - outage.since >= SAID_SECONDS:
+        if not self._reported and now - outage.since >= REPORT_OUTAGE_SECONDS:
             self._reported = True
             self.enqueue_all(RequestReason.SERVER_NOT_READY, Rank.DEPENDENCY)
 

@@ -307,7 +307,8 @@ def _describe(name: str, field_contest: FieldContest) -> str:
     told = f"{name}: corrected {field_contest.count} times within {within} s, but something else keeps changing it"
     if field_contest.drifts and field_contest.until:
         return f"{told}; the controller corrects it again at {_clock(field_contest.until)}"
-    return f"{told}; it now matches the spec, and the contest ends if it still does at {_clock(field_contest.seen.after(WINDOW))}"
+    ends = _clock(field_contest.seen.after(WINDOW))
+    return f"{told}; it now matches the spec, and the contest ends if it still does at {ends}"
 
 
 def _clock(moment: Moment) -> str:

@@ -117,7 +117,7 @@ class Session:
         """Whether a superuser has suspended all changes."""
         return await _is_suspended(self._connection)
 
-    async def read_capabilities(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
+    async def read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
         """One for each, in their order; what cannot be read of one is its error."""
         return await query_each(self._connection, self._read_roles, asked)
 

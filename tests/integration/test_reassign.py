@@ -76,7 +76,7 @@ class Trial:
         """A superuser's session that has done SET ROLE."""
         return await self.enter(database, "postgres", f"SET ROLE {self.q}", *statements)
 
-    async def reassign_owned(self, endpoint: Endpoint | None = None, **changed: object) -> None:
+    async def reassign(self, endpoint: Endpoint | None = None, **changed: object) -> None:
         task = ReassignOwned(self.role, await self.oid(), self.new_owner, terminate=False)
         values = {name: changed.get(name, getattr(task, name)) for name in ("role", "oid", "new_owner", "terminate")}
         deadline = float(str(changed.get("deadline", DEADLINE)))
