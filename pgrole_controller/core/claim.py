@@ -1,4 +1,4 @@
-"""A claim: the row in the database that says which object of which cluster owns a role."""
+"""Claims: the database rows that record which object of which cluster owns a role."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -8,9 +8,10 @@ from pgrole_controller.core.password import PasswordRecord
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One PgRole object, known across clusters and across objects of the same name.
+    """Identifies one PgRole object, also across clusters and across objects that reuse its name.
 
-    `namespace_uid` keeps a new namespace of another tenant from inheriting what the old one of that name retained.
+    `namespace_uid` prevents another tenant's new namespace from inheriting roles retained by an old one of the same
+    name.
     """
 
     cluster: str
@@ -25,7 +26,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """What was declared when a role was last acted on: of its PgRole, and of its PgServer, which is known by uid."""
+    """Generations of the PgRole and of its PgServer (identified by uid) that a role was last reconciled with."""
 
     object: int = 0
     server_uid: str = ""
@@ -34,13 +35,13 @@ class Generations:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the database knows of the ownership of one role. `role_oid` counts only with `system_identifier`."""
+    """What the database records about a role's owner; `role_oid` means nothing without `system_identifier`."""
 
     role_name: str
     role_oid: int
     system_identifier: int
     owner: Owner
-    applied: str  # digest of the desired role that was last brought into the database
+    applied: str  # digest of the desired state last applied
     drift_count: int = 0
     last_drift_at: datetime | None = None
     last_drift_fields: tuple[str, ...] = ()
@@ -51,11 +52,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What an object's status says of its role: proves ownership where the role carries no claim at all."""
+    """An object's status as evidence. It proves ownership only where the role carries no claim at all."""
 
     role_name: str
     role_oid: int
     system_identifier: int
     applied: str
     drift_count: int = 0
-    password_version: str = ""  # resourceVersion of the Secret whose password was last brought in
+    password_version: str = ""  # resourceVersion of the Secret whose password was last applied

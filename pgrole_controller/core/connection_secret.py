@@ -1,7 +1,7 @@
-"""The content of a connection Secret: what an object asks for, rendered, and recognised again.
+"""Content of a connection Secret: renders what an object asks for, and recognises it again.
 
-A Secret that was rendered here says so by a hash among its annotations. It tells content that was changed from content
-that was not; it is no signature: whoever may write the Secret can make one that fits.
+A rendered Secret carries a hash in its annotations, which detects changed content. The hash is not a signature: anyone
+who may write the Secret can compute one that matches.
 """
 
 import hashlib
@@ -34,17 +34,18 @@ PASSWORD_IN = "pgrole.dev/password-in"  # noqa: S105 -- says where, not what
 ROTATED_AT = "pgrole.dev/rotated-at"
 ROTATE_HANDLED = "pgrole.dev/rotate-handled"
 
-#: What the hash covers beside the data.
+#: Annotations that the hash covers besides the data.
 _HASHED = (PASSWORD_IN, ROTATED_AT, ROTATE_HANDLED)
 _HASH_VERSION = "v1"
-#: Annotations get into metrics and logs: trying weak passwords against the hash has to cost something.
+#: Annotations end up in metrics and logs, so guessing weak passwords from the hash must be costly.
 _ITERATIONS = 4_096
 SALT_BYTES = 16
 _LONGEST_SALT = 64
 
-#: What the API server takes, https://kubernetes.io/docs/concepts/configuration/secret/#restriction-data-size
+#: The API server's limit, https://kubernetes.io/docs/concepts/configuration/secret/#restriction-data-size
 MAX_BYTES = 1 << 20
-#: Bytes of a password and its variants at most: percent-encoding takes three for one, an escape two.
+#: Maximum size of a password and its variants, in bytes: percent-encoding turns one byte into three, an escape into
+#: two.
 _LONGEST_PASSWORD = {
     PASSWORD: PASSWORD_BYTES,
     f"{PASSWORD}_url": 3 * PASSWORD_BYTES,
@@ -64,12 +65,12 @@ _WITHOUT_PASSWORD = (
     ("uri", f"postgresql://{{username_url}}@{_SERVER}?sslmode={{sslmode}}"),
     ("jdbc-uri", f"jdbc:postgresql://{_SERVER}?user={{username_url}}&sslmode={{sslmode}}"),
 )
-#: Key → template where an object names none; pgpass only where its values are of one line each.
+#: Default templates by key. A pgpass entry is added only if all its values fit on one line.
 _WITH_PASSWORD = (
     *_PLAIN,
     ("password", "{password}"),
     ("uri", f"postgresql://{{username_url}}:{{password_url}}@{_SERVER}?sslmode={{sslmode}}"),
-    # As CloudNativePG writes it, https://github.com/cloudnative-pg/cloudnative-pg/blob/main/pkg/specs/secrets.go
+    # As in CloudNativePG, https://github.com/cloudnative-pg/cloudnative-pg/blob/main/pkg/specs/secrets.go
     (
         "jdbc-uri",
         f"jdbc:postgresql://{_SERVER}?password={{password_url}}&user={{username_url}}&sslmode={{sslmode}}",
@@ -77,10 +78,10 @@ _WITH_PASSWORD = (
     ("pgpass", "{host_pgpass}:{port}:{database_pgpass}:{username_pgpass}:{password_pgpass}\n"),
 )
 
-#: Prefixes by which other controllers know what is theirs.
+#: Prefixes by which other controllers recognise their own metadata.
 _RESERVED_PREFIXES = ("kubernetes.io", "k8s.io", "pgrole.dev")
 
-#: As api.password has it.
+#: The limit in api.pgrole.
 _LONGEST_GENERATED = 256
 _GENERATED = re.compile(rf"[A-Za-z0-9]{{1,{_LONGEST_GENERATED}}}")
 _PLACE = re.compile(r"(?P<key>[-._a-zA-Z0-9]{1,253})/(?P<offset>[0-9]{1,7})\+(?P<length>[0-9]{1,7})")
@@ -89,7 +90,7 @@ _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where applications reach the server."""
+    """Address under which applications reach the server."""
 
     host: str
     port: int
@@ -99,7 +100,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class DesiredSecret:
-    """What an object asks for. `data` is key → template; empty: the conventional keys."""
+    """A declared connection Secret. `data` maps keys to templates; empty means the conventional keys."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
@@ -116,9 +117,9 @@ class SecretContent:
 
 @dataclass(frozen=True, slots=True)
 class RotationStamp:
-    """What the Secret itself remembers of a generated password; only where one is generated.
+    """What the Secret itself records about a generated password; empty for any other password.
 
-    `rotate` is the last value of the annotation pgrole.dev/rotate that was handled.
+    `rotate` is the last handled value of the annotation pgrole.dev/rotate.
     """
 
     rotated_at: datetime | None = None
@@ -128,10 +129,10 @@ class RotationStamp:
 def check_connection(
     desired: DesiredSecret, *, password_known: bool, generated: bool, forbidden: Sequence[str]
 ) -> None:
-    """Raises Refused for what cannot be rendered, or must not be written onto a Secret.
+    """Raises Refused for what cannot be rendered, or must not be set on a Secret.
 
-    `password_known`: there is a password and its clear text can be had, as always where it is `generated`. `forbidden`
-    are prefixes of labels and annotations, with or without a slash; what is under a subdomain is forbidden with them.
+    `password_known`: a password exists and its clear text is available, as always if `generated`. `forbidden` lists
+    prefixes of labels and annotations, with or without a trailing slash; it covers their subdomains too.
     """
     _check_metadata("labels", desired.labels, forbidden)
     _check_metadata("annotations", desired.annotations, forbidden)
@@ -156,11 +157,11 @@ def check_connection(
 def render(
     desired: DesiredSecret, *, username: str, password: str | None, address: Address, stamp: RotationStamp, salt: bytes
 ) -> SecretContent:
-    """The content of the Secret, the same for the same arguments.
+    """Renders the content of the Secret. Equal arguments give equal content.
 
-    `password` is None where it is not known in clear text; with a stamp it was generated, of A–Z, a–z and 0–9 alone.
-    `salt` is random, of 16 to 64 bytes. Raises Refused for what `check_connection` refuses of templates, for values
-    that a template cannot hold, and for more than 1 MiB; ValueError for a salt or a generated password of other form.
+    `password` is None if its clear text is unknown. A password with a stamp is a generated one: only A–Z, a–z and 0–9.
+    `salt` is 16 to 64 random bytes. Raises Refused for templates that `check_connection` refuses, for values that a
+    template cannot hold, and for content above 1 MiB; ValueError for a malformed salt or generated password.
     """
     if not SALT_BYTES <= len(salt) <= _LONGEST_SALT:
         raise ValueError(f"a salt must have {SALT_BYTES} to {_LONGEST_SALT} bytes, not {len(salt)}")
@@ -170,17 +171,17 @@ def render(
 
 
 def is_ours(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> bool:
-    """Whether the hash among the annotations fits the content."""
+    """Tells whether the hash in the annotations matches the content."""
     given = annotations.get(HASH, "")
     salt = _salt_of(given)
     if salt is None:
         return False
-    # Whole texts are compared: a salt can be spelt in more than one way.
+    # Compare the whole text: one salt can be spelled in more than one way.
     return hmac.compare_digest(_seal(data, annotations, salt).encode(), given.encode())
 
 
 def recover_password(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> str | None:
-    """The generated password that the Secret holds, whatever its template was; None unless `is_ours`."""
+    """Returns the generated password in the Secret, whatever its template was; None unless `is_ours`."""
     place = _PLACE.fullmatch(annotations.get(PASSWORD_IN, ""))
     if place is None or not is_ours(data, annotations):
         return None
@@ -193,7 +194,7 @@ def recover_password(data: Mapping[str, bytes], annotations: Mapping[str, str]) 
 
 
 def read_stamp(annotations: Mapping[str, str]) -> RotationStamp:
-    """What `render` wrote of the stamp. Nonsense is an empty one."""
+    """Reads back the stamp that `render` wrote. Malformed annotations give an empty stamp."""
     text, rotate = annotations.get(ROTATED_AT), annotations.get(ROTATE_HANDLED, "")
     if text is None:
         return RotationStamp(None, rotate)
@@ -206,7 +207,7 @@ def read_stamp(annotations: Mapping[str, str]) -> RotationStamp:
 
 
 def inputs_digest(desired: DesiredSecret, username: str, address: Address) -> str:
-    """Equal for equal Secrets, but for password, stamp and salt: it can be kept where anybody may read it."""
+    """Digest of everything that determines the Secret except password, stamp and salt; safe to publish."""
     templates = sorted(desired.data or _WITH_PASSWORD)
     where = (address.host, address.port, address.database, address.sslmode)
     inputs = (desired.name, sorted(desired.labels), sorted(desired.annotations), templates, username, where)
@@ -224,10 +225,10 @@ def is_current(
     address: Address,
     stamp: RotationStamp,
 ) -> bool:
-    """Whether the Secret with these labels, annotations and data is as it would be rendered.
+    """Tells whether a Secret with these labels, annotations and data equals what `render` would produce.
 
-    What others added to labels and annotations does not count; neither can it be told from what an older template
-    asked for: `inputs_digest` tells that. Raises Refused as `render` does.
+    Labels and annotations added by others are ignored, and so are those of an older template; compare `inputs_digest`
+    to detect the latter. Raises Refused as `render` does.
     """
     composed, ours = _compose(desired, username, password, address, stamp)
     if composed != data or any(labels.get(key) != value for key, value in desired.labels):
@@ -240,7 +241,7 @@ def is_current(
 def _compose(
     desired: DesiredSecret, username: str, password: str | None, address: Address, stamp: RotationStamp
 ) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Data, and annotations without the hash."""
+    """Returns the data, and the annotations without the hash."""
     values = {
         "username": username,
         "host": address.host,
@@ -254,7 +255,7 @@ def _compose(
     values = vary(values)
     sizes = {name: len(value.encode()) for name, value in values.items()}
     if stamp == RotationStamp():
-        # Whoever may read no Secret must not measure the password in it by how much of it fits.
+        # Someone who may not read Secrets must not measure the password by how much of it fits.
         sizes |= _LONGEST_PASSWORD
     if sum(measure(template, sizes) for template in templates.values()) > MAX_BYTES:
         raise Refused(
@@ -271,8 +272,8 @@ def _compose(
 
 
 def _templates(desired: DesiredSecret, values: Mapping[str, str]) -> dict[str, Template]:
-    """Key → template. Raises Refused for one that cannot be filled with these values."""
-    # libpq reads the file line by line, and knows no escape for the end of one.
+    """Returns templates by key. Raises Refused for a template that cannot be filled with these values."""
+    # libpq reads the password file line by line and has no escape for a line break.
     broken = {f"{name}_pgpass" for name, value in values.items() if "\n" in value or "\r" in value} & PGPASS_FIELDS
     if not desired.data:
         templates = _parse(_WITH_PASSWORD if PASSWORD in values else _WITHOUT_PASSWORD)
@@ -319,7 +320,7 @@ def _check_no_password(templates: Mapping[str, Template]) -> None:
 def _check_metadata(kind: str, pairs: Sequence[tuple[str, str]], forbidden: Sequence[str]) -> None:
     for key, _ in pairs:
         place = f'spec.connectionSecret.template.metadata.{kind}: "{key[:317]}"'
-        # The API server takes annotations in upper case too.
+        # The API server also accepts annotation keys in upper case.
         lowered = key.lower()
         if not is_label_key(lowered if kind == "annotations" else key) or not key.isascii():
             raise Refused(
@@ -352,7 +353,7 @@ def _write_stamp(stamp: RotationStamp) -> Iterator[tuple[str, str]]:
 
 
 def _write_place(templates: Mapping[str, Template], values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Where the generated password stands: the first place in the first key, in the order of the keys' names."""
+    """Locates the generated password: the first occurrence in the first key, in key order."""
     password = values.get(PASSWORD)
     if password is None:
         return
@@ -379,7 +380,7 @@ def _seal(data: Mapping[str, bytes], annotations: Mapping[str, str], salt: bytes
 
 
 def _salt_of(given: str) -> bytes | None:
-    """The salt of a hash; None for a text that is none."""
+    """Decodes the salt of a hash; None if malformed."""
     version, _, rest = given.partition(":")
     if version != _HASH_VERSION or not given.isascii():
         return None

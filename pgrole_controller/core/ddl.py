@@ -1,10 +1,10 @@
-"""SQL text. The only place that turns a change into SQL, and the only place that quotes.
+"""SQL text: the only module that turns a change into SQL, and the only one that quotes.
 
-Utility statements take no parameters, so identifiers and literals are quoted here, as PostgreSQL's own
-`quote_ident` and `quote_literal` do; a backslash makes an E'' literal, whatever `standard_conforming_strings` is.
+Utility statements take no parameters, so identifiers and literals are quoted here, as PostgreSQL's `quote_ident` and
+`quote_literal` do. A backslash makes an E'' literal, whatever `standard_conforming_strings` is.
 
-A database in another encoding can make names that are not UTF-8, read with surrogates in place of their bytes. No
-client can send such a text: statements look these names up by their bytes, in the server.
+A database in another encoding can create names that are not UTF-8; they are read with surrogates in place of their
+bytes. No client can send such a text, so statements look these names up by their bytes in the server.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +26,10 @@ from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.parameters import ALL, LIST_PARAMETERS, elements
 from pgrole_controller.core.role import BEFORE_ALL_TIME, Microseconds, Password, Role, to_moment
 
-#: NAMEDATALEN - 1: PostgreSQL truncates a longer name without a word, and two names become one.
+#: NAMEDATALEN - 1. PostgreSQL silently truncates longer names, so that two names become one.
 NAME_BYTES = 63
 
-#: In a statement, around the bytes of a name that is not UTF-8, in hexadecimal. SQL cannot contain NUL.
+#: Delimits the hexadecimal bytes of a non-UTF-8 name in a statement. SQL cannot contain NUL.
 _MARK = "\x00"
 
 _EXECUTE = """
@@ -55,7 +55,7 @@ _FLAGS = {
 
 
 def quote_identifier(name: str) -> str:
-    """A name as SQL, always in double quotes. Raises ValueError for what cannot be a name."""
+    """Quotes a name, always in double quotes. Raises ValueError for a text that cannot be a name."""
     size = len(name.encode())
     if not 1 <= size <= NAME_BYTES:
         raise ValueError(f"a name must have 1 to {NAME_BYTES} bytes, not {size}")
@@ -65,7 +65,7 @@ def quote_identifier(name: str) -> str:
 
 
 def quote_literal(text: str) -> str:
-    """A text as an SQL literal. Raises ValueError for NUL, which PostgreSQL cannot hold."""
+    """Quotes a text as an SQL literal. Raises ValueError for NUL, which PostgreSQL cannot store."""
     if "\x00" in text:
         raise ValueError("a text cannot contain NUL")
     quoted = "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
@@ -73,7 +73,7 @@ def quote_literal(text: str) -> str:
 
 
 def literal(value: str | int | Iterable[str] | None) -> str:
-    """A value as an SQL literal: NULL, a number, a text, or an array of texts."""
+    """Renders a value as an SQL literal: NULL, a number, a text, or an array of texts."""
     match value:
         case None:
             return "NULL"
@@ -86,7 +86,7 @@ def literal(value: str | int | Iterable[str] | None) -> str:
 
 
 def seen_name(name: str) -> str:
-    """The name that a role was seen with, as SQL; NULL where it is not UTF-8 and no role has it any more."""
+    """Renders the name a role was observed with; NULL if that is not UTF-8 and no role has it any more."""
     return f"({_look_up_role(_hex(name))})" if NOT_UTF8.search(name) else quote_literal(name)
 
 
@@ -111,9 +111,9 @@ def _identifier(name: str) -> str:
 
 
 def _sendable(statement: str) -> str:
-    """The statement, or the one that executes it with the names that cannot be sent.
+    """Returns the statement, or one that executes it in the server if it contains names that cannot be sent.
 
-    Names of roles and databases are looked up alike: those with the same bytes are the same text.
+    Role and database names are looked up alike: names with the same bytes are the same text.
     """
     parts = statement.split(_MARK)
     if len(parts) == 1:
@@ -124,9 +124,11 @@ def _sendable(statement: str) -> str:
 
 
 def statements(changes: Iterable[Change], *, options: bool = True) -> Iterator[str]:
-    """The statements, without a closing semicolon, in order; attributes of one role in a row become one ALTER ROLE.
+    """Yields the statements in order, without a closing semicolon. Consecutive attributes of one role share one ALTER
+    ROLE.
 
-    `options`: whether the server knows INHERIT and SET of a membership, and grants by several grantors (16 and later).
+    `options`: the server supports INHERIT and SET options of memberships, and several grantors (PostgreSQL 16 and
+    later).
     """
     for attributes, run in groupby(changes, key=lambda change: isinstance(change, SetAttribute)):
         if attributes:
@@ -161,7 +163,7 @@ def _grant(change: GrantMembership, *, options: bool) -> str:
 
 
 def _revoke(what: str, group: str, member: str, grantors: Iterable[str], *, cascade: bool) -> Iterator[str]:
-    """One statement for each grantor: a REVOKE takes away only the grant of one."""
+    """Yields one statement per grantor: a REVOKE removes only the grant of one grantor."""
     end = " CASCADE" if cascade else ""
     revoke = f"REVOKE {what}{_identifier(group)} FROM {_identifier(member)}"
     by = [f" GRANTED BY {_identifier(grantor)}" for grantor in grantors] or [""]
@@ -189,7 +191,7 @@ def _parameter(change: SetParameter) -> str:
     role = f"ALTER ROLE {_identifier(change.role)}{where}"
     if change.name == ALL and change.value is None:
         return f"{role} RESET ALL"
-    # The parts of a custom parameter's name are identifiers with a dot between.
+    # The parts of a custom parameter's name are identifiers separated by dots.
     name = ".".join(quote_identifier(part) for part in change.name.split("."))
     if change.value is None:
         return f"{role} RESET {name}"
@@ -201,7 +203,7 @@ def _parameter(change: SetParameter) -> str:
 
 
 def _creation_options(role: Role) -> str:
-    # Only what differs from the defaults: a role with CREATEROLE alone may not even write NOSUPERUSER.
+    # Write only what differs from the defaults: a role that has only CREATEROLE may not even write NOSUPERUSER.
     plain = Role(name=role.name)
     names = (*_FLAGS, "connection_limit", "valid_until", "password")
     options = [_option(name, getattr(role, name)) for name in names if getattr(role, name) != getattr(plain, name)]
@@ -223,14 +225,14 @@ def _option(attribute: str, value: bool | int | Password | None) -> str:
 
 
 def _verifier(password: Password) -> str:
-    """PostgreSQL takes whatever is no verifier for a clear text, and may log it: nothing else gets into SQL."""
+    """Admits verifiers only: PostgreSQL takes any other text for a clear password, and may log it."""
     if password.verifier is None or password.verifier.scram is None:
         raise ValueError("a password is set by its verifier only")
     return quote_literal(password.verifier.text)
 
 
 def render_valid_until(value: Microseconds | None) -> str:
-    """ISO 8601 in UTC, or PostgreSQL's word for no end. Raises OverflowError outside the years 1 to 9999."""
+    """Renders ISO 8601 in UTC, or PostgreSQL's `infinity`. Raises OverflowError outside the years 1 to 9999."""
     if value is None:
         return "infinity"
     if value == BEFORE_ALL_TIME:

@@ -1,20 +1,18 @@
-"""What is done about one object: who owns the role, what is changed, what is claimed or released.
+"""Decides about one object: who owns the role, what changes, and which claims are written or released.
 
-`decide` is given what the object asks and what was seen of it in the database, and returns a plan or raises Refused
-or Waiting. It is called anew at every look and holds no memory; calling it again after its plan was carried out gives
-a plan without changes.
+`decide` takes the desired and the observed state, and returns a plan or raises Refused or Waiting. It has no memory:
+every reconcile calls it again, and after a plan was applied it returns one without changes.
 
-A role whose object is refused: nothing is given, and what others gave is taken away. Without this, whoever gets a role
-more than it may have would only need its object refused for anything else. What the object declares stays as it is,
-allowed or not: a policy that is tightened takes nothing away from the roles there are.
+If the object is refused, its role gains nothing and loses what others granted it. Otherwise, someone who gives a role
+too much would only have to get its object refused for another reason. What the object itself declares stays, allowed or
+not: tightening a policy takes nothing away from existing roles. Undeclared grants are revoked if they are certainly
+drift (the spec equals the one last applied) or exceed the policy. If the spec has changed since, the other differences
+are ambiguous, and the controller does not apply half of a spec.
 
-Taken away is what is not declared, as far as that is drift for certain (the spec is the one that was applied last) or
-beyond the policy; of a spec that was changed meanwhile nothing else is known, and nothing of it is half applied.
-
-While Kubernetes cannot be reached, what was applied before is kept, and nothing else. A database that enforces its
-roles does not depend on Kubernetes, but what is known here may be old by then. The claim says what was last acted on,
-so a drift is repaired only where that is exactly what this process knows. Nothing is created for the first time,
-adopted, dropped, handed over, released or generated, and no Secret is read.
+While Kubernetes is unreachable, the controller maintains what was applied before and does nothing else. A database
+should not depend on Kubernetes to enforce its roles, but the known state may be outdated. The claim records the
+generations last acted on, so a drift is repaired only if they equal what this process knows. Nothing is created for the
+first time, adopted, dropped, handed over, released or generated, and no Secret is read.
 """
 
 from collections.abc import Sequence
@@ -51,12 +49,12 @@ from pgrole_controller.core.policy import (
 from pgrole_controller.core.role import POWERS, ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Rival, Server
 
-#: In a condition, which is read by people: of more, the rest is counted.
+#: Conditions are read by people: names beyond this number are only counted.
 _NAMED = 5
 
 
 def decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:
-    """The plan for one look. Raises Refused or Waiting when nothing may be done."""
+    """Returns the plan for one reconcile. Raises Refused or Waiting if nothing may be done."""
     if server.away:
         check_enforceable(desired, observed, server)
         return keep_applied(_decide(desired, observed, server, policy))
@@ -74,7 +72,7 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
         _check_policy(policy, desired.role, observed.references)
     except Refused as refusal:
         return _revoke_excess(desired, observed, server, policy, refusal)
-    desired_role, pending = _within_reach(desired.role, observed.references)
+    desired_role, pending = _without_missing(desired.role, observed.references)
     adjusted = desired if desired_role is desired.role else replace(desired, role=desired_role)
     claim = find_own_claim(adjusted, observed, server)
     target = find_target(claim, observed, server, policy) if claim else observed.named
@@ -87,9 +85,9 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
         )
     releases = tuple(former for former in observed.former if former[1] != desired.owner.object_uid)
     if claim is None:
-        plan = _take_first(adjusted, observed, server, policy, decided)
+        plan = _plan_new(adjusted, observed, server, policy, decided)
     else:
-        plan = _keep(adjusted, claim, target, observed, server, policy, decided)
+        plan = _plan_owned(adjusted, claim, target, observed, server, policy, decided)
     waiting = (*pending, decided.pending) if decided.pending else pending
     if not (waiting or decided.password_task or releases):
         return plan
@@ -97,7 +95,7 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
 
 
 def _note_generations(plan: Plan, desired: Desired, observed: Observed, server: Server) -> Plan:
-    """What a claim of this object says of what was acted on is brought up to date with the rest."""
+    """Adds the current generations to the plan where the object's claim lacks them."""
     if desired.terminating or not server.notes_generations or any(isinstance(one, Refused) for one in plan.pending):
         return plan
     claim, known = observed.claim, generations_of(desired, server)
@@ -114,17 +112,19 @@ def _check_policy(policy: Policy, desired_role: Role, references: References) ->
 
 
 def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: Refused) -> Plan:
-    """The plan for an object that is refused: takes away from its role what others gave it. Raises the refusal."""
+    """Returns the plan for a refused object: it revokes what others gave the role. Raises the refusal if nothing is to
+    do.
+    """
     try:
         claim = find_own_claim(desired, observed, server)
     except Refused:
-        claim = None  # another's: nothing of it is touched
+        claim = None  # another object's claim: touch nothing
     target = find_held(claim, observed, server)
     if claim is None or target is None or desired.report_only:
         raise refusal
-    desired_role, _ = _within_reach(desired.role, observed.references)
+    desired_role, _ = _without_missing(desired.role, observed.references)
     drifted = claim.applied == _digest(replace(desired, role=desired_role))
-    left = _leave(desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references))
+    left = _without_ignored(desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references))
     changes = excess_changes(
         policy, replace(left, name=target.role.name), target.role, observed.references, drifted=drifted
     )
@@ -143,17 +143,19 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
     )
 
 
-def _within_reach(desired_role: Role, references: References) -> tuple[Role, tuple[PgRoleError, ...]]:
-    """What can be brought in now, and what waits: it is not part of what is `applied`, so that it is no drift."""
+def _without_missing(desired_role: Role, references: References) -> tuple[Role, tuple[PgRoleError, ...]]:
+    """Splits off what must wait for missing roles and databases. It is not part of `applied`, so it never counts as
+    drift.
+    """
     missing = [held.role for held in desired_role.member_of if held.role not in references.groups]
-    nowhere = [database for database, _ in desired_role.database_parameters if database not in references.databases]
+    absent = [database for database, _ in desired_role.database_parameters if database not in references.databases]
     pending: list[PgRoleError] = []
     if missing:
         names = _name_some(missing)
         text = f"spec.memberOf: these roles do not exist yet: {names}; everything else matches the spec"
         pending.append(Waiting(Reason.MEMBERSHIP_PENDING, text))
-    if nowhere:
-        names = _name_some(nowhere)
+    if absent:
+        names = _name_some(absent)
         text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else matches the spec"
         pending.append(Waiting(Reason.DATABASE_ERROR, text))
     if not pending:
@@ -161,7 +163,7 @@ def _within_reach(desired_role: Role, references: References) -> tuple[Role, tup
     return replace(
         desired_role,
         member_of=tuple(held for held in desired_role.member_of if held.role not in missing),
-        database_parameters=tuple(item for item in desired_role.database_parameters if item[0] not in nowhere),
+        database_parameters=tuple(item for item in desired_role.database_parameters if item[0] not in absent),
     ), tuple(pending)
 
 
@@ -170,8 +172,8 @@ def _name_some(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _leave(ignore: frozenset[str], desired_role: Role, existing: Role) -> Role:
-    """What is wanted, but for the fields that are left to others."""
+def _without_ignored(ignore: frozenset[str], desired_role: Role, existing: Role) -> Role:
+    """Returns the desired role, with ignored fields taken from the existing one."""
     if not ignore:
         return desired_role
     left = {name: getattr(existing, name) for name in ignore}
@@ -183,7 +185,7 @@ def _leave(ignore: frozenset[str], desired_role: Role, existing: Role) -> Role:
 
 
 def decide_absent(observed: Observed) -> Plan:
-    """The plan for a key whose object is gone: what it claimed is released, and stays as it is."""
+    """Returns the plan for a key without an object: releases its claims and leaves the roles unchanged."""
     return Plan(role_name="", releases=observed.former)
 
 
@@ -192,11 +194,9 @@ def _check_name(desired: Desired, observed: Observed, server: Server, policy: Po
     check_protected(policy, desired.role.name, found, server.own_roles)
 
 
-def _take_first(
-    desired: Desired, observed: Observed, server: Server, policy: Policy, decided: PasswordDecision
-) -> Plan:
-    """No claim of this object yet: create the role, or adopt it."""
-    older = next((rival for rival in desired.older_rivals if _could_have(rival, observed)), None)
+def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Policy, decided: PasswordDecision) -> Plan:
+    """Plans for an object without a claim: creates the role, or adopts it."""
+    older = next((rival for rival in desired.older_rivals if _blocks(rival, observed)), None)
     if older is not None and observed.claim is None:
         raise Refused(
             Reason.CONFLICT,
@@ -209,7 +209,7 @@ def _take_first(
                 Reason.CONFLICT,
                 f'role "{desired.role.name}" belongs to PgRole {rival}: use another spec.name, or delete one',
             )
-    desired_role = _leave(desired.ignore, desired.role, named.role) if named else desired.role
+    desired_role = _without_ignored(desired.ignore, desired.role, named.role) if named else desired.role
     changes = diff(desired_role, named.role if named else None)
     if named:
         _check_adoption(desired, named, changes, decided, policy, observed.references)
@@ -226,8 +226,8 @@ def _take_first(
     )
 
 
-def _could_have(rival: Rival, observed: Observed) -> bool:
-    """Whether it stands in the way of a younger one: what is refused to it, it holds for nobody."""
+def _blocks(rival: Rival, observed: Observed) -> bool:
+    """Tells whether this older object blocks a younger one. An object that would be refused reserves nothing."""
     try:
         _check_policy(rival.policy, rival.role, observed.references)
         if observed.named:
@@ -267,7 +267,7 @@ def _check_adoption(
     check_holds(policy, named, action="adoption", references=references)
 
 
-def _keep(
+def _plan_owned(
     desired: Desired,
     claim: Claim,
     target: ObservedRole | None,
@@ -276,12 +276,14 @@ def _keep(
     policy: Policy,
     decided: PasswordDecision,
 ) -> Plan:
-    """The role is this object's: bring in what differs, and say whether somebody else had changed it."""
+    """Plans for an object that owns its role: applies the differences, and reports which of them are drift."""
     applied = _digest(desired)
-    # What is left to others is so only as far as the object could have asked for it itself.
+    # An ignored field is left alone only as far as the object could have declared its value.
     desired_role = desired.role
     if desired.ignore and target:
-        desired_role = _leave(desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references))
+        desired_role = _without_ignored(
+            desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references)
+        )
     changes = diff(desired_role, target.role if target else None)
     same_server = claim.system_identifier == server.system_identifier
     replaced = same_server and target is not None and target.oid != claim.role_oid
@@ -317,8 +319,8 @@ def _keep(
 
 
 def _digest(desired: Desired) -> str:
-    """The digest of what is kept: what is left to others is not part of it."""
-    return digest(_leave(desired.ignore, desired.role, Role(desired.role.name)))
+    """Digest of what the controller maintains; ignored fields are not part of it."""
+    return digest(_without_ignored(desired.ignore, desired.role, Role(desired.role.name)))
 
 
 def _action(
@@ -341,7 +343,7 @@ def _action(
 
 
 def find_held(claim: Claim | None, observed: Observed, server: Server) -> ObservedRole | None:
-    """The role that is the object's for certain, by a claim of this very role; None where there is none."""
+    """Returns the role that certainly belongs to the object, by a claim on this very oid; else None."""
     if (
         claim is None
         or observed.claim != claim
@@ -358,7 +360,9 @@ def find_held(claim: Claim | None, observed: Observed, server: Server) -> Observ
 def excess_changes(
     policy: Policy, desired_role: Role, existing: Role, references: References, *, drifted: bool
 ) -> tuple[Change, ...]:
-    """The changes that take away what `desired_role` does not have. `drifted`: all of that is drift for certain."""
+    """Returns the changes that take away what `desired_role` lacks. `drifted`: every such difference is certainly
+    drift.
+    """
     return tuple(
         change
         for change in diff(desired_role, existing)
@@ -367,7 +371,7 @@ def excess_changes(
 
 
 def _is_beyond(policy: Policy, change: Change, references: References) -> bool:
-    """Whether it takes away what no object could ask for."""
+    """Tells whether the change takes away something that no object could declare."""
     match change:
         case SetAttribute(attribute=attribute, value=False):
             return attribute in POWERS and attribute not in policy.attributes
@@ -388,12 +392,12 @@ def _takes_away(change: Change) -> bool:
 
 
 def generations_of(desired: Desired, server: Server) -> Generations:
-    """What is declared, as far as this process knows."""
+    """Generations of the PgRole and its PgServer as this process knows them."""
     return Generations(desired.generation, server.uid, server.generation)
 
 
 def check_enforceable(desired: Desired, observed: Observed, server: Server) -> None:
-    """Raises Transient unless the claim is this object's, and says that what is known here was last acted on."""
+    """Raises Transient unless the object holds the claim, and the claim records exactly the generations known here."""
     claim = observed.claim
     if desired.terminating or desired.suspended or desired.report_only:
         raise _wait("the object is being deleted or is suspended, or its drift policy is Report")
@@ -406,7 +410,7 @@ def check_enforceable(desired: Desired, observed: Observed, server: Server) -> N
 
 
 def keep_applied(plan: Plan) -> Plan:
-    """The plan as far as it repairs a drift. Raises Transient when it would apply anything new."""
+    """Reduces the plan to the repair of drift. Raises Transient if it would apply anything new."""
     claim = plan.claim
     if claim is None or plan.applied != claim.applied:
         raise _wait("the spec differs from the state last applied")

@@ -1,4 +1,4 @@
-"""What is done about an object that is being deleted: its role is released as it is, or emptied and dropped."""
+"""Decides about an object that is being deleted: its role is released unchanged, or emptied and dropped."""
 
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
@@ -11,16 +11,19 @@ from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 
 _WAY_OUT = "To keep the role and delete only the object, set spec.deletionPolicy: Retain"
 
-#: What the claim says was applied last, from when the login was taken away until it is given back or the role is gone.
+#: Takes the place of `applied` in the claim from when the controller takes the login away until it gives it back or
+#: drops the role.
 LOGIN_TAKEN = "without login, to be dropped"
 
 
 def decide_deletion(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:
-    """The plan for one look. Raises Waiting with the reason DropBlocked and the way out while it cannot be dropped."""
+    """Returns the plan for one reconcile. Raises Waiting (DropBlocked, with the remedy) while the role cannot be
+    dropped.
+    """
     try:
         claim = find_own_claim(desired, observed, server)
     except Refused:
-        claim = None  # another's: nothing of it is touched
+        claim = None  # another object's claim: touch nothing
     if not desired.drop or claim is None:
         return _release(desired, observed, server, claim)
     try:
@@ -29,8 +32,8 @@ def decide_deletion(desired: Desired, observed: Observed, server: Server, policy
         if target is not None and (_dependents(desired, observed) or observed.sessions):
             return _empty(desired, observed, target, server, policy)
     except PgRoleError as error:
-        said = Waiting(Reason.DROP_BLOCKED, error.message) if isinstance(error, Refused) else error
-        raise add_way_out(said) from error
+        waiting = Waiting(Reason.DROP_BLOCKED, error.message) if isinstance(error, Refused) else error
+        raise add_way_out(waiting) from error
     return Plan(
         role_name=desired.role.name,
         changes=(Drop(target.role.name),) if target else (),
@@ -44,26 +47,26 @@ def decide_deletion(desired: Desired, observed: Observed, server: Server, policy
 
 
 def find_role_to_drop(desired: Desired, observed: Observed, server: Server, policy: Policy) -> int | None:
-    """The oid of the role that shall be dropped: what needs it is to be looked for. None where nothing is dropped."""
+    """Returns the oid of the role to drop, whose dependents must be read; None if nothing is to be dropped."""
     if not (desired.terminating and desired.drop):
         return None
     try:
         claim = find_own_claim(desired, observed, server)
         target = find_target(claim, observed, server, policy) if claim else None
     except Refused:
-        return None  # `decide_deletion` says so
+        return None  # `decide_deletion` reports it
     return target.oid if target else None
 
 
 def add_way_out(error: PgRoleError) -> PgRoleError:
-    """What keeps an object from going says how to let it go."""
+    """Adds the remedy to an error that keeps an object from being deleted."""
     if _WAY_OUT in error.message:
         return error
     return type(error)(error.reason, f"{error.message}. {_WAY_OUT}")
 
 
 def _release(desired: Desired, observed: Observed, server: Server, claim: Claim | None) -> Plan:
-    """The role stays as it is; only the login that was taken away to empty it is given back."""
+    """Releases the role unchanged, but gives back a login that was taken away to empty it."""
     if claim is None or observed.claim is None or claim.released:
         return Plan(role_name=desired.role.name, releases=observed.former)
     target = _find_without_login(claim, observed, server)
@@ -80,7 +83,7 @@ def _release(desired: Desired, observed: Observed, server: Server, claim: Claim 
 
 
 def _find_without_login(claim: Claim, observed: Observed, server: Server) -> ObservedRole | None:
-    """The role of the claim, under whatever name, where its login was taken away here."""
+    """Returns the claimed role, under whatever name, if the controller took its login away."""
     if claim.applied != LOGIN_TAKEN or claim.system_identifier != server.system_identifier:
         return None
     return next(
@@ -113,9 +116,9 @@ def _check_deletion(desired: Desired, observed: Observed, server: Server, policy
 
 
 def _dependents(desired: Desired, observed: Observed) -> tuple[Dependents, ...]:
-    """What has to go before the role can be dropped: with a new owner, its members are no reason to keep it.
+    """Returns what must be removed before the role can be dropped. With a new owner, members do not block the drop.
 
-    They are not revoked before: another object may declare a membership, and would grant it again at once.
+    Memberships are not revoked first: another object may declare one, and would grant it again at once.
     """
     return tuple(
         dependent for dependent in observed.dependents if not desired.new_owner or dependent.count > dependent.members
@@ -132,7 +135,7 @@ def _count(observed: Observed) -> str:
 
 
 def _empty(desired: Desired, observed: Observed, target: ObservedRole, server: Server, policy: Policy) -> Plan:
-    """Nobody logs in as the role any more; the rest is taken care of beside the worker, before the next look."""
+    """Takes the login away; the rest happens in the background before the next reconcile."""
     if desired.new_owner:
         _check_new_owner(policy, desired, observed, server)
     if target.role.login:
@@ -156,7 +159,7 @@ def _empty(desired: Desired, observed: Observed, target: ObservedRole, server: S
 
 
 def _take_login(desired: Desired, observed: Observed, target: ObservedRole) -> Plan:
-    """The claim remembers it, so that it can be given back; for that the role must have its name."""
+    """Records it in the claim, so that the login can be given back. For this the role must have its declared name."""
     name = desired.role.name
     named: tuple[Change, ...] = () if target.role.name == name else (Rename(target.role.name, name),)
     return Plan(
@@ -171,9 +174,9 @@ def _take_login(desired: Desired, observed: Observed, target: ObservedRole) -> P
 
 
 def _check_new_owner(policy: Policy, desired: Desired, observed: Observed, server: Server) -> None:
-    """Raises Refused for a role that may not be given what a dropped one owned.
+    """Raises Refused for a role that may not receive what a dropped one owned.
 
-    A function that runs with its owner's privileges does what its author wants with those of the new owner.
+    A function that runs with its owner's privileges would let its author act with those of the new owner.
     """
     name, new_owner = desired.new_owner, observed.new_owner
     if name == desired.role.name:

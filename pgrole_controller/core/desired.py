@@ -1,4 +1,4 @@
-"""From a PgRole object to what it asks for."""
+"""Translates a PgRole object into the desired state."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,22 +15,22 @@ from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import FIELD_NAMES, Membership, Role, to_microseconds
 from pgrole_controller.core.state import Desired, Rival
 
-if TYPE_CHECKING:  # imported with the first object: `api.reading`
+if TYPE_CHECKING:  # imported with the first object: see `api.reading`
     from pgrole_controller.api.pgrole import PgRole
 
-#: The annotation whose every new value asks for another generated password.
+#: Every new value of this annotation requests another generated password.
 ROTATE = "pgrole.dev/rotate"
 
-#: Names that CREATE ROLE does not take, even in quotes.
+#: Names that CREATE ROLE rejects even in quotes.
 RESERVED_NAMES = frozenset({"public", "none"})
 
 
-#: The fields of Role by their names in spec, for drift.ignore.
+#: Fields of Role by their name in spec, for drift.ignore.
 _FIELDS = {name: field for field, name in FIELD_NAMES.items()}
 
 
 def desired_role_of(pgrole: "PgRole") -> Role:
-    """The role that the object declares. Raises Refused for what the schema let through and PostgreSQL cannot hold."""
+    """Returns the declared role. Raises Refused for values that the CRD schema admits and PostgreSQL cannot hold."""
     spec = pgrole.spec
     name = pgrole.role_name
     _check_name(name)
@@ -73,11 +73,11 @@ def desired_of(
     secrets: ObservedSecrets | None = None,
     brought: PasswordResult | ReassignResult | None = None,
 ) -> Desired:
-    """What the object asks. `rivals` are the other objects that name the same role on the same server, each
-    with what its namespace is allowed.
+    """Builds the desired state. `rivals` are the other objects that name the same role on the same server, each with
+    its namespace's policy.
 
-    `secrets` are those that it names, as far as they are seen; `brought` is what was fetched or done for it since the
-    last look.
+    `secrets` are the observed Secrets that the object names. `brought` is the result of a background task started since
+    the last reconcile.
     """
     spec = pgrole.spec
     some = list(rivals)
@@ -135,7 +135,7 @@ def _connection(pgrole: "PgRole") -> DesiredSecret | None:
 
 
 def proof_of(status: Mapping[str, Any], server_name: str) -> Proof | None:
-    """What the status says of a role on this server; None when it says nothing that could prove ownership."""
+    """Reads from status what proves ownership of a role on this server; None if it proves nothing."""
     role, server = status.get("role") or {}, status.get("server") or {}
     try:
         if server["name"] != server_name:
@@ -176,7 +176,7 @@ def _check_name(name: str) -> None:
 
 
 def _older(pgrole: "PgRole", rivals: Iterable[tuple["PgRole", Policy]]) -> tuple[Rival, ...]:
-    """Those that are older and at work, the oldest first; age is creationTimestamp, then uid."""
+    """Returns the older rivals that are active, oldest first. Age is creationTimestamp, then uid."""
     older = sorted(
         ((rival, policy) for rival, policy in rivals if _age(rival) < _age(pgrole)), key=lambda one: _age(one[0])
     )
@@ -194,5 +194,5 @@ def _rival(rival: "PgRole", policy: Policy) -> Rival | None:
     try:
         desired_role = desired_role_of(rival)
     except PgRoleError:
-        return None  # it can claim nothing, and says so itself
+        return None  # it cannot claim anything, and reports its own error
     return Rival(f"{rival.metadata.namespace}/{rival.metadata.name}", desired_role, policy, rival.spec.adopt)

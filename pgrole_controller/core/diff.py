@@ -1,4 +1,4 @@
-"""The differences between what is desired and what is there, in the order in which they are brought in."""
+"""The differences between desired and observed state, in the order in which they are applied."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -10,7 +10,7 @@ from pgrole_controller.core.role import FIELD_NAMES, Membership, Password, Role
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """The role is not there."""
+    """The role does not exist."""
 
     field: ClassVar[str] = "role"
     role: Role
@@ -18,7 +18,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """The role is there under another name."""
+    """The role exists under another name."""
 
     field: ClassVar[str] = "name"
     old: str
@@ -27,7 +27,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class SetAttribute:
-    """One attribute of CREATE ROLE differs. `attribute` is a field of `Role`."""
+    """An attribute of CREATE ROLE differs. `attribute` is a field of `Role`."""
 
     role: str
     attribute: str
@@ -47,7 +47,7 @@ class SetComment:
 
 @dataclass(frozen=True, slots=True)
 class GrantMembership:
-    """The membership is missing, or an option of it."""
+    """A membership, or one of its options, is missing."""
 
     field: ClassVar[str] = "memberOf"
     role: str
@@ -56,7 +56,7 @@ class GrantMembership:
 
 @dataclass(frozen=True, slots=True)
 class RevokeMembership:
-    """A membership that is not declared. `cascades_to` are the members to whom the role granted it further."""
+    """A membership that is not declared. `cascades_to` are the members to whom the role has granted it in turn."""
 
     field: ClassVar[str] = "memberOf"
     role: str
@@ -67,7 +67,7 @@ class RevokeMembership:
 
 @dataclass(frozen=True, slots=True)
 class RevokeOption:
-    """An option (admin, inherit or set) of a declared membership that is not declared."""
+    """An undeclared option (admin, inherit or set) of a declared membership."""
 
     field: ClassVar[str] = "memberOf"
     role: str
@@ -79,9 +79,9 @@ class RevokeOption:
 
 @dataclass(frozen=True, slots=True)
 class SetParameter:
-    """A setting of the role, in one database or (None) in all; value None: there shall be none.
+    """Sets a role's parameter in one database, or in all if `database` is None. The value None resets it.
 
-    The name may be `parameters.ALL`, with the value None: all that is set there.
+    The name may be `parameters.ALL` with the value None, which resets all of them.
     """
 
     role: str
@@ -118,7 +118,7 @@ _OPTIONS = ("admin", "inherit", "set")
 
 
 def diff(desired: Role, observed: Role | None) -> tuple[Change, ...]:
-    """What turns `observed` into `desired`; empty when they are equal."""
+    """Returns the changes that turn `observed` into `desired`; empty if they are equal."""
     if observed is None:
         return (Create(desired), *_beside(desired, Role(desired.name)))
     renamed: tuple[Change, ...] = () if observed.name == desired.name else (Rename(observed.name, desired.name),)
@@ -131,7 +131,7 @@ def diff(desired: Role, observed: Role | None) -> tuple[Change, ...]:
 
 
 def set_password(changes: tuple[Change, ...]) -> Password | None:
-    """The password that these set; None where they set none."""
+    """Returns the password that these changes set, or None."""
     for change in changes:
         match change:
             case Create(role=created):
@@ -142,13 +142,13 @@ def set_password(changes: tuple[Change, ...]) -> Password | None:
 
 
 def _beside(desired: Role, observed: Role) -> tuple[Change, ...]:
-    """What is brought in by statements of its own, after the role itself."""
+    """Differences that need statements of their own, after the role's own."""
     comment = () if desired.comment == observed.comment else (SetComment(desired.name, desired.comment),)
     return (*comment, *_memberships(desired, observed), *_parameters(desired, observed))
 
 
 def _memberships(desired: Role, observed: Role) -> Iterator[Change]:
-    """What is taken away comes first: a grant may be impossible while another stands."""
+    """Yields revocations first: a grant may be impossible while another one exists."""
     declared = {membership.role: membership for membership in desired.member_of}
     held = {membership.role: membership for membership in observed.member_of}
     for group, membership in held.items():
@@ -185,7 +185,7 @@ def _parameters_in(database: str | None, role: str, desired: Parameters, observe
 
 
 def apply(changes: tuple[Change, ...], observed: Role | None) -> Role | None:
-    """What is there after the changes: `apply(diff(desired, observed), observed) == desired`."""
+    """Returns the role after the changes: `apply(diff(desired, observed), observed) == desired`."""
     role = observed
     for change in changes:
         match change:
@@ -236,7 +236,7 @@ def _with(parameters: Parameters, change: SetParameter) -> Parameters:
 
 
 def field_names(changes: tuple[Change, ...]) -> tuple[str, ...]:
-    """The fields that differ, in the words of the spec, each once."""
+    """Names of the fields that differ, as in the spec, without duplicates."""
     return tuple(dict.fromkeys(change.field for change in changes))
 
 

@@ -1,18 +1,18 @@
-"""What can go wrong with one object, by what is done about it.
+"""Errors of one object, classified by what happens next.
 
 ::
 
     PgRoleError             reason (CamelCase, for the condition) and a message for the author of the object
-     ├─ Waiting             a dependency is not there yet; looked at again when it appears
-     ├─ Refused             the object, the policy or somebody else's role stands in the way; it will not come
-     │                      right by itself, and is looked at again when something changes, and with back-off
+     ├─ Waiting             a dependency is missing; reconciled again when it appears
+     ├─ Refused             the object, the policy or another owner's role is at fault; reconciled again when
+     │                      something changes, and with back-off
      └─ Transient           network, lock, restart; retried with back-off
 """
 
 import re
 from enum import StrEnum
 
-#: What a text contains that was read from bytes that are not UTF-8.
+#: Surrogates: they stand for bytes that are not UTF-8.
 NOT_UTF8 = re.compile("[\ud800-\udfff]")
 
 
@@ -41,7 +41,7 @@ class Reason(StrEnum):
 
 
 class PgRoleError(Exception):
-    """An error that is said on the object. `message` is shown to its author: no secret, no SQL of ours."""
+    """An error to report on the object. Its author reads `message`, which contains no secret and no SQL of ours."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         self.message = NOT_UTF8.sub(_escape, message)
@@ -50,7 +50,7 @@ class PgRoleError(Exception):
 
 
 def _escape(surrogate: re.Match[str]) -> str:
-    """A byte of a name in another encoding, for people to read."""
+    """Renders a byte of a name in another encoding for people."""
     return f"\\x{ord(surrogate[0]) & 0xFF:02x}"
 
 
@@ -67,7 +67,7 @@ class Transient(PgRoleError):
 
 
 def internal_error(error: Exception) -> Transient:
-    """What is said of an error that nobody expected. Its text is left out: it may quote a secret."""
+    """Wraps an unexpected error. Its text is left out, since it may quote a secret."""
     return Transient(
         Reason.INTERNAL_ERROR,
         f"unexpected error in the controller: {type(error).__name__}; see the controller's log; it retries",

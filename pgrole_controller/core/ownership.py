@@ -1,4 +1,4 @@
-"""Whose role is it? By the claim in the database, by status where there is none, and never by the name alone."""
+"""Decides who owns a role: by the claim in the database, by status if there is no claim, and never by name alone."""
 
 from dataclasses import replace
 
@@ -9,13 +9,13 @@ from pgrole_controller.core.policy import Policy, References, check_holds, why_n
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
 
-#: The namespace uid of a claim that an administrator transferred: any namespace of that name, once. The object that
-#: takes the claim writes the uid of its own.
+#: The namespace uid in a claim that an administrator transferred: it fits any namespace of that name, once. The object
+#: that takes the claim over writes its own uid.
 ANY_NAMESPACE = ""
 
 
 def check_held(observed: Observed) -> None:
-    """A name can be taken from another object's role by renaming it; the role stays that object's."""
+    """Refuses a name that belongs to another object's renamed role: renaming a role does not change its owner."""
     named = observed.named
     if named and named.held_by:
         raise Refused(
@@ -26,14 +26,14 @@ def check_held(observed: Observed) -> None:
 
 
 def find_own_claim(desired: Desired, observed: Observed, server: Server) -> Claim | None:
-    """The claim by which the role is this object's; None when it has none yet. Raises Refused when it is another's."""
+    """Returns the claim by which the object owns the role, or None. Raises Refused if another object owns it."""
     claim = observed.claim
     if claim is None:
         return _proven(desired, observed, server)
     if claim.owner.object_uid == desired.owner.object_uid and claim.owner.cluster == desired.owner.cluster:
         return claim
     if _same_place(claim.owner, desired.owner):
-        return claim  # the object was made again: the one before it is gone, its claim is this one's
+        return claim  # the object was deleted and created again: it inherits the claim
     if claim.released:
         return None
     if claim.owner.cluster != desired.owner.cluster:
@@ -51,7 +51,7 @@ def _same_place(claimed: Owner, owner: Owner) -> bool:
 
 
 def _proven(desired: Desired, observed: Observed, server: Server) -> Claim | None:
-    """Ownership from status, where the role carries no claim at all (schema pgrole was dropped)."""
+    """Derives ownership from status, if the role carries no claim at all (schema pgrole was dropped)."""
     proof, named = desired.proof, observed.named
     if proof is None or named is None or not proves(proof, named, server):
         return None
@@ -62,7 +62,7 @@ def _proven(desired: Desired, observed: Observed, server: Server) -> Claim | Non
         owner=desired.owner,
         applied=proof.applied,
         drift_count=proof.drift_count,
-        # Of the Secret no more is known than its version: it is read once again.
+        # Only the Secret's version is known, so it is read once again.
         record=PasswordRecord(source=f"?/{proof.password_version}" if proof.password_version else ""),
     )
 
@@ -73,9 +73,9 @@ def proves(proof: Proof, named: ObservedRole, server: Server) -> bool:
 
 
 def find_target(claim: Claim, observed: Observed, server: Server, policy: Policy) -> ObservedRole | None:
-    """The role that the claim is about; None when there is none. The table of "whose role is it" in the design.
+    """Returns the role that the claim is about, or None.
 
-    A role that is not known by a claim in the database is looked at as for adoption: status, too, is only written text.
+    A role without a claim in the database must pass the checks of adoption, because status could be forged.
     """
     named, claimed = observed.named, observed.claimed
     if claimed and claimed.held_by:
@@ -98,7 +98,7 @@ def find_target(claim: Claim, observed: Observed, server: Server, policy: Policy
 
 
 def _without_allowed(found: ObservedRole, references: References, policy: Policy) -> ObservedRole:
-    """What it reaches does not count where the policy lets each of its memberships be asked for."""
+    """Ignores what the role reaches if the policy admits each of its memberships."""
     held = [one.role for one in found.role.member_of]
     allowed = all(name in references.groups and why_not_joined(policy, name, references) is None for name in held)
     return replace(found, reaches=()) if allowed else found

@@ -1,10 +1,10 @@
-"""Settings of a role (ALTER ROLE … SET) as values that can be compared with what PostgreSQL stores of them.
+"""A role's settings (ALTER ROLE … SET) in a form that can be compared with what PostgreSQL stores.
 
-Names are compared without case, as PostgreSQL does. Values are texts as they are given, but for the few parameters that
-are lists of names: PostgreSQL stores those quoted element by element, so they are read into elements and written anew.
+Names are compared case-insensitively, as in PostgreSQL. Values are compared as text, except for the few parameters that
+are lists of names: PostgreSQL stores those quoted element by element, so they are parsed and written again.
 
-What is declared is refused when it cannot be read. What is stored is written by whoever may log in: reading it never
-fails and takes time in proportion to its length, and what cannot be read equals nothing that can be declared.
+A declared value that cannot be parsed is refused. Stored values are written by anyone who may log in: reading them
+never fails and takes time proportional to their length, and an unreadable value equals nothing that can be declared.
 """
 
 import re
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from pgrole_controller.core.errors import Reason, Refused
 
-#: GUC_LIST_QUOTE, as in pg_dump's variable_is_guc_list_quote: a fixed list, that no extension can add to.
+#: GUC_LIST_QUOTE, as in pg_dump's variable_is_guc_list_quote: a fixed list that extensions cannot add to.
 LIST_PARAMETERS = frozenset(
     {
         "local_preload_libraries",
@@ -24,13 +24,13 @@ LIST_PARAMETERS = frozenset(
     }
 )
 
-#: Those whose elements are names in SQL: written without quotes they are in lower case.
+#: Lists whose elements are SQL names: PostgreSQL folds unquoted ones to lower case.
 _NAMES = frozenset({"search_path", "temp_tablespaces"})
 
-#: Parameters that change who one is: only a policy that names them lets them be set.
+#: Parameters that change the current user; they can be set only if the policy names them.
 IDENTITY_PARAMETERS = frozenset({"role", "session_authorization"})
 
-#: Modules whose parameters are not known before they are loaded, beside the extensions that a server has.
+#: Modules, besides the server's extensions, whose parameters are unknown until they are loaded.
 MODULES = frozenset(
     {
         "auth_delay",
@@ -50,39 +50,39 @@ MODULES = frozenset(
     }
 )
 
-#: Sorted pairs of a name in lower case and a canonical value; no name is in it twice.
+#: Sorted pairs of a lower-case name and a canonical value; names are unique.
 Parameters = tuple[tuple[str, str], ...]
 
-#: A stored value that cannot be read. No text of PostgreSQL contains NUL, and no text that is declared.
+#: An unreadable stored value. Neither PostgreSQL nor a declaration can hold NUL.
 UNREADABLE = "\0"
 
-#: In place of a name: what is stored cannot be told apart by name, and can only be reset as a whole.
+#: Replaces the name when stored names are ambiguous, so that only RESET ALL is safe.
 ALL = "*"
 
-#: A declared value is shorter, and a declared list has fewer elements: what is longer is not taken apart.
+#: Declared values are shorter, and declared lists have fewer elements. Longer ones are not parsed.
 LONGEST_VALUE = 16_384
 _MOST_ELEMENTS = 2_048
 
-# What PostgreSQL takes in ALTER ROLE … RESET: words with dots between, each as long as an identifier may be.
+# Names that ALTER ROLE … RESET accepts: words separated by dots, each as long as an identifier may be.
 _WORD = "[A-Za-z_\x80-\ud7ff\ue000-\U0010ffff][A-Za-z0-9_$\x80-\ud7ff\ue000-\U0010ffff]*+"
 _NAME = re.compile(rf"{_WORD}(?:[.]{_WORD})*+")
 _WORD_BYTES = 63
 
-# scanner_isspace, but for the vertical tab, which is a space from PostgreSQL 16 on: it is none of either here.
+# scanner_isspace without the vertical tab, which is a space only from PostgreSQL 16 on. Neither version gets one here.
 _SPACE = " \t\n\r\f"
 _ELEMENT = re.compile(rf'(?:"([^"]*+(?:""[^"]*+)*+)"|([^",{_SPACE}\v][^,{_SPACE}\v]*+))[{_SPACE}]*+(,[{_SPACE}]*+|\Z)')
 _UPPER = re.compile("[A-Z]")
 
 
 def canonical(parameters: Mapping[str, str]) -> Parameters:
-    """What is declared, in the form that is compared. Raises Refused for a list that cannot be read."""
+    """Converts declared parameters into the compared form. Raises Refused for a list that cannot be parsed."""
     return tuple(sorted((fold(name), _declared(fold(name), value)) for name, value in parameters.items()))
 
 
 def read_settings(settings: Iterable[str] | None) -> Parameters:
-    """What pg_db_role_setting.setconfig holds (`name=value`), in the same form; None: what is too long to be looked at.
+    """Converts pg_db_role_setting.setconfig (`name=value`) into the same form. None means too long to be read.
 
-    Never raises. Where a name is not one, or PostgreSQL would reset another one by it, it is all one: ALL, UNREADABLE.
+    Never raises. If any name is invalid, or RESET of it would hit another one, the result is only (ALL, UNREADABLE).
     """
     found: dict[str, str] = {}
     for setting in () if settings is None else settings:
@@ -95,16 +95,16 @@ def read_settings(settings: Iterable[str] | None) -> Parameters:
 
 
 def fold(name: str) -> str:
-    """In lower case as PostgreSQL has it in UTF-8: the letters of ASCII alone."""
+    """Lowers ASCII letters only, as PostgreSQL does in UTF-8."""
     return _UPPER.sub(lambda letter: letter[0].lower(), name)
 
 
 def elements(value: str, *, folding: bool = False, strict: bool = False) -> tuple[str, ...]:
-    """The elements of a list of names: commas between, double quotes around what is not plain.
+    """Splits a comma-separated list of names, which are in double quotes if they are not plain.
 
-    As PostgreSQL reads it (SplitIdentifierString where `folding`, which puts what has no quotes in lower case, else
-    SplitGUCList), without cutting names. Raises ValueError for a text that is no such list; where `strict`, also for a
-    double quote in a name without quotes, which PostgreSQL takes for a part of it.
+    Parses like PostgreSQL (SplitIdentifierString with `folding`, which lowers unquoted names, else SplitGUCList), but
+    does not truncate names. Raises ValueError for a malformed list; with `strict`, also for a double quote inside an
+    unquoted name, which PostgreSQL takes as part of the name.
     """
     found: list[str] = []
     place, more = len(value) - len(value.lstrip(_SPACE)), ","
@@ -123,7 +123,7 @@ def elements(value: str, *, folding: bool = False, strict: bool = False) -> tupl
 
 
 def join(names: Iterable[str]) -> str:
-    """The inverse of `elements`, every element in quotes."""
+    """Inverse of `elements`; quotes every element."""
     return ", ".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
@@ -153,9 +153,9 @@ def _stored(name: str, value: str) -> str:
 
 
 def _is_resettable(name: str) -> bool:
-    """Whether ALTER ROLE … RESET of the name in lower case resets it.
+    """Tells whether ALTER ROLE … RESET of the lower-case name resets this one.
 
-    PostgreSQL knows its own parameters in any case; those of others it compares with case where they are stored.
+    PostgreSQL matches its own parameters case-insensitively, but stored custom ones case-sensitively.
     """
     if len(name) > LONGEST_VALUE or not _NAME.fullmatch(name) or ("." in name and name != fold(name)):
         return False

@@ -1,4 +1,4 @@
-"""The password of a role and the Secrets that it comes from and goes to: asked for, seen, remembered, fetched."""
+"""The desired, observed and recorded password of a role and its Secrets, and the background task that fetches them."""
 
 import hashlib
 from collections.abc import Collection
@@ -24,7 +24,7 @@ class PasswordOrigin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DesiredPassword:
-    """What an object asks for. `rotate` is the last request of another generated password, "" where there is none."""
+    """The declared password. `rotate` is the latest request for another generated password, or ""."""
 
     origin: PasswordOrigin = PasswordOrigin.ELSEWHERE
     secret: str = ""
@@ -36,7 +36,7 @@ class DesiredPassword:
 
 @dataclass(frozen=True, slots=True)
 class SecretVersion:
-    """One Secret as its metadata tells it."""
+    """Identifies one version of a Secret, from its metadata."""
 
     uid: str
     version: str
@@ -47,20 +47,20 @@ class SecretVersion:
 
 @dataclass(frozen=True, slots=True)
 class ObservedSecrets:
-    """The Secrets that an object names; None for one that is not there. `unknown` says why none could be listed."""
+    """The Secrets that an object names; None for a missing one. `unknown` says why they could not be listed."""
 
     password: SecretVersion | None = None
     connection: SecretVersion | None = None
-    stale: tuple[str, ...] = ()  # names of connection Secrets of this object that it does not name any more
+    stale: tuple[str, ...] = ()  # names of this object's connection Secrets that it no longer names
     unknown: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PasswordRecord:
-    """What the claim remembers: a restart neither reads nor hashes nor rotates what is as it was left.
+    """What the claim records, so that a restart does not read, hash or rotate an unchanged password.
 
-    `source` is the content that the password was made from, `digest` that of the verifier which was set, `connection`
-    what was last written as the connection Secret.
+    `source` identifies the content that the password was made from, `digest` the verifier that was set, and
+    `connection` the connection Secret last written.
     """
 
     source: str = ""
@@ -72,12 +72,14 @@ class PasswordRecord:
 
 @dataclass(frozen=True, slots=True)
 class PasswordTask:
-    """What has to be asked of Kubernetes, written there or hashed before the password of one role can be decided.
+    """Work to do in Kubernetes, and hashing, before the password of one role can be decided.
 
-    `secrets` are those that were seen when it was asked for. `rendered`: the connection Secret was written from the
-    same template before; `delivered`: with the same password too, so that what differs was done by somebody else;
-    `restore`: whether it is written anew then, or only told of. `left`: the password is left to others, and not
-    replaced. `stored` is what the role logs in with (None: nothing, or it may not be read).
+    - `secrets`: the Secrets observed when the task was created.
+    - `rendered`: the connection Secret was last written from the same template.
+    - `delivered`: and with the same password, so someone else made any difference.
+    - `restore`: whether to overwrite such a difference, or only report it.
+    - `left`: the password is left to others and not replaced.
+    - `stored`: the verifier the role has; None if it has none or it may not be read.
     """
 
     namespace: str
@@ -100,11 +102,14 @@ class PasswordTask:
 
 @dataclass(frozen=True, slots=True)
 class PasswordResult:
-    """What a password task brought: for one look.
+    """Result of a password task, for one reconcile.
 
-    The password was made from `source`; it is the one that `fits` (the digest of a verifier) was made from, or
-    `verifier` is to be set. Neither: `problem` says why there is none. `connection` as in Record. `spoiled`: somebody
-    changed the connection Secret, and it was left so. `password_task` is the one that brought it.
+    - `source`: what the password was made from.
+    - `fits`: digest of the role's current verifier, if that verifies this password.
+    - `verifier`: the verifier to set, if it does not.
+    - `problem`: why there is neither.
+    - `connection`: as in PasswordRecord.
+    - `spoiled`: someone changed the connection Secret, and the task left it so.
     """
 
     source: str = ""
@@ -119,7 +124,7 @@ class PasswordResult:
 
 
 def is_due(desired: DesiredPassword, rotated_at: datetime | None, handled: Collection[str], at: datetime) -> bool:
-    """Whether a generated password has to be replaced by another one."""
+    """Tells whether a generated password must be replaced."""
     if desired.rotate and desired.rotate not in handled:
         return True
     due = next_rotation(desired, rotated_at)
@@ -131,18 +136,18 @@ def next_rotation(desired: DesiredPassword, rotated_at: datetime | None) -> date
         return None
     try:
         return rotated_at + desired.rotate_every
-    except OverflowError:  # the time comes from a Secret, where anybody may have written it
+    except OverflowError:  # the time comes from a Secret, which anyone may have edited
         return None
 
 
 def version_of(source: str) -> str | None:
-    """The resourceVersion in the source of a password; None where it is no Secret's."""
+    """Returns the resourceVersion in a password's source; None if the source is not a Secret."""
     parts = source.split("/")
     return parts[1] if len(parts) > 1 else None
 
 
 def request_of(annotation: str | None) -> str:
-    """A request to rotate as it is remembered: anybody may write anything of any length there."""
+    """Normalises a rotation request for the record, since the annotation can hold any text of any length."""
     if not annotation:
         return ""
     if len(annotation) <= _REQUEST_LENGTH and annotation.isascii() and annotation.isprintable():
@@ -151,5 +156,5 @@ def request_of(annotation: str | None) -> str:
 
 
 def within_bounds(iterations: int) -> int:
-    """What the server would take, as far as it neither weakens a password nor holds up a thread."""
+    """Clamps the server's iterations to a range that neither weakens a password nor blocks a thread."""
     return min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS)

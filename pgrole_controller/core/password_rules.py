@@ -1,7 +1,7 @@
-"""Is the role's password what was asked for? What to set, what to remember, and what must be fetched first.
+"""Decides whether the role's password is the declared one: what to set, what to record, and what to fetch first.
 
-Nothing is read or hashed as long as the Secret has the version that the claim remembers, and the role the verifier that
-was set. Else a password task fetches what is missing, and the next look decides it with what the password task brought.
+While the Secret has the recorded version and the role the recorded verifier, nothing is read or hashed. Otherwise a
+background task fetches what is missing, and the next reconcile decides with its result.
 """
 
 from dataclasses import dataclass, replace
@@ -23,17 +23,17 @@ from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import UNSEEN, ObservedRole, Password
 from pgrole_controller.core.state import Desired, Observed, Server
 
-#: Sources that are no Secret.
+#: Sources that are not Secrets.
 NO_PASSWORD = "none"  # noqa: S105 -- a word
 LEFT = "left"
 
 
 @dataclass(frozen=True, slots=True)
 class PasswordDecision:
-    """What follows for one look. `left`: the password stays whatever it is; else it shall be `password`.
+    """The decision for one reconcile. `left`: the password stays as it is; otherwise it becomes `password`.
 
-    `known`: the password was brought in from the same source before, so that another one is drift. `spoiled`: somebody
-    changed the connection Secret, and under Report it is left so. `rotated`: another password was generated.
+    `known`: a password from the same source was applied before, so another one is drift. `spoiled`: someone changed the
+    connection Secret, and policy Report leaves it so. `rotated`: a new password was generated.
     """
 
     record: PasswordRecord
@@ -55,13 +55,13 @@ def decide_password(
     policy: Policy,
 ) -> PasswordDecision:
     record = _record(desired, claim)
-    if existing is None and record != PasswordRecord():  # what was set went with the role
+    if existing is None and record != PasswordRecord():  # the password was dropped with the role
         record = replace(record, source="", digest="")
     left = _is_left(desired, existing, claim, record)
     if server.away:
-        return _keep(desired, claim, existing, left=left)
+        return _keep_known(desired, claim, existing, left=left)
     if desired.password_result is not None and _is_for(desired.password_result, desired):
-        decided = _use(desired, desired.password_result, existing, record, left=left)
+        decided = _use_result(desired, desired.password_result, existing, record, left=left)
         if existing is None or not _is_overtaken(desired.password_result, desired.secrets):
             return decided
         return replace(
@@ -90,7 +90,7 @@ def decide_password(
 
 
 def _record(desired: Desired, claim: Claim | None) -> PasswordRecord:
-    """What is remembered of this very object's password."""
+    """The record of this very object's password; empty if the claim is another object's."""
     if claim is None or (claim.owner.cluster, claim.owner.object_uid) != (
         desired.owner.cluster,
         desired.owner.object_uid,
@@ -102,7 +102,7 @@ def _record(desired: Desired, claim: Claim | None) -> PasswordRecord:
 def _is_left(desired: Desired, existing: ObservedRole | None, claim: Claim | None, record: PasswordRecord) -> bool:
     if desired.password.origin is PasswordOrigin.ELSEWHERE:
         return True
-    # Left to others once the role is there: when it is adopted at once, else after the first that was set.
+    # An ignored password is left alone once the role exists: at once if adopted, otherwise after it was first set.
     return "password" in desired.ignore and existing is not None and (claim is None or bool(record.source))
 
 
@@ -121,7 +121,7 @@ def _disable(existing: ObservedRole | None, record: PasswordRecord) -> PasswordD
 
 
 def _blocker(desired: Desired, *, left: bool) -> PgRoleError | None:
-    """Why the Secrets of an object cannot be used, as far as metadata tells."""
+    """Returns why the object's Secrets cannot be used, as far as their metadata tells."""
     needs_password = desired.password.origin is PasswordOrigin.SECRET and not (left and desired.connection is None)
     if not needs_password and desired.connection is None:
         return None
@@ -160,8 +160,10 @@ def _restore(desired: Desired, record: PasswordRecord) -> PasswordDecision:
     return PasswordDecision(record, left=False, password=Password(record.digest, desired.remembered), known=True)
 
 
-def _keep(desired: Desired, claim: Claim | None, existing: ObservedRole | None, *, left: bool) -> PasswordDecision:
-    """While Kubernetes is away: the verifier that was set last is set again, if this process knows it."""
+def _keep_known(
+    desired: Desired, claim: Claim | None, existing: ObservedRole | None, *, left: bool
+) -> PasswordDecision:
+    """Without Kubernetes: sets the last verifier again, if this process remembers it."""
     record = _record(desired, claim)
     if left:
         return _leave(desired, record)
@@ -176,7 +178,7 @@ def _keep(desired: Desired, claim: Claim | None, existing: ObservedRole | None, 
 
 
 def source_of(desired: Desired) -> str:
-    """What the password is made from, as far as metadata tells."""
+    """Identifies what the password is made from, as far as metadata tells."""
     if desired.password.origin is PasswordOrigin.GENERATED:
         return name_source(desired.secrets.connection)
     return name_source(desired.secrets.password, desired.password.key)
@@ -198,7 +200,7 @@ def _inputs(desired: Desired, server: Server) -> tuple[str, str]:
 
 
 def name_delivery(secret: SecretVersion | None, inputs: str, source: str) -> str:
-    """The connection Secret that was written, what went into it, and the password that was copied into it."""
+    """Identifies the connection Secret as written: its version, its inputs, and the password copied into it."""
     return "" if secret is None else f"{secret} {inputs} {source}"
 
 
@@ -236,13 +238,13 @@ def _password_task(
 
 
 def _is_for(password_result: PasswordResult, desired: Desired) -> bool:
-    """Whether the object still asks for what the password task was sent for."""
+    """Tells whether the object still declares what the password task was started for."""
     sent = password_result.password_task
     return sent is not None and (sent.password, sent.connection) == (desired.password, desired.connection)
 
 
 def _is_overtaken(password_result: PasswordResult, now: ObservedSecrets) -> bool:
-    """Whether a Secret has changed since the password task was sent, to something else than what it found."""
+    """Tells whether a Secret has changed since the task was started, to something other than the task found."""
     if password_result.password_task is None:
         return False
     before = password_result.password_task.secrets
@@ -253,7 +255,7 @@ def _is_overtaken(password_result: PasswordResult, now: ObservedSecrets) -> bool
     )
 
 
-def _use(
+def _use_result(
     desired: Desired,
     password_result: PasswordResult,
     existing: ObservedRole | None,
@@ -261,7 +263,7 @@ def _use(
     *,
     left: bool,
 ) -> PasswordDecision:
-    """What a password task brought. It may be known by now that the role logs in with something else again."""
+    """Applies the result of a password task. The role's password may have changed again in the meantime."""
     kept = replace(record, connection=password_result.connection or record.connection)
     if left:
         decided = _leave(desired, kept)
@@ -287,8 +289,8 @@ def _set(
     if password_result.fits and stored == Password(password_result.fits):
         return PasswordDecision(replace(new, digest=password_result.fits))
     if password_result.verifier is None:
-        again = Transient(Reason.PROGRESSING, "the password changed again while the controller read it")
-        return PasswordDecision(record, pending=again)
+        changed = Transient(Reason.PROGRESSING, "the password changed again while the controller read it")
+        return PasswordDecision(record, pending=changed)
     password = Password(password_result.verifier.digest, password_result.verifier)
     return PasswordDecision(
         replace(new, digest=password.digest),

@@ -1,4 +1,4 @@
-"""What the controller does about one object in one transaction, or before it: empty a role that is to be dropped."""
+"""What the controller does about one object: in one transaction, or before it, to empty a role before its drop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,17 @@ from pgrole_controller.core.diff import Change
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.password import PasswordRecord, PasswordTask
 
-#: A condition is read by people: what is blocked in more places is counted.
+#: Conditions are read by people: blockers beyond this number are only counted.
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ReassignOwned:
-    """A role, by oid and the name it has to have, and who gets what it owns.
+    """A background task: reassigns what a role owns and drops its privileges. The role must have this oid and this
+    name.
 
-    `new_owner` None: only its sessions are taken care of. `terminate`: they are ended, else they stand in the way.
-    `new_owner_oid` is of the role that was found to be allowed, None where nobody looked.
+    If `new_owner` is None, it only checks or ends the role's sessions. `terminate`: end them, otherwise they block the
+    drop. `new_owner_oid` is the role that the policy check found; None if not checked.
     """
 
     role: str
@@ -30,7 +31,7 @@ class ReassignOwned:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """What stands in the way. `database` is empty for what the server shares."""
+    """What blocks a drop, in one database; `database` is empty for shared objects."""
 
     database: str
     words: str
@@ -38,14 +39,14 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class ReassignResult:
-    """What came of it; `problem` is what stood in the way."""
+    """Result of emptying a role; `problem` is what blocked it."""
 
     problem: PgRoleError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NewOwner:
-    """A role that is there to be given what another one owns. `place` is whose it is, where an object has it:
+    """An existing role that may receive what another one owns. `place` identifies the object that claims it, if any:
     cluster, namespace, uid of the namespace.
     """
 
@@ -54,7 +55,7 @@ class NewOwner:
 
 
 def blocked(role: str, blockers: Sequence[Blocker]) -> Waiting:
-    """What to say on the object; `blockers` is not empty."""
+    """The error to report on the object. `blockers` must not be empty."""
     shown = [f'in database "{some.database}": {some.words}' if some.database else some.words for some in blockers]
     more = len(shown) - _SHOWN
     end = f"; and {more} more" if more > 0 else ""
@@ -62,7 +63,7 @@ def blocked(role: str, blockers: Sequence[Blocker]) -> Waiting:
 
 
 def check_new_owner(task: ReassignOwned) -> None:
-    """Raises Waiting for a name that nothing is handed to. Whether the object may name it is for policy."""
+    """Raises Waiting for a name that cannot be a new owner. Whether the object may name it is up to the policy."""
     if task.new_owner is None:
         return
     if task.new_owner.startswith("pg_"):
@@ -74,7 +75,7 @@ def check_new_owner(task: ReassignOwned) -> None:
 
 
 class Action(Enum):
-    """What happened when the plan was carried out, for the Event."""
+    """What applying the plan did, for the Event."""
 
     NOTHING = "nothing"
     CREATED = "created"
@@ -88,13 +89,12 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done in one transaction.
+    """What to do in one transaction.
 
-    The transaction first makes sure that the role it is about still is `oid` (None: is absent) under `seen_as`, and
-    that the claim still is the one that was seen. `owner` is written into the claim, with `applied`; None writes none.
-    `acted_on` is noted in the claim when it is not what the claim says; None notes none.
-    `drift` are the fields that somebody else changed: set back, or, without changes, left as they are; `pending` is
-    what waits for something that is not there yet.
+    The transaction first verifies that the role under the name `seen_as` still has `oid` (None: does not exist), and
+    that the claim is still `claim`. It writes `owner` and `applied` into the claim, unless `owner` is None, and records
+    `acted_on` there, unless that is None. `drift` names the fields that someone else changed; they are set back, or
+    left as they are if there are no changes. `pending` lists what waits for missing dependencies.
     """
 
     role_name: str
@@ -117,10 +117,10 @@ class Plan:
 
     @property
     def released(self) -> tuple[str, ...]:
-        """The names of roles that nobody claims any more when it is carried out."""
+        """Names of the roles that no object claims any more once the plan is applied."""
         return tuple(name for name, _ in self.releases) + ((self.role_name,) if self.forget else ())
 
     @property
     def writes(self) -> bool:
-        """Whether there is anything to carry out."""
+        """Tells whether there is anything to apply."""
         return bool(self.changes or self.owner or self.acted_on or self.record or self.releases or self.forget)

@@ -1,4 +1,6 @@
-"""What may be asked for on a server, checked before any statement: for creation, change, adoption, deletion alike."""
+"""What objects may declare on a server. Checked before any statement, alike for creation, change, adoption and
+deletion.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,13 +11,13 @@ from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, Membership, ObservedRole, Role
 
-#: The first oid that initdb does not hand out: below it stand PostgreSQL's own roles and the bootstrap superuser.
+#: FirstNormalObjectId: PostgreSQL's own roles and the bootstrap superuser have lower oids.
 FIRST_NORMAL_OID = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A role that a membership leads to. `powers` are those of POWERS that SET ROLE to it would give."""
+    """A role that a membership leads to. `powers` are the POWERS that SET ROLE to it would give."""
 
     name: str
     powers: tuple[str, ...] = ()
@@ -23,12 +25,14 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What is there of what a role refers to. What is missing in here is not there.
+    """What exists of the things a role refers to. Anything not listed does not exist.
 
-    `groups`: roles that it wants to be a member of, or is, each with the roles of the hard rules that this would reach.
-    `reached`: for each of these every role that it leads to, itself among them. `contexts`: pg_settings.context of
-    parameters, by name in lower case. `modules`: what parameters begin with that belong to extensions of the server.
-    `options`: whether memberships have INHERIT and SET (PostgreSQL 16 and later).
+    - `groups`: roles it declares or holds memberships in, each with the privileged roles that this membership would
+      reach.
+    - `reached`: for each of them, every role it leads to, itself included.
+    - `contexts`: pg_settings.context of parameters, by lower-case name.
+    - `modules`: parameter prefixes that belong to the server's extensions.
+    - `options`: memberships have INHERIT and SET (PostgreSQL 16 and later).
     """
 
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -43,11 +47,14 @@ class References:
 class Policy:
     """What the server's owner allows the objects of one namespace.
 
-    `admitted`: they may have roles at all; `role_names` are patterns of the names that these may have, `protected` of
-    those that no object may touch, `member_of` of the roles that may be joined. Whatever a role of the hard rules is
-    reached through, only one of these that is its very name lets it be reached. `parameters` are those, in lower
-    case, that may be set although only a superuser could. `reassign_to` are patterns of roles that may get what a
-    dropped one owned, `forbidden_metadata` prefixes of labels and annotations that no Secret may be given.
+    - `admitted`: they may have roles at all.
+    - `role_names`: patterns of names their roles may have.
+    - `protected`: patterns of names that no object may touch.
+    - `member_of`: patterns of roles they may join. To reach a privileged role, a membership needs its exact name here,
+      not a pattern.
+    - `parameters`: lower-case names that may be set although only a superuser could.
+    - `reassign_to`: patterns of roles that may receive what a dropped role owned.
+    - `forbidden_metadata`: prefixes of labels and annotations that must not be set on Secrets.
     """
 
     admitted: bool = True
@@ -63,18 +70,18 @@ class Policy:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name fits any of these patterns, in which * stands for any text and ? for one character."""
-    # In fnmatch a bracket begins a class.
+    """Tells whether a name matches any of these patterns, in which * matches any text and ? one character."""
+    # fnmatch would read a bracket as a character class.
     return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
 
 
 def names_itself(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name is among them, and not only fits a pattern."""
+    """Tells whether the exact name is listed, rather than a pattern that matches it."""
     return any(name == pattern and not set("*?") & set(pattern) for pattern in patterns)
 
 
 def check_admitted(policy: Policy, name: str) -> None:
-    """Raises Refused for a role that the server's policy does not let objects of the namespace have."""
+    """Raises Refused for a role that the policy does not allow the namespace to have."""
     if not policy.admitted:
         raise Refused(
             Reason.NOT_ALLOWED,
@@ -89,7 +96,7 @@ def check_admitted(policy: Policy, name: str) -> None:
 
 
 def check_desired(policy: Policy, desired: Role) -> None:
-    """Raises Refused for a name or an attribute that the server's policy does not allow."""
+    """Raises Refused for a name or an attribute that the policy does not allow."""
     check_admitted(policy, desired.name)
     refused = _beyond(policy, desired)
     if refused:
@@ -102,7 +109,7 @@ def check_desired(policy: Policy, desired: Role) -> None:
 
 
 def check_protected(policy: Policy, name: str, found: Iterable[ObservedRole], own_roles: frozenset[str]) -> None:
-    """Raises Refused for a role that no object may touch, by its desired name or by what was found for it."""
+    """Raises Refused for a role that no object may touch, by its desired name or by the role found."""
     for role_name, oid in ((name, None), *((one.role.name, one.oid) for one in found)):
         why = protection(policy, role_name, oid, own_roles)
         if why:
@@ -110,9 +117,10 @@ def check_protected(policy: Policy, name: str, found: Iterable[ObservedRole], ow
 
 
 def check_holds(policy: Policy, found: ObservedRole, *, action: str, references: References | None = None) -> None:
-    """Raises Refused when the role holds what no object could have asked for here. `action` begins the message.
+    """Raises Refused if the role holds something that no object could declare here. `action` begins the message.
 
-    `references` where each of its memberships is looked at: what would be taken away at once is no reason to refuse.
+    `references` is given where each membership is checked itself: memberships that the controller would revoke at once
+    do not count.
     """
     held = [FIELD_NAMES[name] for name in _beyond(policy, found.role)]
     held += [f'membership that reaches "{name}"' for name in found.reaches]
@@ -149,7 +157,7 @@ def check_memberships(policy: Policy, desired: Role, references: References) -> 
 
 
 def why_not_joined(policy: Policy, group: str, references: References) -> str | None:
-    """Why nobody may be a member of a role, by its name or by what that reaches; None when it is allowed."""
+    """Returns why no object may join a role, by its name or by what it reaches; None if objects may."""
     if not matches(group, policy.member_of):
         allowed = ", ".join(policy.member_of) or "none"
         return f'the server\'s policy does not allow membership in "{group}"; allowed: {allowed}'
@@ -163,7 +171,7 @@ def why_not_joined(policy: Policy, group: str, references: References) -> str | 
 
 
 def reaches_beyond(policy: Policy, role: str, references: References, named: Iterable[str]) -> list[str]:
-    """What a role reaches that is beyond the hard rules and the policy, but for what one of `named` names itself."""
+    """Returns the privileged or disallowed roles that a role reaches, except those that `named` lists by exact name."""
     patterns = tuple(named)
     found = [name for name in references.groups.get(role, ()) if not names_itself(name, patterns)]
     for one in references.reached.get(role, ()):
@@ -178,7 +186,7 @@ def reaches_beyond(policy: Policy, role: str, references: References, named: Ite
 
 
 def limit_to_policy(policy: Policy, role: Role, references: References) -> Role:
-    """The role without the attributes and memberships that no object could ask for."""
+    """Returns the role without attributes and memberships that no object could declare."""
     beyond = [one.role for one in _memberships_beyond(policy, role, references)]
     left = tuple(
         one if one.by_creation or may_pass_on(policy, one.role) else replace(one, admin=False)
@@ -190,7 +198,9 @@ def limit_to_policy(policy: Policy, role: Role, references: References) -> Role:
 
 
 def may_pass_on(policy: Policy, group: str) -> bool:
-    """Whether members of a role may have ADMIN: of what is not the namespace's, nobody could tell who gets it."""
+    """Tells whether members of a role may have ADMIN. For a role outside the namespace, no one could tell who receives
+    it.
+    """
     return matches(group, policy.role_names)
 
 
@@ -199,15 +209,15 @@ def _memberships_beyond(policy: Policy, role: Role, references: References) -> l
 
 
 def check_parameters(policy: Policy, desired: Role, references: References) -> None:
-    """Raises Refused for a parameter that is not known, or that only a superuser may set."""
+    """Raises Refused for a parameter that is unknown, or that only a superuser may set."""
     for name in sorted(desired.parameter_names):
         context = references.contexts.get(name)
-        # pg_settings does not show those that change who one is.
+        # pg_settings does not list the parameters that change the current user.
         if context is None and "." not in name and name not in IDENTITY_PARAMETERS:
             raise Refused(Reason.INVALID_SPEC, f'spec.parameters: the server has no parameter "{name}": remove it')
         module = name.partition(".")[0] if "." in name and context is None else ""
         guarded = name in IDENTITY_PARAMETERS or context in ("superuser", "superuser-backend")
-        # Before a module is loaded, nobody can tell which of its parameters are for superusers.
+        # Until a module is loaded, no one can tell which of its parameters need a superuser.
         guarded = guarded or module in MODULES or module in references.modules
         if guarded and name not in policy.parameters:
             raise Refused(
@@ -221,7 +231,7 @@ def _beyond(policy: Policy, role: Role) -> list[str]:
 
 
 def protection(policy: Policy, name: str, oid: int | None, own_roles: frozenset[str]) -> str | None:
-    """Why no object may touch a role; None when one may. `oid` None: only its name is known."""
+    """Returns why no object may touch a role; None if objects may. `oid` None: only its name is known."""
     if name in own_roles:
         return "the controller's own role"
     if name.startswith("pg_"):
@@ -243,7 +253,7 @@ _NAMESPACE = "{namespace}"
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One requirement of a label selector. `operator` is In, NotIn, Exists or DoesNotExist, as in Kubernetes."""
+    """A requirement of a label selector. `operator` is In, NotIn, Exists or DoesNotExist, as in Kubernetes."""
 
     label: str
     operator: str
@@ -264,7 +274,9 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class ServerPolicy:
-    """Patterns may hold `{namespace}`. `namespaces` are patterns of names; where labels are required these decide."""
+    """The policy of a PgServer. Patterns may contain `{namespace}`. `namespaces` are patterns of names; label
+    requirements, if any, decide instead.
+    """
 
     namespaces: tuple[str, ...] = ()
     labels: tuple[Requirement, ...] = ()
@@ -279,7 +291,7 @@ class ServerPolicy:
     forbidden_metadata: tuple[str, ...] = ()
 
     def policy(self, namespace: str, labels: Mapping[str, str]) -> Policy:
-        """What objects of this namespace, with these labels, may ask for."""
+        """Returns the policy for objects of this namespace, which has these labels."""
         return Policy(
             admitted=self._admits(namespace, labels),
             role_names=_within(self.role_names, namespace),
@@ -300,5 +312,5 @@ class ServerPolicy:
 
 
 def _within(patterns: tuple[str, ...], namespace: str) -> tuple[str, ...]:
-    # The name of a namespace holds nothing that a pattern would read as one.
+    # A namespace's name contains no wildcard.
     return tuple(pattern.replace(_NAMESPACE, namespace) for pattern in patterns)

@@ -1,11 +1,11 @@
-"""A request says where to look and why. It is never data: whoever acts on it reads everything anew."""
+"""A request says which object to reconcile, and why. It is never data: the reconcile reads everything again."""
 
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """Names one PgRole object."""
+    """Identifies a PgRole object."""
 
     namespace: str
     name: str
@@ -15,16 +15,16 @@ class Key(NamedTuple):
 
 
 class Rank(IntEnum):
-    """Which requests go first: the lower, the sooner."""
+    """Order of requests; lower ranks go first."""
 
-    DRIFT = 0  # somebody else changed a role, as far as one can tell
-    CHANGE = 1  # an object changed, or a role by what was done here
-    DEPENDENCY = 2  # something that the object waits for or uses changed
-    RESYNC = 3  # nothing is known to have changed
+    DRIFT = 0  # someone else changed a role, as far as one can tell
+    CHANGE = 1  # an object changed, or the controller changed its role
+    DEPENDENCY = 2  # something the object uses or waits for changed
+    RESYNC = 3  # no known change
 
 
 class RequestReason(StrEnum):
-    """What led to a reconcile, for the log and for metrics."""
+    """Why an object is reconciled, for logs and metrics."""
 
     NOTIFY = "notify"
     NOTIFY_OF_GROUP = "notify of a role to join"
@@ -44,7 +44,7 @@ class RequestReason(StrEnum):
 
     @property
     def label(self) -> str:
-        """As the label `source` of metrics has it."""
+        """The value of the metrics' label `source`."""
         return self.value.replace(" ", "_")
 
 

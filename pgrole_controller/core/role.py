@@ -1,7 +1,7 @@
-"""A PostgreSQL role as a value, its memberships included: one type for the desired and the observed state.
+"""A PostgreSQL role as a value, including its memberships: one type for the desired and the observed state.
 
-Since PostgreSQL 16 a membership can be granted several times, by different grantors and with different
-options; what counts is all of them together. Before, there is one grant, and only its ADMIN option.
+Since PostgreSQL 16, several grantors can grant the same membership with different options; the sum of them counts.
+Before, there is one grant, whose only option is ADMIN.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ class Grant:
     admin: bool
     inherit: bool
     set: bool
-    by_creation: bool = False  # PostgreSQL made it, for the role that created the other
+    by_creation: bool = False  # made by PostgreSQL, for the role that created the other one
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A membership with the options that hold, whoever granted them.
+    """A membership with its effective options, whoever granted them.
 
-    `grants` and `passed_on` (the members to whom it was granted further by this role, whose grants end with it) say how
-    it came about and are not compared: two memberships with the same options are the same.
+    `grants` and `passed_on` (the members to whom this role granted it in turn, whose grants end with this one) tell how
+    it came about. They are not compared: memberships with the same options are equal.
     """
 
     role: str
@@ -43,12 +43,12 @@ class Membership:
 
     @property
     def by_creation(self) -> bool:
-        """It is there because the role created the other: no object need declare it."""
+        """It exists because the role created the other one; no object need declare it."""
         return bool(self.grants) and all(grant.by_creation for grant in self.grants)
 
 
 def membership_of(role: str, grants: Iterable[Grant], passed_on: Iterable[str] = ()) -> Membership:
-    """The membership that these grants add up to."""
+    """Adds these grants up to one membership."""
     rows = tuple(grants)
     return Membership(
         role=role,
@@ -63,7 +63,7 @@ def membership_of(role: str, grants: Iterable[Grant], passed_on: Iterable[str] =
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-#: `validUntil` as it is compared: microseconds since 1970-01-01 UTC. PostgreSQL holds more years than datetime does.
+#: `validUntil` in comparable form: microseconds since 1970-01-01 UTC. PostgreSQL's range exceeds datetime's.
 Microseconds = int
 
 #: The value of `rolvaliduntil = '-infinity'`.
@@ -72,21 +72,21 @@ BEFORE_ALL_TIME: Microseconds = -(2**63)
 
 @dataclass(frozen=True, slots=True)
 class Password:
-    """What a role logs in with: known by the digest of its verifier; `verifier` only where it is to be set."""
+    """What a role logs in with: identified by its verifier's digest. `verifier` is present only if it is to be set."""
 
     digest: str
     verifier: Verifier | None = field(default=None, compare=False, repr=False)
 
 
-#: Where pg_authid may not be read: it equals nothing that can be desired.
+#: The password where pg_authid may not be read. It equals nothing that can be desired.
 UNSEEN = Password("unseen")
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Everything that a PgRole can declare, with the defaults of CREATE ROLE.
+    """Everything a PgRole can declare, with the defaults of CREATE ROLE.
 
-    Two of these are compared field by field; what is not in here is not compared and not changed.
+    Roles are compared field by field; the controller neither compares nor changes anything else.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Role:
     replication: bool = False
     bypassrls: bool = False
     connection_limit: int = -1
-    valid_until: Microseconds | None = None  # None: for ever ('infinity' and NULL are one thing)
+    valid_until: Microseconds | None = None  # None: no expiry ('infinity' and NULL mean the same)
     comment: str | None = None
     password: Password | None = None
     member_of: tuple[Membership, ...] = ()  # sorted by role
@@ -107,15 +107,15 @@ class Role:
 
     @property
     def parameter_names(self) -> frozenset[str]:
-        """Every parameter that is set, in one database or in all."""
+        """Names of all parameters that are set, in one database or in all."""
         held = (self.parameters, *(parameters for _, parameters in self.database_parameters))
         return frozenset(name for parameters in held for name, _ in parameters)
 
 
-#: The attributes that give power over more than one's own data: only what the policy names may be asked for.
+#: Attributes that give power beyond one's own data. An object may declare one only if the policy names it.
 POWERS = ("superuser", "createrole", "createdb", "replication", "bypassrls")
 
-#: The name of each field for users, as in `spec`.
+#: Names of the fields as users know them from `spec`.
 FIELD_NAMES: dict[str, str] = {
     item.name: {
         "connection_limit": "connectionLimit",
@@ -129,11 +129,11 @@ FIELD_NAMES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ObservedRole:
-    """A role that is there.
+    """A role that exists.
 
-    `reaches` names the roles of the hard rules (superusers, the controller's own, those that reach the server's files
-    and programs) that it is a member of, directly or through others; read only for a role that is not known as ours.
-    `held_by` is another object (namespace/name) whose claim is on this very role, under another name.
+    `reaches` names the privileged roles (superusers, the controller's own, and those that reach the server's files and
+    programs) that it is a member of, directly or indirectly; read only for a role not known to be ours. `held_by` is
+    another object (namespace/name) whose claim is on this very role under another name.
     """
 
     oid: int
@@ -143,7 +143,7 @@ class ObservedRole:
 
 
 def to_microseconds(moment: datetime) -> Microseconds:
-    """The microseconds of a moment; one without a zone is taken as UTC."""
+    """Converts a moment into microseconds; without a time zone, it counts as UTC."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return (aware - _EPOCH) // _MICROSECOND
 
@@ -153,7 +153,7 @@ def to_moment(microseconds: Microseconds) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
-#: Of what goes into a digest, but for the name.
+#: What enters the digest, except the name.
 _DEFAULTS = tuple((item.name, item.default) for item in fields(Role) if item.name not in ("name", "password"))
 
 
@@ -161,10 +161,10 @@ _encode = json.JSONEncoder(sort_keys=True, ensure_ascii=True).encode
 
 
 def digest(role: Role) -> str:
-    """What `applied` in a claim holds: equal for equal roles, in every version of this program.
+    """The `applied` digest in a claim: equal for equal roles, in every version of the controller.
 
-    Only what differs from the defaults goes in, so that a field added later changes no digest of an older role. The
-    password is not part of it: of that, the claim remembers what it was made from.
+    Only differences from the defaults enter it, so a field added later does not change existing digests. The password
+    is not included: the claim records its source instead.
     """
     values: dict[str, Any] = {"name": role.name}
     values |= {name: value for name, default in _DEFAULTS if (value := getattr(role, name)) != default}

@@ -1,7 +1,7 @@
-"""Passwords as SCRAM-SHA-256 verifiers: what PostgreSQL keeps of a password, and what can be made of it here.
+"""Passwords as SCRAM-SHA-256 verifiers: makes, parses and verifies them.
 
-Made here, so that no clear text is in any SQL. As PostgreSQL does it (src/common/saslprep.c and scram-common.c,
-src/backend/libpq/auth-scram.c): for the same salt and iterations the server's own verifier of a password is this one.
+Verifiers are made here so that no clear text appears in SQL. The result equals PostgreSQL's own for the same salt and
+iterations (src/common/saslprep.c and scram-common.c, src/backend/libpq/auth-scram.c).
 """
 
 import base64
@@ -15,28 +15,28 @@ from dataclasses import dataclass, field
 
 from pgrole_controller.core.errors import Reason, Refused, Waiting
 
-#: Bounds of the iterations of a ready verifier in a Secret: fewer are no protection, and the server itself computes
-#: with what it is given, which no statement_timeout stops.
+#: Bounds of the iterations in a ready verifier: fewer do not protect, and the server itself computes as many as the
+#: verifier demands, which no statement_timeout stops.
 LEAST_ITERATIONS = 4096
 MOST_ITERATIONS = 100_000
 
-#: SCRAM_DEFAULT_SALT_LEN: bytes of the salt that PostgreSQL itself takes.
+#: SCRAM_DEFAULT_SALT_LEN: size of PostgreSQL's own salts, in bytes.
 SALT_BYTES = 16
 
-#: Of the content of a Secret.
+#: Maximum content of a Secret's key, in bytes.
 PASSWORD_BYTES = 1024
 
-#: MAX_ENCRYPTED_PASSWORD_LEN: PostgreSQL 18 refuses a longer verifier.
+#: MAX_ENCRYPTED_PASSWORD_LEN: PostgreSQL 18 rejects longer verifiers.
 VERIFIER_BYTES = 512
 
-_INT_MAX = 2**31 - 1  # PostgreSQL cuts off what does not fit into an int
+_INT_MAX = 2**31 - 1  # PostgreSQL truncates to an int
 _PREFIX = "SCRAM-SHA-256$"
 _SCRAM = re.compile(
     r"SCRAM-SHA-256\$([1-9][0-9]{0,9}):([A-Za-z0-9+/]+={0,2})\$([A-Za-z0-9+/]{43}=):([A-Za-z0-9+/]{43}=)"
 )
 _MD5 = re.compile(r"md5[0-9a-f]{32}")
 
-#: Not allowed in what is prepared: RFC 4013, section 2.3, and the code points that Unicode 3.2 does not know.
+#: Prohibited in a prepared string: RFC 4013, section 2.3, and code points that Unicode 3.2 does not assign.
 _PROHIBITED: tuple[Callable[[str], bool], ...] = (
     stringprep.in_table_a1,
     stringprep.in_table_c12,
@@ -53,7 +53,7 @@ _PROHIBITED: tuple[Callable[[str], bool], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Scram:
-    """A SCRAM verifier, taken apart. The keys have 32 bytes, the salt at least one, iterations are 1 to 2³¹ - 1."""
+    """A parsed SCRAM verifier. The keys have 32 bytes, the salt at least one; iterations are 1 to 2³¹ - 1."""
 
     iterations: int
     salt: bytes = field(repr=False)
@@ -63,26 +63,26 @@ class Scram:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What pg_authid.rolpassword holds: a SCRAM verifier, or whatever else is there (an MD5 hash)."""
+    """The content of pg_authid.rolpassword: a SCRAM verifier, or anything else (an MD5 hash)."""
 
     text: str = field(repr=False)
 
     @property
     def digest(self) -> str:
-        """What a claim keeps of it: `sha256:` and 64 hex digits."""
+        """What a claim records of it: `sha256:` and 64 hexadecimal digits."""
         return "sha256:" + hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
     def scram(self) -> Scram | None:
-        """None for what is no SCRAM verifier."""
+        """None if it is not a SCRAM verifier."""
         return parse_verifier(self.text)
 
 
 def parse_verifier(text: str) -> Scram | None:
-    """The parts of a SCRAM verifier. None for a text that PostgreSQL might take for a clear password, hash and log.
+    """Parses a SCRAM verifier. None for a text that PostgreSQL might take for a clear password, hash and log.
 
-    Stricter than its parse_scram_secret, which passes over doubled delimiters, takes signs and spaces before the
-    iterations and cuts them off at 32 bits, and takes a base64 text in several spellings.
+    Stricter than PostgreSQL's parse_scram_secret, which skips doubled delimiters, accepts signs and spaces before the
+    iterations and truncates them to 32 bits, and accepts base64 in several spellings.
     """
     found = _SCRAM.fullmatch(text)
     if found is None or len(text) > VERIFIER_BYTES:
@@ -95,10 +95,10 @@ def parse_verifier(text: str) -> Scram | None:
 
 
 def make_verifier(password: str, salt: bytes, iterations: int) -> Verifier:
-    """The verifier of a clear password. Takes 1.5 ms or so at 4,096 iterations, without holding the GIL.
+    """Makes the verifier of a clear password. Takes about 1.5 ms at 4,096 iterations, without holding the GIL.
 
-    `salt`: random, SALT_BYTES of them. Raises ValueError for a password that PostgreSQL cannot hold (empty, NUL, lone
-    surrogates), for no salt, and for iterations outside 1 to 2³¹ - 1.
+    `salt` is SALT_BYTES random bytes. Raises ValueError for a password that PostgreSQL cannot hold (empty, NUL, lone
+    surrogates), for an empty salt, and for iterations outside 1 to 2³¹ - 1.
     """
     if not password or not salt:
         raise ValueError("the password and the salt must not be empty")
@@ -110,10 +110,10 @@ def make_verifier(password: str, salt: bytes, iterations: int) -> Verifier:
 
 
 def verifies(password: str, verifier: Verifier, *, most: int = MOST_ITERATIONS) -> bool:
-    """Whether it is a verifier of that password. Takes as long as `make_verifier`, whatever the answer.
+    """Tells whether the verifier fits the password. Takes as long as `make_verifier`, whatever the answer.
 
-    False, without hashing, for what is no SCRAM verifier and for one of more than `most` iterations: the role itself
-    can set one that takes minutes. Raises ValueError for NUL and lone surrogates.
+    Returns False without hashing if it is not a SCRAM verifier or has more than `most` iterations: a role can set its
+    own, and one that takes minutes. Raises ValueError for NUL and lone surrogates.
     """
     scram = verifier.scram
     if scram is None or scram.iterations > most:
@@ -123,11 +123,11 @@ def verifies(password: str, verifier: Verifier, *, most: int = MOST_ITERATIONS) 
 
 
 def read_password(content: bytes) -> Verifier | str:
-    """The content of a Secret: a ready verifier, or the clear password as it is.
+    """Reads a Secret's content: a ready verifier, or else the clear password.
 
-    A verifier is hashed with once, which takes up to 25 times as long as `make_verifier` at 4,096 iterations. Raises
-    Waiting when it is empty and Refused when it cannot be used, with a message that follows the Secret's name
-    ("… is empty") and shows nothing of the content.
+    Hashes once with a verifier's own iterations, which takes up to 25 times as long as `make_verifier` at 4,096. Raises
+    Waiting for empty content and Refused for unusable content. The message continues the Secret's name ("… is empty")
+    and shows none of the content.
     """
     if not content:
         raise Waiting(Reason.SECRET_MISSING, "is empty")
@@ -147,10 +147,10 @@ def read_password(content: bytes) -> Verifier | str:
 
 
 def saslprep(text: str) -> str:
-    """A password as PostgreSQL prepares it before hashing. What cannot be prepared is returned as it is.
+    """Prepares a password as PostgreSQL does before hashing. Text that cannot be prepared is returned unchanged.
 
-    As pg_saslprep does: only what is not plain ASCII is touched at all, and what is prohibited, unassigned or mixed in
-    direction is looked for before the normalisation, not, as RFC 3454 has it, after it.
+    As in pg_saslprep, plain ASCII is never changed. Prohibited, unassigned and mixed-direction characters are detected
+    before normalisation, not after it as RFC 3454 requires.
     """
     if text.isascii():
         return text
@@ -165,7 +165,7 @@ def saslprep(text: str) -> str:
 
 
 def _has_one_direction(text: str) -> bool:
-    """RFC 3454, section 6: right-to-left text begins and ends as such, with nothing left-to-right inside."""
+    """RFC 3454, section 6: right-to-left text must begin and end as such and contain nothing left-to-right."""
     if not any(stringprep.in_table_d1(character) for character in text):
         return True
     if any(stringprep.in_table_d2(character) for character in text):
@@ -174,7 +174,7 @@ def _has_one_direction(text: str) -> bool:
 
 
 def _keys(password: str, salt: bytes, iterations: int) -> tuple[bytes, bytes]:
-    """StoredKey and ServerKey of RFC 5802. Raises ValueError, which does not show the password."""
+    """StoredKey and ServerKey of RFC 5802. Raises ValueError that does not show the password."""
     if any(character == "\x00" or stringprep.in_table_c5(character) for character in password):
         raise ValueError("a password must not contain NUL or lone surrogates")
     salted = hashlib.pbkdf2_hmac("sha256", saslprep(password).encode(), salt, iterations)
@@ -205,7 +205,7 @@ def _refused(message: str) -> Refused:
 
 
 def _decode(text: str) -> bytes | None:
-    """Base64 in its one canonical spelling, else None."""
+    """Decodes base64 in its one canonical spelling, else None."""
     if len(text) % 4:
         return None
     decoded = base64.b64decode(text)
@@ -213,7 +213,7 @@ def _decode(text: str) -> bytes | None:
 
 
 def _decode_utf8(content: bytes) -> str | None:
-    """None in place of an error that carries the content with it."""
+    """Returns None instead of raising an error that carries the content."""
     try:
         return content.decode()
     except UnicodeDecodeError:

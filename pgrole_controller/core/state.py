@@ -1,4 +1,4 @@
-"""The desired and the observed state of one object, and of its server: all that a decision is made from."""
+"""The desired and the observed state of one object and its server: everything that a decision depends on."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,22 +13,22 @@ from pgrole_controller.core.policy import Policy, References
 from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 
-#: Where claims live: in schema pgrole of the home database, or, where there is none, in the status of the objects.
+#: Where claims are stored: in schema pgrole of the home database, or in the objects' status if there is no schema.
 Claims = Literal["Database", "Status"]
 
 
 class Mode(StrEnum):
-    """What is asked for, or (but for AUTO) what is done."""
+    """A detection mode: as declared, or (except AUTO) as in effect."""
 
-    AUTO = "Auto"  # the best that the server lets us
-    WATCH = "Watch"  # schema pgrole tells of every change
-    POLL = "Poll"  # digests of all roles are read every interval
-    RESYNC = "Resync"  # nothing but the look at every object once in a while
+    AUTO = "Auto"  # the best one that the server supports
+    WATCH = "Watch"  # schema pgrole announces every change
+    POLL = "Poll"  # the digests of all roles are read every interval
+    RESYNC = "Resync"  # only the periodic resync of every object
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What one session has. `mode` is never AUTO; `passwords`: whether one that was changed is noticed."""
+    """Detection in effect for one session. `mode` is never AUTO; `passwords`: changed passwords are noticed."""
 
     mode: Mode = Mode.WATCH
     passwords: bool = False
@@ -40,7 +40,7 @@ _BEFORE = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Another object (namespace/name) that asks for the same role on the same server, with what it is allowed."""
+    """Another object (namespace/name) that declares the same role on the same server, with its policy."""
 
     name: str
     role: Role
@@ -50,12 +50,14 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What one object asks for.
+    """What one object declares.
 
-    `older_rivals` are older than it, the oldest first; `proven_rivals` are those whose status says that they had it.
-    `generation` is that of the object; `remembered` is the verifier that was set last, as far as this process knows it.
-    `password_result` is what the password task brought that the look before asked for, `reassign_result` what came of
-    emptying the role for `new_owner`.
+    - `generation`: the object's.
+    - `older_rivals`: those older than this object, oldest first.
+    - `proven_rivals`: those whose status shows that they had the role.
+    - `remembered`: the verifier that was last set, if this process still knows it.
+    - `password_result`: result of the password task that the last reconcile started.
+    - `reassign_result`: result of emptying the role for `new_owner`.
     """
 
     owner: Owner
@@ -64,7 +66,7 @@ class Desired:
     adopt: bool = False
     report_only: bool = False
     drop: bool = False
-    ignore: frozenset[str] = frozenset()  # fields of Role that are left to others once the role is there
+    ignore: frozenset[str] = frozenset()  # fields of Role that are left to others once the role exists
     suspended: bool = False
     terminating: bool = False
     proof: Proof | None = None
@@ -82,11 +84,14 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What is known of the server that was looked at; `own_roles` are the names that the controller acts under.
+    """The server that was read.
 
-    `address` is where applications find it, `claims` where it is written whose a role is. `uid` and `generation` are
-    those of its PgServer; `notes_generations`: claims there say what was last acted on. `away`: Kubernetes cannot be
-    reached, and what was applied before is all that is kept (core/decision.py).
+    - `own_roles`: names of the roles that the controller acts under.
+    - `address`: where applications reach it.
+    - `claims`: where ownership is recorded.
+    - `uid`, `generation`: those of its PgServer.
+    - `notes_generations`: claims there record the generations last acted on.
+    - `away`: Kubernetes is unreachable, so only what was applied before is maintained (core/decision.py).
     """
 
     system_identifier: int
@@ -102,9 +107,9 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Dependents:
-    """What in one database still needs a role that shall be dropped. `database` is empty for what the server shares.
+    """What in one database depends on a role to be dropped; `database` is empty for shared objects.
 
-    `members` of the `count` are members of the role, which lose it when it is dropped.
+    Of the `count`, `members` are members of the role; they lose the membership when it is dropped.
     """
 
     database: str
@@ -114,12 +119,14 @@ class Dependents:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is there for one object, as read in one query.
+    """What exists for one object, read in one query.
 
-    `named` has the desired name; `claimed` is the role with the claim's oid, when that is another one; `former` are
-    claims of this object's namespace and name for other role names, as (role name, uid of the object). `at` is the
-    server's time, `iterations` what it would make a verifier with. `row` is all that it was read from, except the time;
-    empty where that was not one row.
+    - `named`: the role with the desired name.
+    - `claimed`: the role with the claim's oid, if that is another one.
+    - `former`: claims of this namespace and name on other roles, as (role name, uid of the object).
+    - `at`: the server's time.
+    - `iterations`: what the server would use for a new verifier.
+    - `row`: everything this was read from, except the time; empty if it was not exactly one row.
     """
 
     named: ObservedRole | None = None

@@ -1,4 +1,4 @@
-"""How one reconcile of an object ended, and the status that is written for it."""
+"""The outcome of one reconcile, and the status that reports it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from pgrole_controller.core.plan import Plan
 
 
 class Phase(Enum):
-    """The kinds of outcome. They decide the conditions (kstatus) and the retry."""
+    """Kinds of outcome. They decide the conditions (kstatus) and the retry."""
 
     DONE = "done"  # Ready
     WORKING = "working"  # Reconciling: retried with back-off
-    STALLED = "stalled"  # Stalled: it will not come right by itself
+    STALLED = "stalled"  # Stalled: does not resolve by itself
     PAUSED = "paused"  # neither
 
 
@@ -33,17 +33,17 @@ class Outcome:
 
     @property
     def retried(self) -> bool:
-        """Whether it is looked at again, with back-off, without being asked.
+        """Whether the object is retried with back-off.
 
-        What an object is refused for may lie in the database, where not everything that could end it is announced.
-        What is contested has a time of its own.
+        A refusal may depend on the database, where not every change that could end it is announced. A contested object
+        has its own schedule.
         """
         if self.reason is Reason.CONTESTED:
             return False
         return self.phase is Phase.WORKING or (self.phase is Phase.STALLED and self.reason not in _OWN_FAULT)
 
 
-#: What only a change of the object, or a restart of the controller, can end.
+#: Only a change to the object, or a restart of the controller, can resolve these.
 _OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
 
 RECONCILED = Outcome(Phase.DONE, Reason.RECONCILED, "the role matches the spec")
@@ -57,14 +57,16 @@ def of_error(error: PgRoleError) -> Outcome:
     return Outcome(phase, error.reason, error.message)
 
 
-def of_contest(told: str, outcome: Outcome) -> Outcome:
-    """The outcome of a look while a field is contested: it is not Ready before that ends. `told` says what goes on."""
+def of_contest(summary: str, outcome: Outcome) -> Outcome:
+    """The outcome of a reconcile while a field is contested: not Ready until the contest ends. `summary` describes the
+    contest.
+    """
     rest = "everything else matches the spec" if outcome.ready else outcome.message
-    return Outcome(Phase.WORKING, Reason.CONTESTED, f"{told}. Apart from that: {rest}")
+    return Outcome(Phase.WORKING, Reason.CONTESTED, f"{summary}. Apart from that: {rest}")
 
 
 def of_read_back(plan: Plan) -> Outcome:
-    """The outcome of the plan of a look: Ready only when there is nothing left to do."""
+    """The outcome of the plan after read back: Ready only if nothing is left to do."""
     if plan.reported and not plan.writes:
         fields = ", ".join(plan.reported)
         return Outcome(
@@ -85,7 +87,7 @@ _MESSAGE_LIMIT = 2048
 
 @dataclass(frozen=True, slots=True)
 class StatusDetails:
-    """What status says beside the conditions. `reported` are the fields that drifted and were left as they are."""
+    """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected."""
 
     server_name: str
     claim: Claim | None = None
@@ -96,7 +98,9 @@ class StatusDetails:
 def build_status(
     previous: Mapping[str, Any], outcome: Outcome, details: StatusDetails, generation: int, now: datetime
 ) -> dict[str, Any]:
-    """The whole status. `previous` is the status that the object has; what is not known anew is kept from it."""
+    """Builds the whole status. `previous` is the object's current status; fields without a newer value are kept from
+    it.
+    """
     status: dict[str, Any] = {
         "observedGeneration": generation,
         "conditions": build_conditions(previous.get("conditions", ()), outcome, generation, now),
@@ -126,7 +130,7 @@ def build_status(
 
 
 def _reported_drift(previous: Mapping[str, Any] | None, fields: Sequence[str], now: datetime) -> dict[str, Any]:
-    """The time stays that of the first look that saw these fields."""
+    """Keeps the time of the reconcile that first observed drift of these fields."""
     if previous and not previous.get("corrected") and previous.get("fields") == list(fields):
         return dict(previous)
     return {"time": rfc3339(now), "fields": list(fields), "corrected": False}
@@ -135,9 +139,11 @@ def _reported_drift(previous: Mapping[str, Any] | None, fields: Sequence[str], n
 def build_conditions(
     previous: Sequence[Condition], outcome: Outcome, generation: int, now: datetime, *, keep_message: bool = True
 ) -> list[dict[str, Any]]:
-    """`keep_message`: what was said when the object became Ready stays while it is."""
+    """Builds the conditions. `keep_message`: while the object stays Ready, the message from when it became Ready stays
+    too.
+    """
     states = {"Ready": outcome.ready}
-    # kstatus: these two stand only while they are true.
+    # kstatus: these two exist only while they are true.
     if outcome.phase is Phase.WORKING:
         states["Reconciling"] = True
     if outcome.phase is Phase.STALLED:
@@ -167,5 +173,5 @@ def _condition(
 
 
 def rfc3339(moment: datetime) -> str:
-    """A moment in UTC with whole seconds, as metav1.Time has it."""
+    """Formats a moment in UTC with whole seconds, like metav1.Time."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,6 +1,6 @@
-"""The texts of connection Secrets: `{field}` stands for a value, `{{` and `}}` for braces, and there is nothing more.
+"""Templates of connection Secrets: `{field}` inserts a value, and `{{` and `}}` are literal braces.
 
-No attribute, index, conversion or format can be written, so that a template reaches nothing but its fields.
+Attributes, indexes, conversions and formats are not supported, so a template reaches nothing but its fields.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from string import Formatter
 from urllib.parse import quote
 
 PASSWORD = "password"  # noqa: S105 -- the name of a field
-#: Fields that also come as `…_url`, percent-encoded, and `…_pgpass`, escaped for a line of a password file.
+#: Fields that also exist as `…_url`, percent-encoded, and `…_pgpass`, escaped for a password file.
 VARIED = ("username", PASSWORD, "host", "database")
 FIELDS = frozenset({"username", PASSWORD, "host", "port", "database", "sslmode"}) | {
     f"{name}_{variant}" for name in VARIED for variant in ("url", "pgpass")
@@ -21,7 +21,7 @@ PGPASS_FIELDS = frozenset(f"{name}_pgpass" for name in VARIED)
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Pairs of a literal text and the name of the field that follows it, None where none does."""
+    """Pairs of a literal text and the name of the field that follows it, or None."""
 
     parts: tuple[tuple[str, str | None], ...]
 
@@ -31,7 +31,7 @@ class Template:
 
 
 def parse(text: str) -> Template:
-    """Reads a template. Raises ValueError that says what is wrong and what to write instead; it quotes no value."""
+    """Parses a template. Raises ValueError that says what is wrong and how to fix it, without quoting a value."""
     try:
         text.encode()
         parsed = list(Formatter().parse(text))
@@ -46,14 +46,14 @@ def parse(text: str) -> Template:
         if field is not None and (field not in FIELDS or spec or conversion):
             shown = field[:40] + (f"!{conversion}" if conversion else "") + (":…" if spec else "")
             raise ValueError(f"{{{shown}}} is not a field: write one of {', '.join(sorted(FIELDS))}, without additions")
-    # The parser says the same of {port} and {port:}.
+    # The parser does not distinguish {port} from {port:}.
     if "".join(map(_write, parts)) != text:
         raise ValueError("a field has something after its name inside the braces: write only the name, e.g. {port}")
     return Template(parts)
 
 
 def vary(values: Mapping[str, str]) -> dict[str, str]:
-    """The values with their variants: of `VARIED` as far as they are given."""
+    """Adds the variants of the `VARIED` values that are given."""
     varied = dict(values)
     for name in VARIED:
         if name in values:
@@ -64,17 +64,17 @@ def vary(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def fill(template: Template, values: Mapping[str, str]) -> str:
-    """The text. Raises KeyError for a field that has no value."""
+    """Renders the text. Raises KeyError for a field without a value."""
     return "".join(literal + _value(field, values) for literal, field in template.parts)
 
 
 def measure(template: Template, sizes: Mapping[str, int]) -> int:
-    """The bytes that the text will have in UTF-8, from those of the values."""
+    """Returns the size of the text in UTF-8 bytes, given the sizes of the values."""
     return sum(len(literal.encode()) + (0 if field is None else sizes[field]) for literal, field in template.parts)
 
 
 def find(template: Template, values: Mapping[str, str], fields: frozenset[str]) -> tuple[int, int] | None:
-    """Offset and length, in characters of the text, of the first of these fields; None when it has none of them."""
+    """Returns offset and length, in rendered characters, of the first of these fields; None if absent."""
     return next(_places(template, values, fields), None)
 
 
@@ -98,7 +98,7 @@ def _write(part: tuple[str, str | None]) -> str:
 
 
 def _quote_host(host: str) -> str:
-    """RFC 3986, 3.2.2: an IPv6 address stands in brackets; its zone is percent-encoded (RFC 6874)."""
+    """RFC 3986, 3.2.2: an IPv6 address is enclosed in brackets; its zone is percent-encoded (RFC 6874)."""
     try:
         IPv6Address(host)
     except ValueError:
@@ -107,5 +107,5 @@ def _quote_host(host: str) -> str:
 
 
 def _escape_pgpass(value: str) -> str:
-    # libpq takes a field that is * alone for any value: this one is the very name.
+    # libpq reads a field that is only * as any value; here it is the literal value.
     return "\\*" if value == "*" else value.replace("\\", "\\\\").replace(":", "\\:")
