@@ -1,1 +1,1 @@
-"""What users write: the kinds as pydantic models, and the CustomResourceDefinitions made from them."""
+"""What users write: the kinds as pydantic models, and the CustomResourceDefinitions generated from them."""

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions, made from their models."""
+"""Generates the CustomResourceDefinitions from the models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Schema = dict[str, Any]
 
 _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
 
-#: Keywords of JSON Schema that say nothing in Kubernetes, or that it does not allow.
+#: JSON Schema keywords that have no meaning in Kubernetes, or that it rejects.
 _DROPPED = frozenset({"title", "$defs", "additionalProperties", "const"})
 
 _API_VERSION = "Version of the schema of this object: pgrole.dev/v1alpha1."
@@ -25,7 +25,7 @@ _AGE = ("Age", "date", ".metadata.creationTimestamp", "Time since the object was
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a CustomResourceDefinition says beside the schema. `columns`: name, type, JSONPath, description."""
+    """A CustomResourceDefinition without its schema. `columns`: name, type, JSONPath, description."""
 
     model: type[Model]
     plural: str
@@ -80,7 +80,7 @@ DEFINITIONS = (PGROLE, PGSERVER)
 
 
 def crd(definition: Definition = PGROLE) -> Schema:
-    """The CustomResourceDefinition as the API server takes it."""
+    """Returns the CustomResourceDefinition in the form that the API server accepts."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -113,12 +113,12 @@ def crd(definition: Definition = PGROLE) -> Schema:
 
 
 def render(definition: Definition = PGROLE) -> str:
-    """The CustomResourceDefinition as the text of its YAML file."""
+    """Renders the CustomResourceDefinition as YAML."""
     return _HEADER + yaml.dump(crd(definition), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def files() -> dict[str, str]:
-    """Everything that belongs into `crds/`: file name → text."""
+    """Renders all files of `crds/`, as text by file name."""
     return {definition.file: render(definition) for definition in DEFINITIONS}
 
 
@@ -141,7 +141,7 @@ def _root_schema(definition: Definition) -> Schema:
 
 
 def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
-    """The schema as Kubernetes wants it: no references, no null (what is optional is absent), no titles."""
+    """Converts to a structural schema: without references, null (optional fields are absent) and titles."""
     schema = _without_null(_inlined(schema, definitions), definitions)
     result: Schema = {}
     for keyword, value in schema.items():
@@ -150,7 +150,7 @@ def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) ->
                 result[keyword] = {name: _structural(field, definitions) for name, field in value.items()}
             case "items":
                 result[keyword] = _structural(value, definitions)
-            case "additionalProperties" if isinstance(value, dict):  # of a map; a flag says nothing in Kubernetes
+            case "additionalProperties" if isinstance(value, dict):  # of a map; a flag means nothing in Kubernetes
                 result[keyword] = value
             case _ if keyword not in _DROPPED:
                 result[keyword] = value
@@ -158,7 +158,9 @@ def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) ->
 
 
 def _inlined(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
-    """What stands beside a reference (a field's own description) goes before what it refers to."""
+    """Resolves a reference. Keywords beside it (a field's own description) take precedence over the referenced
+    schema's.
+    """
     if "$ref" not in schema:
         return dict(schema)
     own = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
@@ -167,7 +169,7 @@ def _inlined(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Sc
 
 
 def _without_null(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """`X | None = None` becomes X without a default. Raises ValueError for any other choice of types."""
+    """Turns `X | None = None` into X without a default. Raises ValueError for any other union."""
     if "anyOf" not in schema:
         return schema
     own = {keyword: value for keyword, value in schema.items() if keyword != "anyOf" and value is not None}
@@ -176,7 +178,7 @@ def _without_null(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists are indented below their key, and nothing is written as an alias."""
+    """Indents lists below their key, and never writes aliases."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         super().increase_indent(flow, indentless=False)

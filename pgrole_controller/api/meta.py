@@ -1,16 +1,16 @@
-"""What Kubernetes objects have in common: metadata and conditions, as much of them as is used here."""
+"""Common parts of Kubernetes objects: the metadata and conditions that the controller uses."""
 
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-#: NAMEDATALEN - 1: PostgreSQL cuts a longer name without a word, and two names become one.
+#: NAMEDATALEN - 1. PostgreSQL silently truncates longer names, so that two names become one.
 NAME_BYTES = 63
 
 
 class Model(BaseModel):
-    """camelCase in YAML, snake_case in Python; unknown fields are ignored, since a newer CRD may know more."""
+    """Uses camelCase in YAML and snake_case in Python. Unknown fields are ignored: a newer CRD may define more."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -18,12 +18,12 @@ class Model(BaseModel):
         validate_by_name=True,
         extra="ignore",
         frozen=True,
-        defer_build=True,  # each is built at its first use, and those within another only with it
+        defer_build=True,  # each model is built on first use, nested ones with it
     )
 
 
 class ObjectMeta(Model):
-    """Of what is built here only `name`, `namespace`, labels and annotations; the API server adds the rest."""
+    """Metadata. Objects built here set `name`, `namespace`, labels and annotations; the API server adds the rest."""
 
     name: str = Field(min_length=1)
     namespace: str | None = None

@@ -1,8 +1,8 @@
-"""PgRole: a role of PostgreSQL as its owner declares it.
+"""PgRole: a PostgreSQL role as its owner declares it.
 
-The models are the source of the CRD and the programmatic API at once: build with Python's or YAML's names, and write
-with `model_dump(by_alias=True, exclude_none=True, mode="json")`. What CEL refuses at admission is refused here too, in
-the same words.
+The models are both the source of the CRD and the Python API: build objects with Python's or YAML's field names, and
+dump them with `model_dump(by_alias=True, exclude_none=True, mode="json")`. They reject what CEL rejects at admission,
+with the same messages.
 """
 
 from datetime import UTC, datetime
@@ -122,12 +122,12 @@ def _check_moment(moment: datetime) -> datetime:
 
 def _check_new_owner(name: str) -> str:
     if len(name.encode()) > NAME_BYTES or "\x00" in name:
-        raise PydanticCustomError("heir", _NEW_OWNER_SIZE)
+        raise PydanticCustomError("reassign_owned_to", _NEW_OWNER_SIZE)
     return name
 
 
 def _check_once(names: list[str], problem: LiteralString) -> None:
-    """The API server refuses these by the key of the list; whoever builds an object has only this."""
+    """The API server enforces this through the list's key; objects built in Python have only this check."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise PydanticCustomError("twice", problem, {"name": twice})
@@ -381,7 +381,7 @@ class PgRole(Model):
 
     @property
     def role_name(self) -> str:
-        """The name of the role in PostgreSQL."""
+        """Name of the role in PostgreSQL."""
         return self.metadata.name if self.spec.name is None else self.spec.name
 
     @model_validator(mode="after")

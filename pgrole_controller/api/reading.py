@@ -1,7 +1,7 @@
-"""PgRoles and PgServers as the API server gives them, read by their models.
+"""Parses PgRoles and PgServers from the API server with their models.
 
-The models, and pydantic with them, are imported with the first object: 10 MiB and a quarter of the CPU of a start, not
-spent by a controller without objects. `load` does it beforehand, in a thread, for whoever runs an event loop.
+The models, and pydantic with them, are imported for the first object, which saves a controller without objects 10 MiB
+and a quarter of the CPU time of its start. An event loop should run `load` beforehand, in a thread.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ _loading = Lock()
 
 
 class Invalid(Exception):
-    """What is wrong with an object, for its author: the first problems, each with its field."""
+    """An invalid object: the first problems, each with its field, for the object's author."""
 
 
 class _Models(NamedTuple):
@@ -31,12 +31,12 @@ class _Models(NamedTuple):
 
 
 def load() -> None:
-    """Imports the models and builds PgRole's, once. May be called in any thread."""
+    """Imports the models and builds PgRole's, once. May run in any thread."""
     _models()
 
 
 def read_pgrole(obj: dict[str, Any]) -> "PgRole":
-    """Raises Invalid."""
+    """Parses a PgRole. Raises Invalid."""
     models = _models()
     try:
         return models.pgrole.model_validate(obj)
@@ -45,7 +45,7 @@ def read_pgrole(obj: dict[str, Any]) -> "PgRole":
 
 
 def read_pgserver(obj: dict[str, Any]) -> "PgServer":
-    """Raises Invalid."""
+    """Parses a PgServer. Raises Invalid."""
     models = _models()
     try:
         return models.pgserver.model_validate(obj)

@@ -1,4 +1,4 @@
-"""What the controller says of a PgRole: `status`."""
+"""The `status` that the controller writes to a PgRole."""
 
 from datetime import datetime
 from typing import Annotated

@@ -1,19 +1,19 @@
-"""What the API server checks at admission: patterns of names, CEL rules, durations.
+"""What the API server validates at admission: name patterns, CEL rules, durations.
 
-Apart from the models, since settings read names and durations before pydantic is imported.
+Separate from the models, because settings parse names and durations before pydantic is imported.
 """
 
 import re
 from datetime import timedelta
 from typing import Any
 
-#: Of names of objects, as Kubernetes has them: DNS subdomains.
+#: Names of Kubernetes objects: DNS subdomains.
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
-#: Of the keys of Secrets and ConfigMaps.
+#: Keys of Secrets and ConfigMaps.
 OBJECT_KEY = r"^[-._a-zA-Z0-9]+$"
 
-#: In characters: of names of objects and of keys, and of labels.
+#: Limits in characters: of object names and keys, and of labels.
 LONGEST_NAME = 253
 LONGEST_LABEL = 63
 
@@ -25,29 +25,33 @@ def is_object_name(text: str) -> bool:
 
 
 def is_namespace_name(text: str) -> bool:
-    """A DNS label."""
+    """Tells whether the text is a DNS label."""
     return len(text) <= LONGEST_LABEL and "." not in text and is_object_name(text)
 
 
 def is_key(text: str) -> bool:
-    """Of `data` in a Secret or ConfigMap; k8s.io/apimachinery/pkg/util/validation: IsConfigMapKey."""
+    """Tells whether the text is a key of a Secret or ConfigMap; IsConfigMapKey in
+    k8s.io/apimachinery/pkg/util/validation.
+    """
     fits = len(text) <= LONGEST_NAME and re.fullmatch(OBJECT_KEY, text) is not None
     return fits and text != "." and not text.startswith("..")
 
 
 def is_label_key(text: str) -> bool:
-    """Of labels and annotations; IsQualifiedName there."""
+    """Tells whether the text is a key of a label or annotation; IsQualifiedName there."""
     domain, slash, name = text.rpartition("/")
     return (not slash or is_object_name(domain)) and name != "" and is_label_value(name)
 
 
 def is_label_value(text: str) -> bool:
-    """IsValidLabelValue there."""
+    """Tells whether the text is a label's value; IsValidLabelValue there."""
     return text == "" or (len(text) <= LONGEST_LABEL and _WORD.fullmatch(text) is not None)
 
 
 def rule(expression: str, message: str, *, reason: str = "FieldValueInvalid", field_path: str = "") -> dict[str, Any]:
-    """One rule. `field_path` (as `.serverRef.name`) tells which field is meant when the rule stands above it."""
+    """Builds one CEL rule. `field_path` (as `.serverRef.name`) names the field at fault if the rule belongs to a
+    parent.
+    """
     made = {"rule": expression, "message": message, "reason": reason}
     if field_path:
         made["fieldPath"] = field_path
@@ -55,14 +59,15 @@ def rule(expression: str, message: str, *, reason: str = "FieldValueInvalid", fi
 
 
 def rules(*every: dict[str, Any]) -> dict[str, Any]:
-    """The extras of a schema that holds these rules."""
+    """Wraps rules as the extras of a schema."""
     return {"x-kubernetes-validations": list(every)}
 
 
 def immutable_optional(name: str, message: str) -> dict[str, Any]:
-    """A rule for the object around an optional field: it can be neither changed, nor added later, nor removed.
+    """Builds a rule for the object that contains an optional field: the field cannot be changed, added later, or
+    removed.
 
-    `self == oldSelf` at the field itself is not evaluated when either side is absent.
+    `self == oldSelf` on the field itself is not evaluated if either side is absent.
     """
     expression = f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
     return rule(expression, message, field_path=f".{name}")
@@ -73,7 +78,7 @@ _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
 def read_duration(text: str) -> timedelta:
-    """Raises ValueError for what is no duration, and for one that is longer than anything."""
+    """Parses a duration. Raises ValueError for malformed text and for durations above Python's maximum."""
     if not re.fullmatch(_PATTERN, text):
         raise ValueError("not a duration")
     parts = re.findall(r"([0-9.]+)(ms|h|m|s)", text)
@@ -84,7 +89,7 @@ def read_duration(text: str) -> timedelta:
 
 
 def between(least: str, most: str, message: str) -> Any:  # noqa: ANN401 -- pydantic's marker
-    """The check of a field; `message` is what is said of any other text."""
+    """Returns the validator of a duration field; any other text is rejected with `message`."""
     from pydantic import AfterValidator
     from pydantic_core import PydanticCustomError
 
@@ -103,6 +108,6 @@ def between(least: str, most: str, message: str) -> Any:  # noqa: ANN401 -- pyda
 
 
 def duration_schema(least: str, most: str, message: str) -> dict[str, Any]:
-    """The same as the API server checks it."""
+    """Returns the same check for the API server."""
     expression = f"duration(self) >= duration('{least}') && duration(self) <= duration('{most}')"
     return {"maxLength": 64, "pattern": _PATTERN, **rules(rule(expression, message))}

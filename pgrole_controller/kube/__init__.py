@@ -1,1 +1,1 @@
-"""The API server: client, reflector and store, status, Events."""
+"""The API server: client, watches and stores, writes, Events, leader election."""

@@ -1,6 +1,7 @@
-"""Server-side apply: status and finalizer, each by one field manager, forced, and only onto the object that was read.
+"""Server-side apply of status and finalizers, forced, each with a field manager of its own.
 
-The finalizer lets a role be dropped before its object goes.
+A write applies only to the object that was read, identified by uid. The finalizer lets the controller drop a role
+before its object disappears.
 """
 
 import json
@@ -23,10 +24,10 @@ async def apply_status(
     *,
     manager: str = MANAGER,
 ) -> Stored:
-    """Makes `status` the whole of what this manager says; returns the object as it is then.
+    """Makes `status` everything this manager owns there; returns the resulting object.
 
-    Raises BadStream, and ApiError: 409 when the object is not as it was read (by uid and version) any more, 404 when it
-    is gone.
+    Raises BadStream, and ApiError: 409 if the object is no longer the one that was read (by uid and version), 404 if it
+    no longer exists.
     """
     read = stored.object()
     metadata = {
@@ -52,10 +53,10 @@ async def apply_status(
 
 
 def unchanged(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> bool:
-    """Whether `new` says what `old` said, so that nothing need be written.
+    """Tells whether `new` says the same as `old`, so that no write is needed.
 
-    Absent and null are one; conditions compare by type, whatever their order, and a lastTransitionTime alone is no
-    change, since it only tells when `status` changed.
+    Absent and null are equal. Conditions are compared by type in any order, and without lastTransitionTime, which only
+    tells when `status` changed.
     """
     return old is not None and (_encode(old) == _encode(new) or _meaning(old) == _meaning(new))
 
@@ -73,17 +74,17 @@ def _meaning(value: object) -> object:
         }
     if isinstance(value, list | tuple):
         return [_meaning(item) for item in value]
-    # In Python True == 1: a flag that became a number is a change.
+    # In Python True == 1, but a flag that became a number is a change.
     return ("bool", value) if isinstance(value, bool) else value
 
 
 def _conditions(conditions: list[Any]) -> object:
-    said = []
+    meanings = []
     for condition in conditions:
         if not isinstance(condition, Mapping):
             return _meaning(conditions)
-        said.append({key: _meaning(item) for key, item in condition.items() if key != "lastTransitionTime"})
-    return sorted(said, key=lambda meaning: str(meaning.get("type")))
+        meanings.append({key: _meaning(item) for key, item in condition.items() if key != "lastTransitionTime"})
+    return sorted(meanings, key=lambda meaning: str(meaning.get("type")))
 
 
 FINALIZER = "pgrole.dev/drop"
@@ -93,11 +94,10 @@ FINALIZER_MANAGER = "pgrole-controller-finalizer"
 async def apply_finalizer(
     client: Client, resource: Resource, stored: Stored, present: bool, *, finalizer: str = FINALIZER
 ) -> Stored | None:
-    """Sets or removes the finalizer; returns the object as it is then, None when that object (by uid) is gone.
+    """Sets or removes the finalizer; returns the resulting object, or None if that object (by uid) no longer exists.
 
-    An apply to an object that is gone would create it anew, without a spec; the uid forbids that.
-    Raises BadStream, and ApiError, among others when a terminating object should get a finalizer (Kubernetes refuses
-    that).
+    Applying to a deleted object would create it again without a spec; sending the uid prevents this. Raises BadStream,
+    and ApiError, among others if a terminating object is to get a finalizer, which Kubernetes rejects.
     """
     metadata: dict[str, Any] = {"name": stored.key.name, "uid": stored.uid}
     if stored.key.namespace:
@@ -119,7 +119,7 @@ async def apply_finalizer(
             content_type=APPLY,
         )
     except ApiError as error:
-        # A uid that no object has is a conflict; that of an earlier object is an invalid change of uid.
+        # A uid that no object has is a conflict; the uid of an earlier object is an invalid change.
         if error.status == 404 or (error.status in {409, 422} and await _is_gone(client, path, stored.uid)):
             return None
         raise
@@ -141,7 +141,9 @@ async def _is_gone(client: Client, path: str, uid: str) -> bool:
 
 
 async def _take_out(client: Client, path: str, applied: dict[str, Any], left: list[str]) -> Stored | None:
-    """Another field manager wrote our finalizer too (a restored backup): giving up ours does not remove it."""
+    """Removes the finalizer where another field manager wrote it too (a restored backup): giving up our ownership does
+    not remove it.
+    """
     metadata = applied["metadata"]
     try:
         answer = await client.request(

@@ -1,4 +1,4 @@
-"""Requests to the API server: kubernetes_asyncio for configuration and authentication, raw answers for us."""
+"""Requests to the API server: kubernetes_asyncio configures and authenticates, answers stay raw bytes."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Un
 from pgrole_controller.kube.resource import CONFIGMAPS, EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Resource
 from pgrole_controller.kube.transport import Reachability, RequestTimer, Transport
 
-LIMIT = 64 * 2**20  # bytes; etcd refuses objects above 1.5 MiB, aggregated servers may not
+LIMIT = 64 * 2**20  # bytes; etcd rejects objects above 1.5 MiB, aggregated API servers need not
 
 
 class LineTooLong(BadStream):
@@ -26,7 +26,7 @@ class LineTooLong(BadStream):
 
 
 class LineSplitter:
-    """Chunks in, whole lines out. A last line without its newline is never given out: it is truncated."""
+    """Splits chunks into lines. A last line without a newline is truncated, and never returned."""
 
     __slots__ = ("_limit", "_pending", "_size")
 
@@ -36,7 +36,7 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that this chunk completes, without newlines, blank ones left out."""
+        """Returns the lines that this chunk completes, without newlines and without blank lines."""
         head, *rest = chunk.split(b"\n")
         self._hold(head)
         if not rest:
@@ -95,7 +95,7 @@ _REASONS = {
 
 
 class Lines:
-    """The lines of one watch, as bytes. An async iterator; ends where the server ends it."""
+    """The lines of one watch, as bytes. An async iterator that ends when the server ends the watch."""
 
     __slots__ = ("_ready", "_response", "_splitter")
 
@@ -108,7 +108,7 @@ class Lines:
         return self
 
     async def __anext__(self) -> bytes:
-        """Raises Unreachable (reset, nothing sent for too long) and LineTooLong."""
+        """Raises Unreachable (connection reset, or silence for too long) and LineTooLong."""
         while not self._ready:
             try:
                 chunk = await self._response.content.readany()
@@ -128,7 +128,7 @@ class Client:
         may_write: Callable[[], bool] = lambda: True,
         reachability: Reachability | None = None,
     ) -> None:
-        """Use `connect`."""
+        """Call `connect` instead."""
         self.reachability = reachability or Reachability()
         self._transport = transport
         self._credentials = known
@@ -141,14 +141,14 @@ class Client:
     async def connect(
         cls, kubeconfig: str | None = None, *, context: str | None = None, strict_tls: bool = True
     ) -> AsyncIterator[Self]:
-        """Nothing is sent yet. `strict_tls=False` accepts the CAs that Python 3.13 began to refuse.
+        """Sends nothing yet. `strict_tls=False` accepts CAs that Python 3.13 began to reject.
 
-        Raises NotConfigured when no API server is named.
+        Raises NotConfigured if no API server is configured.
         """
         known = await credentials.load(kubeconfig, context=context, strict_tls=strict_tls)
         try:
             transport = Transport(known.configuration, f"pgrole-controller/{__version__}")
-        except OSError as error:  # ssl.SSLError too
+        except OSError as error:  # includes ssl.SSLError
             message = f"the certificates in {known.source} are not usable: {error}"
             raise NotConfigured(message) from error
         finally:
@@ -162,7 +162,9 @@ class Client:
         return self._may_write()
 
     def limited(self, may_write: Callable[[], bool]) -> "Client":
-        """One that reads always, and writes while `may_write` is true: else nothing is sent, and Unreachable raised."""
+        """Returns a client that always reads, but writes only while `may_write` is true; otherwise it raises
+        Unreachable.
+        """
         return Client(self._transport, self._credentials, may_write, self.reachability)
 
     async def request(
@@ -176,7 +178,7 @@ class Client:
         accept: str = JSON,
         timeout: float = REQUEST_TIMEOUT,  # noqa: ASYNC109 - aiohttp's own: it closes the connection, too
     ) -> bytes:
-        """The body of a successful answer. `timeout` in seconds for the whole.
+        """Returns the body of a successful answer. `timeout` is in seconds, for the whole request.
 
         Raises ApiError, Unreachable.
         """
@@ -200,9 +202,10 @@ class Client:
         line_limit: int = LIMIT,
         accept: str = JSON,
     ) -> AsyncIterator[Lines]:
-        """A watch's lines. Silence for `inactivity` seconds, before or after the headers, is Unreachable.
+        """Opens a watch and yields its lines. Silence for `inactivity` seconds, before or after the headers, is
+        Unreachable.
 
-        Raises ApiError for any answer but 200, Unreachable.
+        Raises ApiError for any status but 200, and Unreachable.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=inactivity)
         with RequestTimer("GET", path, watch=True) as latency:
@@ -222,7 +225,7 @@ class Client:
         limits: aiohttp.ClientTimeout,
         body: dict[str, Any] | list[Any] | None,
     ) -> aiohttp.ClientResponse:
-        """Credentials that the server no longer takes are renewed once."""
+        """Sends a request. Renews credentials once if the server no longer accepts them."""
         before = self._renewals
         response = await self._call(method, path, query, headers, limits, body)
         if response.status != 401:
@@ -251,7 +254,7 @@ class Client:
         return response
 
     async def _renew(self, before: int, method: str, path: str) -> None:
-        """`before`: the renewals seen when the refused request left; one that happened since is enough."""
+        """`before`: number of renewals when the refused request was sent; a renewal since then suffices."""
         async with self._renewing:
             if self._renewals != before:
                 return
@@ -264,7 +267,7 @@ class Client:
 
 
 class _Released:
-    """Gives the connection back when its answer was read to the end, and closes it otherwise."""
+    """Returns the connection to the pool if the answer was read to its end, and closes it otherwise."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -291,7 +294,7 @@ async def _read(response: aiohttp.ClientResponse, method: str, path: str) -> byt
 
 
 async def _refusal(response: aiohttp.ClientResponse, method: str, path: str) -> ApiError:
-    """The error that an answer stands for; a body that is no Status (a proxy's) is its message, cut."""
+    """Converts an answer into an error. A body that is not a Status (from a proxy) becomes the message, truncated."""
     try:
         text = (await response.content.read(65_536)).decode(errors="replace")
     except _TRANSPORT as error:
@@ -308,7 +311,7 @@ async def _refusal(response: aiohttp.ClientResponse, method: str, path: str) -> 
 
 
 def read_status(status: Mapping[str, Any], *, code: int | None = None, retry_after: float | None = None) -> ApiError:
-    """An ApiError out of a Status object: the body of an answer, or of an ERROR event."""
+    """Converts a Status object, from an answer's body or an ERROR event, into an ApiError."""
     given = status.get("code")
     number = code if code is not None else given if isinstance(given, int) else 500
     details = status.get("details")
@@ -325,7 +328,7 @@ def _causes(details: object) -> frozenset[str]:
 
 
 def _seconds(value: object) -> float | None:
-    """Retry-After in seconds; a date or nonsense is None."""
+    """Parses Retry-After in seconds; None for a date or malformed text."""
     if isinstance(value, int | float):
         return max(float(value), 0.0) or None
     return float(value) or None if isinstance(value, str) and value.strip().isdecimal() else None

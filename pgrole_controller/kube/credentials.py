@@ -1,4 +1,4 @@
-"""Where the API server is and what proves who we are, as kubernetes_asyncio reads it. Imported here only: `library`."""
+"""Address and credentials of the API server, as kubernetes_asyncio finds them. No other module imports that library."""
 
 import os
 import sys
@@ -15,7 +15,8 @@ from pgrole_controller.kube.errors import NotConfigured
 
 imports.register_kubernetes()
 
-# What reads kubeconfigs is imported where there is one: in a cluster neither it nor yaml is.
+# Modules that read kubeconfigs are imported only for a kubeconfig: a controller in a cluster needs neither them nor
+# yaml.
 from kubernetes_asyncio.client import Configuration  # noqa: E402 - light only once it is registered
 from kubernetes_asyncio.config.config_exception import ConfigException as ConfigException  # noqa: E402
 from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
@@ -25,8 +26,8 @@ from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
     InClusterConfigLoader,
 )
 
-RENEW_EVERY = 60.0  # seconds; as kubernetes_asyncio's own refresh
-RENEW_TIMEOUT = 30.0  # an exec plugin may ask somebody
+RENEW_EVERY = 60.0  # seconds; like kubernetes_asyncio's own refresh
+RENEW_TIMEOUT = 30.0  # an exec plugin may prompt a person
 
 CHOICES = "set --kubeconfig FILE or KUBECONFIG=FILE, run in a cluster with a service account, or create ~/.kube/config"
 
@@ -35,14 +36,14 @@ _UNUSABLE = (ConfigException, OSError, ValueError, TypeError, KeyError, Assertio
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    configuration: Any  # kubernetes_asyncio's
+    configuration: Any  # from kubernetes_asyncio
     source: str  # for the log: the file, or "in-cluster"
     token: Callable[[], Awaitable[str | None]]  # the value of the header Authorization; None: certificates alone
-    renew: Callable[[], Awaitable[None]]  # reads token file, exec plugin, … again, at once
+    renew: Callable[[], Awaitable[None]]  # reads token file, exec plugin, … again at once
 
 
 async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool) -> Credentials:
-    """The file given, else KUBECONFIG, else in-cluster, else ~/.kube/config. Raises NotConfigured."""
+    """Uses the given file, else KUBECONFIG, else in-cluster, else ~/.kube/config. Raises NotConfigured."""
     files = _find(kubeconfig)
     credentials = _load_in_cluster() if files is None else await _load_files(files, context)
     credentials.configuration.disable_strict_ssl_verification = not strict_tls
@@ -50,14 +51,14 @@ async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool)
 
 
 def forget_files() -> None:
-    """Removes the temporary files that hold certificates and keys; TLS has read them when a client exists."""
+    """Removes the temporary files with certificates and keys, which TLS no longer needs once a client exists."""
     loader = sys.modules.get("kubernetes_asyncio.config.kube_config")
     if loader is not None:
         loader._cleanup_temp_files()  # noqa: SLF001
 
 
 def _find(kubeconfig: str | None) -> str | None:
-    """The kubeconfig files to read, as KUBECONFIG lists them; None: in-cluster."""
+    """Returns the kubeconfig files, as listed in KUBECONFIG; None means in-cluster."""
     files = kubeconfig or os.environ.get("KUBECONFIG")
     if files:
         if not any(Path(f).expanduser().is_file() for f in files.split(os.pathsep) if f):
@@ -79,7 +80,7 @@ async def _load_files(files: str, context: str | None) -> Credentials:
 
     configuration = Configuration()
     try:
-        # Never written back: its writer fails (it is called with an argument that it does not take).
+        # Nothing is written back: the loader calls its writer with an argument that the writer does not accept.
         loader = await load_kube_config(
             config_file=files, context=context, client_configuration=configuration, persist_config=False
         )
@@ -88,7 +89,7 @@ async def _load_files(files: str, context: str | None) -> Credentials:
         raise NotConfigured(message) from error
 
     async def load_again() -> None:
-        # `load_and_set` would write the certificates to files again, and leaks a descriptor for each.
+        # `load_and_set` would write the certificates to files again, and leaks a descriptor each time.
         await loader._load_authentication()  # noqa: SLF001
         if hasattr(loader, "token"):
             configuration.api_key["BearerToken"] = loader.token
@@ -101,7 +102,7 @@ async def _load_files(files: str, context: str | None) -> Credentials:
 
 
 def in_cluster_namespace() -> str | None:
-    """The namespace of the pod that this runs in; None outside of a cluster."""
+    """Returns the namespace of this process's pod; None outside a cluster."""
     file = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
     return file.read_text(encoding="utf-8").strip() or None if file.is_file() else None
 
@@ -129,7 +130,7 @@ def _renewing(
     load_again: Callable[[], Awaitable[None]],
     renew: Callable[[], Awaitable[None]],
 ) -> Credentials:
-    """Looks at the source again once in RENEW_EVERY, as a request needs it, and whenever `renew` is called."""
+    """Reads the source again at most once in RENEW_EVERY, when a request needs it, and whenever `renew` is called."""
     due = time.monotonic() + RENEW_EVERY
 
     async def limited(load: Callable[[], Awaitable[None]]) -> None:
@@ -152,7 +153,7 @@ def _renewing(
 
 
 def _trim(configuration: Any) -> None:  # noqa: ANN401 - kubernetes_asyncio's
-    """A token file's last newline is no part of the token, and not allowed in a header."""
+    """Strips the newline at the end of a token file, which a header must not contain."""
     token = configuration.api_key.get("BearerToken")
     if token is not None:
         configuration.api_key["BearerToken"] = token.strip()

@@ -1,20 +1,20 @@
-"""Leader election with a Lease: of several processes that could, one leads.
+"""Leader election with a Lease: one of several candidate processes leads.
 
-Expected flow: stand by until the Lease is free, take it, renew it every two seconds in a task of its own, and lose it
-when it is another's, or the API server denies it. A lead that could not be renewed for ten seconds, because the API
-server does not answer, is unconfirmed: nothing is written to Kubernetes any more, and what each database says decides
-there (postgres/fence.py). The next renewal that is answered confirms it again.
+Expected flow: stand by until the Lease is free, take it, renew it every two seconds in a separate task, and lose it
+when another process holds it or the API server denies it. If a leader cannot renew for ten seconds because the API
+server does not answer, its lead becomes unconfirmed: it writes nothing to Kubernetes, and each database decides who
+leads there (postgres/fence.py). The next successful renewal confirms the lead again.
 
-Away means: timeouts, connections refused or reset, 429 and 5xx. Every other refusal is an answer: 401, 403 and a
-missing namespace are how an administrator stops a controller.
+Away means timeouts, refused or reset connections, 429 and 5xx. Any other refusal is an answer: 401, 403 and a missing
+namespace are how an administrator stops a controller.
 
-Guarantees: nothing depends on other machines' clocks (`kube.lease`); a Lease that is given up is taken at once, since
-it is watched; one that is deleted is made again by its holder, and others wait as long as for one that is not renewed;
-every write names the version that was read, so that of two who take it one succeeds.
+Guarantees: no dependency on other machines' clocks (`kube.lease`). A released Lease is taken at once, since it is
+watched. If the Lease is deleted, its holder creates it again, and others wait as long as for a Lease that is not
+renewed. Every write names the version that was read, so of two candidates only one succeeds.
 
-Caveats: a process that is paused goes on for a moment as if it led. That is what the fencing number in the database is
-for (sql/install/08_leader.sql), which is drawn before `confirm` is asked. Who sees the Lease for the first time after
-it was deleted knows of no holder and takes it: there can be two for as long as a holder needs to notice.
+Caveats: a paused process acts for a moment as if it still led. The fencing number in the database prevents harm
+(sql/install/08_leader.sql); the process draws it before it calls `confirm`. A process that first looks after the Lease
+was deleted knows of no holder and takes it, so two can lead until the holder notices.
 """
 
 import logging
@@ -47,34 +47,34 @@ from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: For one request, in seconds: one that hangs must leave time for another.
+#: Seconds for one request, so that a hanging one leaves time for another.
 REQUEST_SECONDS = 3.0
-#: Between attempts that failed, in seconds.
+#: Seconds between failed attempts.
 AGAIN_SECONDS = 1.0
-#: A Lease that ran out while the API server was away is its holder's for so much longer, in seconds.
+#: A Lease that expired while the API server was away remains reserved for its holder for this many more seconds.
 RETURN_SECONDS = 5.0
-#: A lead that is not confirmed does nothing while the API server refuses, and is lost when it does so for so long, in
-#: seconds: one that starts refuses everybody until it has read its rules.
+#: An unconfirmed leader does nothing while the API server refuses requests, and loses its lead after this many seconds:
+#: an API server that starts refuses everyone until it has read its RBAC rules.
 DENIED_SECONDS = 10.0
-#: For the Lease to be given up at the end, in seconds.
+#: Seconds to release the Lease at shutdown.
 RESIGN_SECONDS = 2.0
 
 _FAILURES = (ApiError, Unreachable, BadStream)
 
 
 class Term:
-    """One try at leading: stands by, leads, and is lost. It is not used again after that."""
+    """One attempt to lead: stands by, leads, then loses the lead. Not reusable."""
 
     def __init__(self) -> None:
         self.led = anyio.Event()
         self.lost = anyio.Event()
-        self.away_since: float | None = None  # on the loop's clock: the API server does not answer since
-        self.unconfirmed = False  # it led, and could not renew the Lease in time
+        self.away_since: float | None = None  # on the loop's clock: since when the API server has not answered
+        self.unconfirmed = False  # led, but could not renew the Lease in time
         self.confirmed_again = Signal()  # pulsed each time
-        self.confirmations = 0  # how often
-        self.stale = False  # what is known of Kubernetes may be old: it did not answer
-        self.enforced = False  # a database was led without the Lease
-        self._until = 0.0  # on the loop's clock: unless it is renewed before
+        self.confirmations = 0  # number of pulses
+        self.stale = False  # the API server did not answer, so the known state may be old
+        self.enforced = False  # led a database without the Lease
+        self._until = 0.0  # on the loop's clock: when the lead ends unless renewed
         self._renewed_from = 0.0
         self._renewed = Signal()
         self._wanted = Signal()
@@ -85,33 +85,33 @@ class Term:
 
     @property
     def away(self) -> float:
-        """For how many seconds no API server has answered, where that keeps this process from leading; else 0.0."""
+        """Seconds for which no API server has answered, if that keeps this process from leading; else 0.0."""
         if self.leading or self.lost.is_set() or self.away_since is None:
             return 0.0
         return anyio.current_time() - self.away_since
 
     async def stand_by(self) -> None:
-        """Until it leads by the Lease."""
+        """Returns when this process leads by the Lease."""
         while not self.leading:
             await self._renewed.wait()
 
     async def confirm(self) -> None:
-        """Returns when the Lease was renewed by a request that began after this was called.
+        """Returns once a renewal succeeded that began after this call.
 
-        Raises Transient when the lead is lost meanwhile.
+        Raises Transient if the lead is lost meanwhile.
         """
-        asked = anyio.current_time()
-        while self._renewed_from < asked:
+        called_at = anyio.current_time()
+        while self._renewed_from < called_at:
             if not self.leading:
                 raise Transient(Reason.PROGRESSING, "this process does not hold the Lease")
-            self.want()
+            self.request_renewal()
             with anyio.CancelScope(deadline=self._until):
                 await self._renewed.wait()
 
     def hold(self, since: float, until: float) -> None:
-        """The Lease is ours by a request that began at `since`."""
+        """Records that we hold the Lease, by a request that began at `since`."""
         self._renewed_from, self._until = since, until
-        if anyio.current_time() < until:  # an answer may come late, to a process that was paused
+        if anyio.current_time() < until:  # a paused process may read the answer too late
             self.led.set()
         self._renewed.pulse()
         if self.unconfirmed and self.leading:
@@ -123,43 +123,43 @@ class Term:
     def until(self) -> float:
         return self._until
 
-    def want(self) -> None:
-        """Asks for a renewal at once."""
+    def request_renewal(self) -> None:
+        """Requests a renewal at once."""
         self._wanted.set()
 
-    async def wanted(self) -> None:
-        """Until somebody asks for a renewal."""
+    async def renewal_requested(self) -> None:
+        """Waits until a renewal is requested."""
         await self._wanted.wait()
 
-    def begin(self) -> None:
-        """A renewal begins: who asks from now on waits for the next."""
+    def renewal_started(self) -> None:
+        """Starts a renewal: requests from now on ask for the next one."""
         self._wanted.clear()
 
 
 class Elector:
-    """This process in the election that a Lease is about. `identity` must be no other process's."""
+    """This process as a candidate for the Lease. `identity` must be unique among the processes."""
 
     def __init__(self, client: Client, lease: Key, identity: str, timing: LeaseTiming = LeaseTiming()) -> None:  # noqa: B008 -- frozen
         self.lease = lease
         self.identity = identity
-        self.answered = anyio.Event()  # the Lease was read, or found not to be there
+        self.answered = anyio.Event()  # the Lease was read, or found missing
         self._client = client
         self._timing = timing
         self._observed: ObservedLease | None = None
         self._changed = Signal()
         self._term = Term()
-        self._heard_at = 0.0  # on the loop's clock: the last answer, or event
-        self._denied_since: float | None = None  # on the loop's clock: each request was refused since
-        self._refused = False  # what was answered last is a refusal
+        self._heard_at = 0.0  # on the loop's clock: time of the last answer or event
+        self._denied_since: float | None = None  # on the loop's clock: since when every request was refused
+        self._refused = False  # the last answer was a refusal
 
     async def run(self, term: Term) -> None:
-        """Returns when the term is lost; until it is cancelled otherwise."""
+        """Stands by and leads. Returns when the term is lost; otherwise runs until cancelled."""
         self._term = term
         self._heard_at, self._denied_since, self._refused = anyio.current_time(), None, False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow)
             try:
-                await self._stand(term)
+                await self._stand_by(term)
                 if term.led.is_set():
                     log.info("leading", extra={"lease": str(self.lease), "identity": self.identity})
                     await self._hold(term)
@@ -169,7 +169,7 @@ class Elector:
             tasks.cancel_scope.cancel()
 
     async def resign(self) -> None:
-        """Gives up the Lease if it is ours: call it when nothing is written any more. Another takes it at once."""
+        """Releases the Lease if we hold it, so that another process takes it at once. Call it after the last write."""
         with anyio.move_on_after(RESIGN_SECONDS):
             try:
                 while not await self._release():
@@ -180,7 +180,7 @@ class Elector:
         log.warning("lease not released", extra={"lease": str(self.lease), "error": "no answer in time"})
 
     async def _release(self) -> bool:
-        """False when something came first: a renewal of our own may have been on its way."""
+        """Returns False if another write came first: a renewal of our own may have been under way."""
         observed = await self._read()
         if self._is_mine(observed) and observed.version is not None:
             try:
@@ -192,15 +192,15 @@ class Elector:
             log.info("lease released", extra={"lease": str(self.lease)})
         return True
 
-    async def _stand(self, term: Term) -> None:
-        """Until the Lease is ours; in a term that enforced also until another is seen to renew it, which ends that."""
-        holder = said = first = None
+    async def _stand_by(self, term: Term) -> None:
+        """Returns once we hold the Lease or, after enforcement without it, once another process renews it."""
+        holder = reported = first = None
         away, waits_until = False, 0.0
         while True:
             try:
                 observed = await self._read()
                 self.answered.set()
-                if away:  # whoever led and could not renew it comes first
+                if away:  # a holder that could not renew takes precedence
                     away, waits_until = False, anyio.current_time() + RETURN_SECONDS
                 if not self._is_mine(observed) and anyio.current_time() < waits_until and _is_free(observed):
                     await self._await_change(waits_until)
@@ -208,12 +208,12 @@ class Elector:
                 if observed is None or self._is_mine(observed) or observed.free_at <= anyio.current_time():
                     await self._take(term, observed)
                     return
-                said = None
+                reported = None
                 if term.enforced and first in (None, observed.record):
-                    first = observed.record  # it may have been renewed for the last time while nothing answered
+                    first = observed.record  # the holder may have renewed it for the last time before the outage
                     await self._await_change(observed.free_at)
                     continue
-                self._hear()  # whoever holds it renews it: Kubernetes answers
+                self._note_contact()  # its holder renews it, so Kubernetes answers
                 if term.enforced:
                     return
                 if holder != observed.record.holder:
@@ -224,9 +224,9 @@ class Elector:
                 self._note(error)
                 if term.enforced and self._refused:
                     return
-                if said != str(error) and not _is_conflict(error):
-                    said = str(error)
-                    log.warning("lease not read or taken", extra={"lease": str(self.lease), "error": said})
+                if reported != str(error) and not _is_conflict(error):
+                    reported = str(error)
+                    log.warning("lease not read or taken", extra={"lease": str(self.lease), "error": reported})
                 await anyio.sleep(AGAIN_SECONDS)
             else:
                 await self._await_free()
@@ -234,7 +234,7 @@ class Elector:
     async def _take(self, term: Term, observed: ObservedLease | None) -> None:
         began = anyio.current_time()
         await self._write(take(observed, self.identity, self._timing, _now()), observed.version if observed else None)
-        if term.enforced:  # what is known may be old: it is listed again before anything else is done
+        if term.enforced:  # the known state may be old: list again before anything else
             term.unconfirmed = term.stale = True
         term.hold(began, began + self._timing.deadline)
 
@@ -244,39 +244,41 @@ class Elector:
             await self._changed.wait()
 
     async def _await_free(self) -> None:
-        """Until nothing was seen of the holder for as long as its Lease lasts; at once when it is given up."""
+        """Waits until the holder was not seen for its Lease's duration, or releases it."""
         while self._observed is not None and self._observed.free_at > anyio.current_time():
             self._changed.clear()
             with anyio.CancelScope(deadline=self._observed.free_at):
                 await self._changed.wait()
 
     async def _hold(self, term: Term) -> None:
-        """Returns when it is another's, or could not be renewed in time because the API server refuses it."""
+        """Renews periodically. Returns when another process holds the Lease, or the API server refuses renewals for too
+        long.
+        """
         while True:
             with anyio.CancelScope(deadline=anyio.current_time() + self._timing.period):
-                await term.wanted()
+                await term.renewal_requested()
             if not await self._renew(term):
                 return
 
     async def _renew(self, term: Term) -> bool:
-        """Tries until it is renewed; False when it is not ours any more."""
+        """Retries until renewed. Returns False if the Lease is no longer ours."""
         while True:
-            term.begin()
+            term.renewal_started()
             began, observed = anyio.current_time(), self._observed
             if not self._is_mine(observed):
                 return False
-            self._say_unconfirmed(term)
+            self._check_unconfirmed(term)
             try:
                 with anyio.fail_after(self._remaining(term)):
                     await self._write(renew(observed.record, self._timing, _now()), observed.version)
             except TimeoutError:
-                if not await self._goes_on(term, Unreachable("no answer in time")):
+                if not await self._keeps_lead(term, Unreachable("no answer in time")):
                     return False
             except _FAILURES as error:
                 if _is_conflict(error) and observed.version is not None:
                     if not await self._is_ours(term):
                         return False
-                elif not await self._goes_on(term, error):
+                elif not await self._keeps_lead(term, error):
                     return False
             else:
                 metrics.note_renewal(renewed=True)
@@ -287,28 +289,28 @@ class Elector:
                 return True
 
     async def _is_ours(self, term: Term) -> bool:
-        """Read anew: what we wrote may have arrived, though we heard of no answer."""
+        """Reads the Lease again: a write may have succeeded although its answer was lost."""
         while True:
             try:
                 observed = await self._read()
             except _FAILURES as error:
-                if not await self._goes_on(term, error):
+                if not await self._keeps_lead(term, error):
                     return False
             else:
                 return self._is_mine(observed)
 
     def _remaining(self, term: Term) -> float:
-        """For one request, in seconds. One that hangs is given up when the lead becomes unconfirmed."""
+        """Seconds for one request. A hanging one is given up when the lead becomes unconfirmed."""
         return max(term.until - anyio.current_time(), 0.0) if term.leading else REQUEST_SECONDS
 
-    def _say_unconfirmed(self, term: Term) -> None:
+    def _check_unconfirmed(self, term: Term) -> None:
         if not term.leading and not term.unconfirmed:
             term.unconfirmed = True
             term.stale = True
             log.warning("leadership not confirmed: the Lease was not renewed in time", extra={"lease": str(self.lease)})
 
-    async def _goes_on(self, term: Term, error: Exception) -> bool:
-        """After a failure: whether the lead lasts, by the Lease or unconfirmed."""
+    async def _keeps_lead(self, term: Term, error: Exception) -> bool:
+        """Handles a failed renewal. Tells whether the lead continues, confirmed or not."""
         self._note(error)
         metrics.note_renewal(renewed=False)
         log.warning("lease not renewed, trying again", extra={"lease": str(self.lease), "error": str(error)})
@@ -319,7 +321,7 @@ class Elector:
         return term.leading or self._denied_since is None or anyio.current_time() < self._denied_since + DENIED_SECONDS
 
     def _note(self, error: Exception) -> None:
-        """What a failure says of the API server: that it is away, or that it refuses."""
+        """Records whether a failure means that the API server is away or refuses."""
         if _is_away(error):
             self._denied_since = None
             if self._term.away_since is None and not self._refused:
@@ -330,8 +332,8 @@ class Elector:
             if self._denied_since is None:
                 self._denied_since = self._heard_at
 
-    def _hear(self) -> None:
-        """The Lease was written, or somebody else renews it."""
+    def _note_contact(self) -> None:
+        """Records that the Lease was written, by us or another process."""
         self._heard_at = anyio.current_time()
         self._term.away_since = self._denied_since = None
         self._refused = False
@@ -349,13 +351,13 @@ class Elector:
         version = None if self._observed is None else self._observed.version
         if change.new is None:
             if change.old is None or version is None or not is_older(change.old.resource_version, than=version):
-                self._miss()
+                self._note_missing()
         elif version is None or not is_older(change.new.resource_version, than=version):
             self._see(change.new.object())
         if not self._is_mine(self._observed) or self._observed.version is None:
-            self._term.want()  # whoever leads has to know at once
+            self._term.request_renewal()  # a leader must know at once
 
-    def _miss(self) -> ObservedLease | None:
+    def _note_missing(self) -> ObservedLease | None:
         self._observed = observe_missing(self._observed)
         self._changed.set()
         return self._observed
@@ -383,11 +385,13 @@ class Elector:
         except ApiError as error:
             if error.status != 404:
                 raise
-            return self._miss()
+            return self._note_missing()
         return self._see(parse(answer))
 
     async def _write(self, record: LeaseRecord, version: str | None) -> None:
-        """Creates it, or replaces that version. Raises ApiError (409: another came first), Unreachable, BadStream."""
+        """Creates the Lease, or replaces that version. Raises ApiError (409: another write came first), Unreachable,
+        BadStream.
+        """
         namespace, name = self.lease.namespace, self.lease.name
         metadata = {"namespace": namespace, "name": name}
         if version is not None:
@@ -402,11 +406,11 @@ class Elector:
         body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata, "spec": spec}
         method, path = ("POST", LEASES.path(namespace)) if version is None else ("PUT", LEASES.path(namespace, name))
         self._see(parse(await self._client.request(method, path, body=body, timeout=REQUEST_SECONDS)))
-        self._hear()
+        self._note_contact()
 
 
 def _is_conflict(error: Exception) -> bool:
-    """Whether it is not as it was read any more, or not there."""
+    """Tells whether the Lease was changed or deleted since it was read."""
     return isinstance(error, ApiError) and error.status in (404, 409)
 
 
@@ -415,7 +419,7 @@ def _is_free(observed: ObservedLease | None) -> bool:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether no API server answered, or one that is overloaded."""
+    """Tells whether no API server answered, or only an overloaded one."""
     return not isinstance(error, ApiError) or error.status in (408, 429) or error.status >= 500
 
 

@@ -1,12 +1,12 @@
-"""What a request to the API server can end with.
+"""Errors of requests to the API server.
 
 ::
 
     KubeError
-     ├─ NotConfigured    no API server is named, or what names it cannot be used; the message lists the choices
+     ├─ NotConfigured    no API server is configured, or the configuration is unusable; the message lists the choices
      ├─ Unreachable      no (complete) answer: refused, reset, timed out, TLS, no credentials
      ├─ ApiError         an answer that is not a success: status, reason, message, retry_after
-     └─ BadStream        a watch said something that is not an event
+     └─ BadStream        a watch sent something that is not an event
 """
 
 
@@ -23,8 +23,8 @@ class Unreachable(KubeError):
 
 
 class ApiError(KubeError):
-    """`reason` is the CamelCase word of the Status (Conflict, NotFound, Expired), `causes` are those of its details;
-    `retry_after` in seconds.
+    """An answer that is not a success. `reason` is the Status's CamelCase word (Conflict, NotFound, Expired), `causes`
+    those of its details; `retry_after` is in seconds.
     """
 
     def __init__(

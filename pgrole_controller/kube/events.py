@@ -1,9 +1,8 @@
-"""Events about objects: said beside the work, never in its way.
+"""Events about objects, written in the background.
 
-Guarantees: `record` neither blocks nor raises; the same (object, reason, note) within six minutes is one Event with a
-series; a refusal is logged and dropped after a second attempt, and while the API server cannot be reached what happened
-waits, 1,000 at most. In a namespace that is being deleted no Event can be
-made: that is none, and holds up nobody else's.
+Guarantees: `record` neither blocks nor raises. Repetitions of (object, reason, note) within six minutes become one
+Event with a series. A refused Event is logged and dropped after a second attempt. While the API server is unreachable,
+up to 1,000 occurrences wait. Events in a terminating namespace are skipped, and do not delay others.
 """
 
 import logging
@@ -26,8 +25,8 @@ from pgrole_controller.kube.store import Stored
 log = logging.getLogger(__name__)
 
 CONTROLLER = "pgrole.dev/controller"
-SERIES_WITHIN = 360.0  # seconds; as client-go
-NOTE_LIMIT = 1_024  # bytes, as the API server counts
+SERIES_WITHIN = 360.0  # seconds; like client-go
+NOTE_LIMIT = 1_024  # bytes, as the API server counts them
 NAME_LIMIT = 128
 EVENT_NAME_LIMIT = 253
 WAITING_LIMIT = 1_000
@@ -37,7 +36,7 @@ RETRY_DELAY_MOST = 30.0
 REQUEST_SECONDS = 10.0
 AWAY_DELAY = 2.0  # between attempts while the API server cannot be reached
 
-NAMESPACE_GOES = "NamespaceTerminating"  # the API server's cause: nothing is created there any more
+NAMESPACE_GOES = "NamespaceTerminating"  # cause given by the API server when it creates nothing more in a namespace
 
 EventType = Literal["Normal", "Warning"]
 
@@ -62,11 +61,11 @@ class _Series:
     namespace: str
     name: str
     count: int
-    last: float  # of the recorder's clock
+    last: float  # on the recorder's clock
 
 
 class Recorder:
-    """Takes occurrences in and, while `run` runs, writes them as events.k8s.io/v1."""
+    """Collects occurrences, and writes them as events.k8s.io/v1 while `run` is running."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Recorder:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         waiting_limit: int = WAITING_LIMIT,
     ) -> None:
-        self.dropped = 0  # since the start
+        self.dropped = 0  # since the process started
         self._client = client
         self._instance = cut(instance or socket.gethostname(), NAME_LIMIT)
         self._clock = clock
@@ -94,9 +93,10 @@ class Recorder:
         action: str,
         event_type: EventType = "Normal",
     ) -> None:
-        """`regarding`: the object, or a reference with apiVersion, kind, name, uid and perhaps namespace.
+        """Queues an occurrence. `regarding` is the object, or a reference with apiVersion, kind, name, uid and, if any,
+        namespace.
 
-        `reason` and `action` are CamelCase words. Nothing secret belongs into `note`, which is cut.
+        `reason` and `action` are CamelCase words. `note` must not contain secrets; it is truncated.
         """
         reference = _refer(regarding) if isinstance(regarding, Stored) else dict(regarding)
         occurrence = _Occurrence(
@@ -108,7 +108,7 @@ class Recorder:
             self._drop(occurrence, "the queue is full or closed")
 
     def close(self) -> None:
-        """Takes nothing more in; `run` returns when what waits is written."""
+        """Accepts nothing more; `run` returns once everything queued is written."""
         self._send.close()
 
     async def run(self) -> None:
@@ -119,7 +119,7 @@ class Recorder:
                     await self._write(occurrence)
 
     def _fold(self, first: _Occurrence) -> list[_Occurrence]:
-        """All that waits, the repeated as one with its count."""
+        """Takes everything queued, and merges repetitions with their count."""
         folded = {first.series: first}
         while True:
             try:
@@ -133,7 +133,7 @@ class Recorder:
                 folded[more.series] = replace(before, at=more.at, count=before.count + 1)
 
     async def _write(self, occurrence: _Occurrence) -> None:
-        """While the API server cannot be reached, it waits: what happened meanwhile is told when it is back."""
+        """Writes one occurrence. While the API server is unreachable, it waits and reports it afterwards."""
         attempt = 0
         while True:
             attempt += 1
@@ -147,7 +147,7 @@ class Recorder:
                 if NAMESPACE_GOES in error.causes:
                     log.info("event skipped: namespace is terminating", extra=_name(occurrence))
                     return
-                # 403: an API server that starts refuses everybody until it has read its rules
+                # 403: an API server that starts refuses everyone until it has read its RBAC rules
                 if attempt >= 2 or (error.status not in (403, 429) and error.status < 500):
                     self._drop(occurrence, str(error))
                     return
@@ -216,18 +216,18 @@ def _name(occurrence: _Occurrence) -> dict[str, Any]:
 
 
 def name_event(name: str, number: int) -> str:
-    """The name of an Event about an object of this name: a valid one for each that Kubernetes lets an object have."""
+    """Returns a valid name for an Event about an object with this name."""
     suffix = f".{number:x}"
     return name[: EVENT_NAME_LIMIT - len(suffix)].rstrip("-.") + suffix
 
 
 def micro_time(at: datetime) -> str:
-    """RFC 3339 in UTC with exactly six digits, as metav1.MicroTime demands."""
+    """Formats RFC 3339 in UTC with exactly six digits, as metav1.MicroTime requires."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` bytes of UTF-8, with an ellipsis where something is left out."""
+    """Truncates to at most `limit` bytes of UTF-8, with an ellipsis if anything is cut."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= limit:
         return encoded.decode()

@@ -1,12 +1,12 @@
-"""When a Lease may be taken, and for how long it is held: what each process can tell by its own clock alone.
+"""Rules for when a Lease may be taken and how long it is held, using this process's clock only.
 
-The times in a Lease are other machines' and are never compared with ours. What counts is how long ago we saw it change:
-the rule of client-go's leader election. Time is an argument, in seconds of any one monotonic clock.
+The times in a Lease come from other machines and are never compared with ours. Like client-go's leader election, what
+counts is how long ago we saw it change. Time is an argument, in seconds of any one monotonic clock.
 """
 
 from dataclasses import dataclass, replace
 
-#: Nobody is waited for longer, in seconds, whatever a Lease says: it may have been written by hand.
+#: Maximum wait for a holder in seconds, whatever the Lease says: it may have been written by hand.
 LONGEST_SECONDS = 60
 #: leaseTransitions is a 32-bit number.
 _MOST_TRANSITIONS = 2**31 - 1
@@ -14,8 +14,9 @@ _MOST_TRANSITIONS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class LeaseTiming:
-    """Seconds. `duration`: who may take a Lease waits for so long without seeing a renewal. `deadline`: a holder that
-    could not renew for so long stops; what is under way has the rest of `duration` to end. `period`: between renewals.
+    """Times in seconds. `duration`: how long a candidate waits without seeing a renewal. `deadline`: a holder that
+    cannot renew for so long stops; work in progress has the rest of `duration` to finish. `period`: time between
+    renewals.
     """
 
     duration: int = 15
@@ -25,7 +26,7 @@ class LeaseTiming:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What a Lease says, apart from its metadata. `duration` is the holder's, in seconds; times as they are written."""
+    """Content of a Lease without its metadata. `duration` is the holder's, in seconds; times are kept as written."""
 
     holder: str = ""
     duration: int = 0
@@ -36,7 +37,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A Lease, and since when we have seen it as it is. `version` None: it was deleted, and was like this before."""
+    """A Lease, and since when it has been unchanged. `version` None: deleted, and this was its last content."""
 
     record: LeaseRecord
     version: str | None
@@ -44,27 +45,27 @@ class ObservedLease:
 
     @property
     def free_at(self) -> float:
-        """When it may be taken, if nothing is seen of its holder until then.
+        """When it may be taken if its holder is not seen until then.
 
-        One that was deleted is its holder's still: who deletes it does not stop whoever leads.
+        A deleted Lease still belongs to its holder, since deleting it does not stop the leader.
         """
         return self.at + min(self.record.duration, LONGEST_SECONDS) if self.record.holder else self.at
 
 
 def observe(before: ObservedLease | None, record: LeaseRecord, version: str, now: float) -> ObservedLease:
-    """What is seen now. Its time stays as it was while nothing in it changes."""
+    """Records the Lease as read now; its time is kept while its content is unchanged."""
     if before is not None and before.record == record:
         return ObservedLease(record, version, before.at)
     return ObservedLease(record, version, now)
 
 
 def observe_missing(before: ObservedLease | None) -> ObservedLease | None:
-    """What is known of a Lease that is not there; None: nothing."""
+    """Records that the Lease is missing; None if nothing was known of it."""
     return None if before is None else replace(before, version=None)
 
 
 def take(observed: ObservedLease | None, holder: str, timing: LeaseTiming, stamp: str) -> LeaseRecord:
-    """The Lease as this holder takes it, or keeps it. `stamp`: the time of day."""
+    """Returns the Lease as taken or kept by this holder. `stamp` is the time of day."""
     if observed is None:
         return LeaseRecord(holder, timing.duration, stamp, stamp, 0)
     if observed.record.holder == holder:
@@ -73,10 +74,10 @@ def take(observed: ObservedLease | None, holder: str, timing: LeaseTiming, stamp
 
 
 def renew(record: LeaseRecord, timing: LeaseTiming, stamp: str) -> LeaseRecord:
-    """The Lease as its holder keeps it."""
+    """Returns the Lease as renewed by its holder."""
     return replace(record, duration=timing.duration, acquired=record.acquired or stamp, renewed=stamp)
 
 
 def release(record: LeaseRecord, stamp: str) -> LeaseRecord:
-    """The Lease as it is left to whoever comes first."""
+    """Returns the Lease as released, for any candidate to take."""
     return replace(record, holder="", duration=1, renewed=stamp)

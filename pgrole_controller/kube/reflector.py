@@ -1,14 +1,14 @@
-"""Keeps a store equal to what the API server holds of one resource, and says what changed.
+"""Keeps a store equal to one resource on the API server, and notifies its listeners of changes.
 
-Expected flow: list in pages, replace the store, watch from the list's version; the server ends a watch after some
-minutes, and the next goes on where it ended.
+Expected flow: list in pages, replace the store's content, and watch from the list's version. The server ends a watch
+after some minutes, and the next one continues from there.
 
-Guarantees: after a disconnect nothing is lost (the watch goes on from the last version, or everything is listed
-again and what went meanwhile is announced as gone); listeners of the store are told only when an object really differs
-from the one in the store; a server that answers at once and uselessly is not asked in a tight loop, one that was away
-is asked as soon as it answers anybody, and what it refuses is said in the store.
+Guarantees: a disconnect loses nothing: the watch continues from the last version, or everything is listed again and
+whatever disappeared is announced. Listeners are notified only if an object really differs from the stored one. A server
+that answers at once and uselessly is not polled in a tight loop. A server that was away is tried again as soon as it
+answers any request. Refusals are recorded in the store.
 
-Caveats: what changed several times while no one watched is announced once.
+Caveat: several changes that occur while no watch is open are announced as one.
 """
 
 import json
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-_PASSING = (408, 410, 429)  # of the answers below 500: not what was asked for is at fault
+_PASSING = (408, 410, 429)  # answers below 500 where the request is not at fault
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTiming:
-    """Seconds, but for `page` (objects) and `line_limit` (bytes)."""
+    """Seconds, except `page` (objects) and `line_limit` (bytes)."""
 
     page: int = 500
     watch_least: float = 300.0
@@ -48,7 +48,7 @@ class WatchTiming:
     backoff_first: float = 0.8
     backoff_most: float = 30.0
     healthy: float = 120.0
-    short: float = 5.0  # a watch that ends sooner counts as a failure
+    short: float = 5.0  # a watch that ends sooner counts as failed
     retry_after_most: float = 300.0
     list_timeout: float = 60.0
     line_limit: int = LIMIT
@@ -58,11 +58,11 @@ DEFAULT: Final = WatchTiming()
 
 
 class _Expired(Exception):
-    """The version that we would watch from is not known any more: list again."""
+    """The API server no longer knows the version to watch from: list again."""
 
 
 class _Ended(Exception):
-    """The server ended the watch sooner than asked."""
+    """The server ended the watch sooner than requested."""
 
 
 async def reflect(
@@ -79,11 +79,10 @@ async def reflect(
     clock: Callable[[], float] = time.monotonic,
     draw: Callable[[], float] = random.random,
 ) -> None:
-    """Runs until cancelled. `changed` is subscribed to the store.
+    """Runs until cancelled. Subscribes `changed` to the store.
 
-    `namespace` None: all; `name`: this one object. `metadata_only`: neither asked for nor kept is more than
-    `pack_metadata` takes (Secrets).
-    `prepare` is awaited before the store is given its first object. `draw` gives numbers in [0, 1).
+    `namespace` None means all; `name` selects one object. `metadata_only`: requests and keeps only what `pack_metadata`
+    takes (Secrets). `prepare` is awaited before the store receives its first object. `draw` returns numbers in [0, 1).
     """
     store.subscribe(changed)
     run = _Reflection(client, resource, store, namespace, name, metadata_only, prepare, timing, clock, draw)
@@ -117,11 +116,11 @@ class _Reflection:
         self._draw = draw
         self._backoff = Backoff(timing.backoff_first, timing.backoff_most)
         self._streak = Streak()
-        self._version: str | None = None  # to watch from; None: list first
+        self._version: str | None = None  # version to watch from; None: list first
         self._expired_at = -math.inf
 
     async def round(self) -> None:
-        """One list if needed, one watch, and the wait that its end calls for."""
+        """Lists if needed, watches once, then waits as long as the watch's end demands."""
         try:
             if self._version is None:
                 self._version = await self._list()
@@ -138,7 +137,7 @@ class _Reflection:
         except ApiError as error:
             self._count("refused")
             if error.status != 429 and error.status < 500:
-                self._version = None  # refused as asked; a definition removed and made again, too
+                self._version = None  # the request was refused; also when the CRD was deleted and created again
                 if error.status not in _PASSING:
                     self._store.refuse(str(error))
             await self._rest(error, min(error.retry_after or 0.0, self._timing.retry_after_most))
@@ -151,7 +150,7 @@ class _Reflection:
             await self._rest(error)
 
     def _count(self, cause: str) -> None:
-        """How a list or a watch ended."""
+        """Counts how a list or a watch ended."""
         metrics.WATCH_ENDS.labels(self._resource.plural, cause).inc()
 
     async def _rest(self, error: Exception, at_least: float = 0.0) -> None:
@@ -172,7 +171,7 @@ class _Reflection:
             await self._client.reachability.wait_until_back()
 
     async def _list(self) -> str:
-        """Lists everything, replaces the store; the version to watch from."""
+        """Lists everything and replaces the store's content; returns the version to watch from."""
         started = self._clock()
         version, listed = await self._pages(limit=self._timing.page)
         changes = self._store.replace(listed)
@@ -200,7 +199,7 @@ class _Reflection:
             except ApiError as error:
                 if error.status != 410 or "continue" not in query:
                     raise
-                # The token outlived its version: all in one answer, as client-go does.
+                # The continue token expired: list everything in one answer, like client-go.
                 listed.clear()
                 query = dict(self._selected)
                 continue
@@ -218,7 +217,7 @@ class _Reflection:
             self._prepare = None
 
     def _items(self, page: dict[str, Any]) -> list[Stored]:
-        """An item already stored in that version is given as stored: a second copy would double the memory."""
+        """Reuses stored items whose version is unchanged: copies would double the memory."""
         api_version, kind = str(page.get("apiVersion", "")), str(page.get("kind", "")).removesuffix("List")
         items = []
         try:
@@ -254,7 +253,7 @@ class _Reflection:
         return page
 
     async def _watch(self, version: str) -> None:
-        """Returns when the server ended the watch in its time; raises _Ended when much sooner."""
+        """Returns when the server ends the watch on time; raises _Ended if it ends much sooner."""
         timing = self._timing
         lasting = timing.watch_least + (timing.watch_most - timing.watch_least) * self._draw()
         query = {
@@ -290,7 +289,7 @@ class _Reflection:
             raise _Ended(message)
 
     def _take(self, line: bytes) -> None:
-        """One event. Raises BadStream, _Expired, ApiError."""
+        """Handles one event. Raises BadStream, _Expired, ApiError."""
         try:
             event = json.loads(line)
             kind, obj = event["type"], event["object"]
@@ -310,13 +309,13 @@ class _Reflection:
         self._version = version
 
     def _quote(self, line: bytes) -> str:
-        """What is no event may still hold the content of a Secret."""
+        """A line that is not an event may still contain a Secret's content."""
         return f"not an event: {len(line)} bytes" if self._metadata_only else f"not an event: {line[:200]!r}"
 
     def _apply(self, kind: str, obj: dict[str, Any]) -> None:
         gone = kind == "DELETED"
         try:
-            if not gone and self._store.knows(obj):  # mostly our own write, which its answer told of
+            if not gone and self._store.knows(obj):  # mostly our own write, already stored from its answer
                 return
             stored = self._pack(obj)
         except (ValueError, TypeError, AttributeError) as error:

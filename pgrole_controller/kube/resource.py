@@ -1,4 +1,4 @@
-"""Names a resource of the API server and the paths under which it is reached."""
+"""API resources, and the paths to reach them."""
 
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -15,7 +15,7 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Names are quoted. An empty namespace is that of a cluster-scoped object: none."""
+        """Returns the path, with names quoted. None or an empty namespace means a cluster-scoped object."""
         path = f"/apis/{self.group}/{self.version}/" if self.group else f"/api/{self.version}/"
         if namespace:
             path += f"namespaces/{quote(namespace, safe='')}/"

@@ -1,6 +1,6 @@
-"""Secrets: read, written whole in one request, and deleted, each only as the very object that was seen.
+"""Reads, writes and deletes Secrets. A write is one request, and affects only the object that was read.
 
-The content is never in an error, a log message or a representation.
+The content never appears in an error, a log message or a representation.
 """
 
 import json
@@ -22,7 +22,7 @@ _UNSHOWN = (
     "the API server's message is not shown, because it may quote the Secret: check the controller's rights, and "
     "quotas and admission policies in the Secret's namespace"
 )
-#: k8s.io/apimachinery/pkg/apis/meta/v1: StatusReason. An admission webhook may answer with any other text.
+#: StatusReason in k8s.io/apimachinery/pkg/apis/meta/v1. An admission webhook may answer with any other text.
 _REASONS = frozenset(
     {
         "AlreadyExists",
@@ -49,7 +49,7 @@ _REASONS = frozenset(
 
 
 class NotWritable(KubeError):
-    """A Secret that cannot become what is desired while it exists; the message says what to do."""
+    """The Secret cannot be written as desired in its present state; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class OwnerReference:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """With its content: keep it no longer than needed.
+    """A Secret with its content: keep it no longer than needed.
 
-    `annotations` are without kubectl's copy of the whole. `own_labels` and `own_annotations` are the names of those
-    that were written here and that nobody else has written since.
+    `annotations` lack kubectl's copy of the whole object. `own_labels` and `own_annotations` are the names written by
+    this controller and by no one else since.
     """
 
     key: Key
@@ -85,7 +85,7 @@ class Secret:
 
 
 async def read_secret(client: Client, key: Key) -> Secret | None:
-    """None when there is none. Raises ApiError, Unreachable, BadStream."""
+    """Reads a Secret; None if it does not exist. Raises ApiError, Unreachable, BadStream."""
     try:
         answer = await client.request("GET", SECRETS.path(key.namespace, key.name))
     except ApiError as error:
@@ -104,15 +104,15 @@ async def write_secret(
     data: Mapping[str, bytes],
     seen: Secret | None,
 ) -> Secret:
-    """Makes the Secret so, in one request; returns it as it is then. Nothing is written when it is so already.
+    """Writes the Secret in one request, unless it already is as desired; returns the resulting Secret.
 
-    It has exactly `data` and is controlled by `owner`; another `owner` of that kind and name is replaced, other
-    references are left. Labels and annotations of others are left, own ones that are no longer wanted go, and with them
-    whatever anybody wrote under pgrole.dev/.
+    It gets exactly `data` and is controlled by `owner`, which replaces an owner of the same kind and name; other
+    references are kept. Others' labels and annotations are kept. Own ones that are no longer desired are removed, and
+    so is anything that others wrote under pgrole.dev/.
 
-    `seen` None: there is none, and one that appeared meanwhile is not touched. Else only that object in that version.
-    Raises ApiError (409 when it is not as it was seen any more, 404 when it is gone; without the API
-    server's message), Unreachable, BadStream, and NotWritable when somebody else would have to act first.
+    `seen` None: the Secret does not exist; one created meanwhile is not touched. Otherwise only that version of that
+    object is changed. Raises ApiError (409 if it has changed since, 404 if it was deleted; without the API server's
+    message), Unreachable, BadStream, and NotWritable if someone must act first.
     """
     reference = _refer(owner)
     if seen is None:
@@ -127,7 +127,7 @@ async def write_secret(
 
 
 async def delete_secret(client: Client, key: Key, uid: str, version: str) -> bool:
-    """False when it is gone, or not that object in that version any more. Raises ApiError, Unreachable."""
+    """Deletes that version of that object. Returns False if it no longer exists. Raises ApiError, Unreachable."""
     try:
         await client.request(
             "DELETE",
@@ -142,7 +142,7 @@ async def delete_secret(client: Client, key: Key, uid: str, version: str) -> boo
 
 
 def stored_of(secret: Secret) -> Stored:
-    """What a metadata-only reflector keeps of it: for the store, ahead of the watch."""
+    """Returns what a metadata-only reflector keeps of it, to update the store ahead of the watch."""
     metadata = {
         "namespace": secret.key.namespace,
         "name": secret.key.name,
@@ -165,7 +165,7 @@ def _refer(owner: Stored) -> OwnerReference:
 
 
 def _check(seen: Secret, reference: OwnerReference) -> None:
-    """Raises NotWritable."""
+    """Raises NotWritable if the Secret cannot become ours."""
     if seen.immutable:
         message = f"Secret {seen.key} is immutable: delete it, and the controller creates it again"
         raise NotWritable(message)
@@ -182,7 +182,7 @@ def _check(seen: Secret, reference: OwnerReference) -> None:
 
 
 def _is_same_name(one: OwnerReference, other: OwnerReference) -> bool:
-    """Whether both name one object, perhaps deleted and made again; a group's versions are one."""
+    """Tells whether both refer to one name, in any version of the API group; the object may have been created again."""
     groups = [reference.api_version.rpartition("/")[0] for reference in (one, other)]
     return groups[0] == groups[1] and (one.kind, one.name) == (other.kind, other.name)
 
@@ -216,9 +216,9 @@ def _patch(
     annotations: Mapping[str, str],
     data: Mapping[str, bytes],
 ) -> dict[str, Any]:
-    """A strategic merge patch: null removes, references are merged by uid, what is not named is left.
+    """Builds a strategic merge patch: null removes, references are merged by uid, and anything not listed is kept.
 
-    Not server-side apply: that cannot remove a key of `data` that somebody else added.
+    Server-side apply cannot remove a key of `data` that someone else added.
     """
     stale = [one.uid for one in seen.owners if one.uid != reference.uid and _is_same_name(one, reference)]
     former = seen.own_annotations | {name for name in seen.annotations if name.startswith(OWN_PREFIX)}
@@ -250,7 +250,7 @@ def _encode(data: Mapping[str, bytes]) -> dict[str, str]:
 
 
 async def _send(client: Client, method: str, path: str, body: dict[str, Any], content_type: str) -> bytes:
-    """The API server quotes what it refuses, a whole patch at times: errors are raised again without its words."""
+    """Sends a request, and raises errors without their text: the API server may quote the content it refuses."""
     failed: ApiError | Unreachable
     try:
         return await client.request(method, path, query={"fieldManager": MANAGER}, body=body, content_type=content_type)
@@ -259,9 +259,9 @@ async def _send(client: Client, method: str, path: str, body: dict[str, Any], co
             error.status, error.reason if error.reason in _REASONS else "Refused", _UNSHOWN, error.retry_after
         )
     except Unreachable as error:
-        # An answer that is no HTTP is in the message of its cause.
+        # The cause's message contains an answer that is not HTTP.
         failed = error if error.__cause__ is None else Unreachable(f"{method} {path}: {type(error.__cause__).__name__}")
-    # Outside of `except`: the error that is hidden would be its context.
+    # Outside `except`, or the original error would become its context.
     raise failed
 
 
@@ -274,7 +274,7 @@ def _take(answer: bytes) -> Secret:
 
 
 def _parse(answer: bytes) -> Secret | None:
-    """None when it is no Secret: a JSONDecodeError would carry the whole text with it."""
+    """Returns None if the answer is not a Secret: a JSONDecodeError would carry the whole text."""
     try:
         whole = json.loads(answer)
         metadata = whole["metadata"]
@@ -310,7 +310,7 @@ def _load(reference: dict[str, Any]) -> OwnerReference:
 
 
 def _find_own(metadata: dict[str, Any], kind: str) -> frozenset[str]:
-    """The names that managedFields say this manager, and no other, has written."""
+    """Returns the names that only this manager has written, according to managedFields."""
     own: set[str] = set()
     others: set[str] = set()
     for entry in metadata.get("managedFields") or ():

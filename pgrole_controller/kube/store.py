@@ -1,4 +1,4 @@
-"""What the API server holds of one resource, as last seen. Small: bytes and a few strings for each object."""
+"""In-memory copy of one resource: compressed bytes and a few strings for each object, with change notifications."""
 
 import json
 import logging
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_PREFIX = "pgrole.dev/"
 
-#: Of objects that are kept parsed, in bytes of JSON: of all, and of one. Parsed, they take several times as much.
+#: Limits of cached parsed objects, in bytes of JSON: in total, and for one. Parsed, they take several times as much.
 PARSED_BYTES = 2**19
 PARSED_LARGEST = 2**14
 
 _REMOVED_KEPT = 4_096
-#: Of what anybody may write onto a Secret, up to 256 KiB of annotations, so much is kept.
+#: Maximum length kept of the hash annotation: anyone may write up to 256 KiB of annotations on a Secret.
 _HASH_KEPT = 128
 _OWNERS_KEPT = 8
 _FEW = 8
@@ -40,10 +40,10 @@ class Stored:
     uid: str
     resource_version: str
     body: bytes  # compressed JSON: of `pack` or of `pack_metadata`
-    created: str = ""  # creationTimestamp; of `pack` alone
+    created: str = ""  # creationTimestamp; only from `pack`
 
     def object(self) -> dict[str, Any]:
-        """The object, which others are given too: change nothing in it, and keep it no longer than needed."""
+        """Returns the parsed object. It is shared: do not change it, and keep it no longer than needed."""
         return _parsed.get(self.body)
 
     def is_same(self, other: "Stored") -> bool:
@@ -51,10 +51,10 @@ class Stored:
 
 
 class ParseCache:
-    """The objects that were read last, by their bodies: each is asked for several times within moments.
+    """Caches the objects parsed last, by body, because each is requested several times within moments.
 
-    So many bytes of JSON are kept as were read, of an object at most `largest`: however large somebody's objects are,
-    and however well they are compressed.
+    Limited by the size of the uncompressed JSON, in total and per object (`largest`), so large or highly compressed
+    objects cannot fill the memory.
     """
 
     def __init__(self, most: int = PARSED_BYTES, largest: int = PARSED_LARGEST) -> None:
@@ -74,7 +74,7 @@ class ParseCache:
         return parsed
 
     def put(self, body: bytes, parsed: dict[str, Any], size: int) -> None:
-        """`parsed` is what `body` holds, `size` its bytes before they were compressed."""
+        """Caches what `body` contains; `size` is its uncompressed size in bytes."""
         if size > self._largest or body in self._kept:
             return
         self._kept[body] = parsed, size
@@ -89,9 +89,10 @@ _parsed = ParseCache()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Appeared: no `old`; gone: no `new`; deleted and made again between two looks: both, with other uids.
+    """A created (no `old`), deleted (no `new`) or changed object. If it was deleted and created again unseen, the uids
+    differ.
 
-    `by` is the object for which this process wrote what is new; None for what a list or a watch says.
+    `by` is the object for which this process wrote the new state; None if it comes from a list or a watch.
     """
 
     key: Key
@@ -104,17 +105,17 @@ Listener = Callable[[Change], None]
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """The value where it is a mapping, else an empty one: an object that bypassed the schema may hold anything."""
+    """Returns the value if it is a mapping, else an empty one: an object may have bypassed the schema."""
     return value if isinstance(value, dict) else {}
 
 
 def sequence(value: object) -> list[Any]:
-    """The value where it is a list, else an empty one."""
+    """Returns the value if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def parse(answer: bytes) -> dict[str, Any]:
-    """An object as the API server answers with it. Raises BadStream: a proxy may say 200 and send a page."""
+    """Parses an answer with one object. Raises BadStream: a proxy may answer 200 with an HTML page."""
     try:
         parsed: dict[str, Any] = json.loads(answer)
         _metadata_of(parsed)
@@ -125,11 +126,10 @@ def parse(answer: bytes) -> dict[str, Any]:
 
 
 def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Stored:
-    """An object of the API server as it is stored; without managedFields and kubectl's copy: stripped in place. It may
-    be given out by `object()`: the caller does nothing more with it.
+    """Packs an object for the store, without managedFields and kubectl's copy, which are removed in place. `object()`
+    may return the argument itself, so the caller must not use it any more.
 
-    `api_version` and `kind` are for items of a list, which need not carry theirs. Raises ValueError when it is
-    no object.
+    `api_version` and `kind` are for items of a list, which may lack them. Raises ValueError if it is not an object.
     """
     metadata = _metadata_of(obj)
     metadata.pop("managedFields", None)
@@ -145,10 +145,10 @@ def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Store
 
 
 def pack_metadata(obj: dict[str, Any]) -> Stored:
-    """What says whose an object is, and nothing of its content, whatever the API server answered.
+    """Packs only what tells whose object it is, never its content, even if the API server sent it.
 
-    The body is `{"metadata": {…}}` with deletionTimestamp and, where there is an annotation pgrole.dev/hash, that and
-    the first ownerReferences, each only when it is there. Raises ValueError when it is no object.
+    The body is `{"metadata": {…}}` with deletionTimestamp and, if annotation pgrole.dev/hash exists, that and the first
+    ownerReferences. Absent parts are omitted. Raises ValueError if it is not an object.
     """
     metadata = _metadata_of(obj)
     annotations = metadata.get("annotations") or {}
@@ -188,7 +188,7 @@ def _compress(obj: dict[str, Any]) -> bytes:
     return zlib.compress(_write(obj), level=1)
 
 
-_NOTHING_KEPT = _compress({"metadata": {}})  # one for all: most Secrets of a cluster are nobody's here
+_NOTHING_KEPT = _compress({"metadata": {}})  # shared: most Secrets of a cluster are not ours
 
 
 def is_older(version: str, than: str) -> bool:
@@ -197,13 +197,12 @@ def is_older(version: str, than: str) -> bool:
 
 
 class Store:
-    """Objects by key, with an optional index. Listeners are told of every change, whoever makes it.
+    """Objects by key, with an optional index. Notifies its listeners of every change, whoever makes it.
 
-    `index` gives, for a parsed object, the values under which `by_index` finds its key. `synced` is set after the
-    first complete list, `last_contact` (monotonic seconds) whenever the API server was heard, `refused` is what the
-    API server said while it refuses to list or watch (Forbidden, …), None while it does not: all by the reflector.
-    `answered` is set once it has listed or refused; `allowed` when it refuses no longer: whoever waits for that
-    clears it.
+    `index` returns, for a parsed object, the values under which `by_index` finds its key. The reflector sets the rest.
+    `synced`: set after the first complete list. `last_contact`: when the API server was last heard, in monotonic
+    seconds. `refused`: its message while it refuses to list or watch (Forbidden, …), else None. `answered`: set once it
+    has listed or refused. `allowed`: set when it no longer refuses; whoever waits for it clears it.
     """
 
     def __init__(self, index: Callable[[dict[str, Any]], Iterable[str]] | None = None) -> None:
@@ -214,21 +213,22 @@ class Store:
         self.allowed = Signal()
         self._index = index
         self._objects: dict[Key, Stored] = {}
-        # Tuples, nearly always of one: 10,000 sets would take 2 MB more. Many are in a dict.
+        # Tuples, nearly always of one key: 10,000 sets would take 2 MB more. Large groups are dicts.
         self._indexed: dict[str, tuple[Key, ...] | dict[Key, None]] = {}
         self._removed: OrderedDict[str, None] = OrderedDict()
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
-        """Calls `listener` with every change from now on, once however often it is given. It may only enqueue.
+        """Calls `listener` with every change from now on, only once even if subscribed twice. It must do no more than
+        enqueue.
 
-        What it raises is logged and counted, and holds up neither the store nor the other listeners.
+        If it raises, the error is logged and counted, and affects neither the store nor other listeners.
         """
         if listener not in self._listeners:
             self._listeners.append(listener)
 
     def doubt(self) -> None:
-        """What is in here may be old: it is synced again after the next complete list."""
+        """Marks the content as possibly outdated; `synced` is set again after the next complete list."""
         self.synced.clear()
 
     def refuse(self, why: str) -> None:
@@ -247,11 +247,11 @@ class Store:
         return self._objects.get(key)
 
     def items(self) -> ItemsView[Key, Stored]:
-        """A live view: copy it before awaiting."""
+        """Returns a live view: copy it before awaiting."""
         return self._objects.items()
 
     def keys(self) -> KeysView[Key]:
-        """A live view: copy it before awaiting."""
+        """Returns a live view: copy it before awaiting."""
         return self._objects.keys()
 
     def by_index(self, value: str) -> set[Key]:
@@ -261,18 +261,18 @@ class Store:
         return len(self._indexed.get(value, ()))
 
     def knows(self, obj: dict[str, Any]) -> bool:
-        """Whether `put` would take nothing new from this object of the API server: then it need not be packed.
+        """Tells whether `put` would ignore this object from the API server, so that it need not be packed.
 
-        Raises ValueError when it is no object.
+        Raises ValueError if it is not an object.
         """
         key, uid, version = _identify(_metadata_of(obj))
         known = self._objects.get(key)
         return uid in self._removed or (known is not None and not is_older(known.resource_version, than=version))
 
     def put(self, new: Stored, by: Key | None = None) -> Change | None:
-        """Takes an object from a watch or from the answer to a write, whichever comes first. `by`: as in Change.
+        """Stores an object from a watch or from the answer to a write, whichever comes first. `by` as in Change.
 
-        None when it says nothing new: the version is known, older, or of an object that was seen to go.
+        Returns None if it is nothing new: the version is known or older, or the object was seen deleted.
         """
         old = self._objects.get(new.key)
         if new.uid in self._removed:
@@ -282,7 +282,7 @@ class Store:
         return self._announce(self._set(new.key, old, new, by))
 
     def remove(self, key: Key, uid: str, by: Key | None = None) -> Change | None:
-        """None when that very object (by uid) is not there; a later answer to a write does not bring it back."""
+        """Removes that object, by uid; a late answer to a write does not bring it back. None if it was not stored."""
         self._remember_removed(uid)
         old = self._objects.get(key)
         if old is None or old.uid != uid:
@@ -290,9 +290,9 @@ class Store:
         return self._announce(self._set(key, old, None, by))
 
     def replace(self, everything: Iterable[Stored]) -> list[Change]:
-        """A complete list is the truth, whatever its versions; what it lacks is gone.
+        """Replaces everything by a complete list, whatever its versions; objects not listed are removed.
 
-        Listeners are told when all of it is stored, of what is gone first.
+        Listeners are notified after all of it is stored, of deletions first.
         """
         listed = {new.key: new for new in everything}
         changes = [self._set(key, old, None) for key, old in list(self._objects.items()) if key not in listed]
@@ -333,7 +333,7 @@ class Store:
         return Change(key, old, new, by)
 
     def _entries_of(self, key: Key, stored: Stored | None) -> set[str]:
-        """What the index gives for an object; nothing where it fails."""
+        """Returns the index values of an object; none if the index function fails."""
         if stored is None or self._index is None:
             return set()
         try:

@@ -1,9 +1,7 @@
-"""HTTP with the API server, as a kubeconfig describes it: TLS, proxy, one pool of connections.
+"""HTTP connections to the API server as the kubeconfig describes them: TLS, proxy, one connection pool.
 
-A request asks nothing of the machine: the proxy is found once, and ~/.netrc is not read. (aiohttp's `trust_env` does
-both for each request, in a thread.)
-
-Requests are timed by verb, resource and class of code, for the metrics. No label holds a name of an object.
+The proxy is determined once, and ~/.netrc is not read: aiohttp's `trust_env` does both for every request, in a thread.
+Metrics time requests by verb, resource and class of status code; no label contains an object's name.
 """
 
 import json
@@ -25,9 +23,9 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
 class RequestTimer:
-    """Measures one request, from its beginning to the end of the context; one that is cancelled is left out.
+    """Times one request, from its start to the end of the context, unless it is cancelled.
 
-    Set `status` once the answer has begun.
+    Set `status` as soon as the answer begins.
     """
 
     __slots__ = ("_began", "_resource", "_verb", "status")
@@ -53,7 +51,7 @@ class RequestTimer:
 
 
 def read_path(path: str) -> tuple[str, bool]:
-    """The resource of a path, as `pgroles` or `pgroles/status`, and whether it names one object."""
+    """Returns the resource in a path, as `pgroles` or `pgroles/status`, and whether the path names one object."""
     parts = path.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     if rest[:1] == ["namespaces"] and len(rest) > 2:
@@ -64,7 +62,7 @@ def read_path(path: str) -> tuple[str, bool]:
 
 
 def name_verb(method: str, *, named: bool) -> str:
-    """As RBAC calls it."""
+    """Returns the verb as in RBAC."""
     if method == "GET":
         return "get" if named else "list"
     if method == "DELETE":
@@ -72,7 +70,7 @@ def name_verb(method: str, *, named: bool) -> str:
     return _VERBS.get(method, metrics.OTHER)
 
 
-#: Without any answer for so long, in seconds, a request that fails means that it is away.
+#: If no request was answered for this many seconds, a failed request means that the API server is away.
 SILENT_SECONDS = 5.0
 
 
@@ -84,7 +82,7 @@ class Reachability:
         self._back = Signal()
 
     def note_answer(self, status: int) -> None:
-        """One came; those of an overloaded server, or of a proxy before none, do not count."""
+        """Records an answer, unless it comes from an overloaded server or a proxy without one."""
         if status == 429 or status >= 500:
             return
         self._answered_at = self._clock()
@@ -93,25 +91,25 @@ class Reachability:
             self._back.pulse()
 
     def note_failure(self) -> None:
-        """None came."""
+        """Records that a request was not answered."""
         self._away = self._away or self._clock() - self._answered_at >= SILENT_SECONDS
 
     async def wait_until_back(self) -> None:
-        """Until it answers again after it was away."""
+        """Returns once the API server answers again after it was away."""
         await self._back.wait()
 
 
 _CONNECTIONS = 100
-_READ_BUFFER = 2**21  # bytes; a line of a watch holds a whole object
+_READ_BUFFER = 2**21  # bytes; a watch sends each object as one line
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Transport:
-    """Use as a context. The certificates are read when it is made, and their files not needed afterwards."""
+    """An async context. Certificates are read when it is created; their files are not needed afterwards."""
 
     def __init__(self, configuration: Any, user_agent: str) -> None:  # noqa: ANN401 - kubernetes_asyncio's
-        """Raises OSError (ssl.SSLError too) where certificates cannot be used."""
+        """Raises OSError (including ssl.SSLError) if the certificates cannot be used."""
         self._host = configuration.host
         self._server_name = configuration.tls_server_name or None
         self._session = aiohttp.ClientSession(
@@ -138,7 +136,7 @@ class Transport:
         limits: aiohttp.ClientTimeout,
         body: dict[str, Any] | list[Any] | None,
     ) -> aiohttp.ClientResponse:
-        """The answer, once its headers are there."""
+        """Returns the answer once its headers have arrived."""
         target = f"{self._host}{path}?{urlencode(query)}" if query else f"{self._host}{path}"
         return await self._session.request(
             method,
@@ -151,9 +149,9 @@ class Transport:
 
 
 def find_proxy(address: str) -> str | None:
-    """The proxy of the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) for an address, as aiohttp finds it.
+    """Returns the proxy from the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) for an address, as aiohttp finds it.
 
-    A proxy that is spoken to with TLS is ignored: only `proxy-url` in a kubeconfig can name one.
+    A proxy with a TLS address is ignored: only `proxy-url` in a kubeconfig can name one.
     """
     parts = urlsplit(address)
     if parts.hostname and proxy_bypass(parts.hostname):
