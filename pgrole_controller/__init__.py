@@ -1,3 +1,3 @@
-"""PostgreSQL roles as Kubernetes objects, with drift inside the database noticed within milliseconds."""
+"""PostgreSQL roles as Kubernetes objects, with drift in the database detected within milliseconds."""
 
 __version__ = "0.3.0"

@@ -1,4 +1,4 @@
-"""`pgrole-controller`: the way in. Exit codes: 0 asked to stop, 1 failed, 2 misused.
+"""Entry point `pgrole-controller`. Exit codes: 0 asked to stop, 1 failed, 2 wrong usage.
 
 Each command imports what it needs.
 """
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="run the controller",
         epilog=f"{DSN.variable} (environment only): {_plain(DSN.help)}",
-        allow_abbrev=False,  # what is short for one flag today may be short for two in the next version
+        allow_abbrev=False,  # an abbreviation that is unique today may be ambiguous in the next version
     )
     for group in Group:
         heading = run.add_argument_group(group)
@@ -98,9 +98,9 @@ def _plain(markdown: str) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     settings = read_settings(vars(options), os.environ)
-    # Here, since it takes a while: `--help` and a wrong setting answer at once.
+    # Imported late because it is slow: `--help` and wrong settings answer at once.
     with startup_imports():
-        # Else libstdc++ is loaded, 1 MiB, for lists that aiohttp reads at most once in a request.
+        # Its extension loads libstdc++, 1 MiB, for lists that aiohttp reads at most once per request.
         import_plain("frozenlist", "frozenlist._frozenlist")
         import anyio
 

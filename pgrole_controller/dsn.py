@@ -1,4 +1,4 @@
-"""What PGROLE_DSN says, as libpq reads it: the address, TLS, and the methods of authentication."""
+"""Parses PGROLE_DSN as libpq does: address, TLS, and authentication methods."""
 
 from urllib.parse import parse_qs, parse_qsl, unquote, unquote_plus, urlsplit
 
@@ -6,16 +6,16 @@ from pgrole_controller.core.connection_secret import Address
 
 LAST_PORT = 65535
 _METHODS = ("password", "md5", "scram-sha-256", "none")
-#: Methods that only libpq has, and that a DSN may exclude.
+#: Methods that only libpq supports; a DSN may still exclude them.
 _OTHER_METHODS = ("gss", "sspi", "oauth")
 _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
 def read_dsn(value: str) -> str:
-    """The DSN itself. Raises ValueError with what it takes, without any part of its value."""
+    """Validates and returns the DSN. Raises ValueError with the expected form, without any part of the value."""
     try:
         fits = urlsplit(value).scheme in ("postgres", "postgresql") and 0 < address_of(value).port <= LAST_PORT
-    except ValueError:  # its words can hold a part of the password
+    except ValueError:  # its message may contain a part of the password
         fits = False
     if not fits:
         raise ValueError(
@@ -28,7 +28,7 @@ def read_dsn(value: str) -> str:
 
 
 def address_of(dsn: str) -> Address:
-    """Where applications find the server that a DSN names, for connection Secrets. What it leaves out is libpq's."""
+    """Returns where applications find the DSN's server, for connection Secrets, with libpq's defaults."""
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
     host = parts.hostname or query.get("host", [""])[0].split(",")[0] or "localhost"
@@ -39,7 +39,7 @@ def address_of(dsn: str) -> Address:
 
 
 def verifies_by_default(dsn: str) -> bool:
-    """Whether a DSN says nothing of TLS although it leaves this machine: asyncpg would fall back to plain text."""
+    """Tells whether a DSN leaves this machine without any TLS setting: asyncpg would fall back to plain text."""
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
     if "sslmode" in query:
@@ -49,10 +49,11 @@ def verifies_by_default(dsn: str) -> bool:
 
 
 def split_methods(dsn: str) -> tuple[str, frozenset[str] | None]:
-    """The DSN without its require_auth, which asyncpg does not know, and the methods that it allows; None: the default.
+    """Splits off require_auth, which asyncpg does not support: returns the rest, and the allowed methods (None:
+    default).
 
-    As libpq reads it: names with commas between, or each with a ! before it for all but these. Raises ValueError with
-    what it takes.
+    As in libpq, names are separated by commas; a ! before each name excludes them instead. Raises ValueError with the
+    expected form.
     """
     parts = urlsplit(dsn)
     pieces = parts.query.split("&")

@@ -1,11 +1,11 @@
-"""What a start leaves out of its imports, without anything being missed later.
+"""Skips imports that a start does not need, without breaking their later use.
 
-Of kubernetes_asyncio only configuration and authentication are used: importing any part of it runs
-`kubernetes_asyncio/__init__` and `client/__init__`, which import 840 model modules, 33 MiB in 0.3 s of CPU. Here its
-packages are registered without running them, and so is urllib3, which `client.configuration` imports for a header.
+The controller uses only configuration and authentication from kubernetes_asyncio, but importing any part of it runs
+`kubernetes_asyncio/__init__` and `client/__init__`, which import 840 model modules: 33 MiB and 0.3 s of CPU. This
+module registers its packages without running them, and urllib3 too, which `client.configuration` imports for a header.
 
-Guarantee: they behave as ever for anyone else in the process. The first name asked of one that it does not have
-runs its `__init__`, in place; so does a version of kubernetes_asyncio that is laid out in another way.
+Guarantee: the packages work as usual for any other code in the process. The first access to a name that is not there
+runs the package's `__init__` in place. So does a version of kubernetes_asyncio with another layout.
 """
 
 import gc
@@ -21,10 +21,10 @@ from typing import Any
 
 
 def register(package: str, homes: Sequence[str] = ()) -> None:
-    """Has a package be there without its `__init__` having run: what imports a module of it runs that module alone.
+    """Registers a package without running its `__init__`; importing one of its modules runs only that module.
 
-    A name that it is asked for is, with `homes`, a module of it or a name in one of these modules. Else the `__init__`
-    runs, in place. Harmless for a package that is imported already, or missing.
+    With `homes`, an attribute of the package is looked up among its modules and in these. If it is not found, the
+    `__init__` runs in place. Harmless for a package that is already imported, or missing.
     """
     spec = find_spec(package) if package not in sys.modules else None
     if spec is not None:
@@ -59,21 +59,23 @@ def _complete(module: ModuleType, name: str) -> Any:  # noqa: ANN401 - a name of
 
 
 def import_plain(package: str, extension: str) -> None:
-    """Imports a package in pure Python, without an extension that it can do without; as ever where it cannot."""
+    """Imports a package in pure Python, without an optional extension, or as usual if that fails."""
     if package in sys.modules:
         return
     sys.modules[extension] = None  # type: ignore[assignment] # ImportError for whoever imports it
     try:
         import_module(package)
     except ImportError:
-        return  # whoever needs it imports it with its extension, or is told why not
+        return  # a later import loads it with its extension, or reports the error
     finally:
         del sys.modules[extension]
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Around imports. No collection looks for garbage among modules, then or later: they live as long as it."""
+    """Pauses garbage collection during imports, and excludes the modules from later collections: they are never
+    garbage.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -86,16 +88,16 @@ def gc_paused() -> Iterator[None]:
 
 @contextmanager
 def startup_imports() -> Iterator[None]:
-    """`gc_paused`, for the imports of a start.
+    """Wraps the imports of a start in `gc_paused`.
 
-    Contexts for TLS that are made meanwhile, as aiohttp makes two, read this machine's CAs with their first connection.
+    Any TLS context made meanwhile (aiohttp makes two) loads this machine's CAs on its first connection.
     """
     ssl.SSLContext.set_default_verify_paths = _read_later  # type: ignore[assignment,method-assign]
     try:
         with gc_paused():
             yield
     finally:
-        del ssl.SSLContext.set_default_verify_paths  # that of its base is seen again
+        del ssl.SSLContext.set_default_verify_paths  # uncovers the base class's method
 
 
 class _UnreadContext(ssl.SSLContext):
@@ -122,7 +124,7 @@ KUBERNETES_PACKAGES = ("urllib3", KUBERNETES_ROOT, KUBERNETES_CLIENT, f"{KUBERNE
 
 
 def register_kubernetes() -> None:
-    """Harmless where they were imported before."""
+    """Registers kubernetes_asyncio and urllib3. Harmless if they are already imported."""
     for name in KUBERNETES_PACKAGES:
         register(name)
     try:
@@ -130,9 +132,9 @@ def register_kubernetes() -> None:
         vars(sys.modules[KUBERNETES_CLIENT]).setdefault("Configuration", configuration)
         vars(sys.modules[KUBERNETES_CLIENT]).setdefault("ApiClient", _make_api_client)
     except (ImportError, AttributeError, KeyError):
-        return  # laid out in another way: whoever wants these names gets them by the packages' `__init__`
+        return  # another layout: the packages' `__init__` provides these names
 
 
 def _make_api_client(*arguments: object, **named: object) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
-    """Stands for the class ApiClient where `config` imports it, for functions that we do not call."""
+    """Replaces the class ApiClient where `config` imports it, for functions that we do not call."""
     return import_module(f"{KUBERNETES_CLIENT}.api_client").ApiClient(*arguments, **named)

@@ -1,10 +1,8 @@
-"""Log lines: constant messages with values as keys, for a terminal as text, elsewhere as JSON.
+"""Logging: constant messages with values as keys, as text on a terminal and as JSON elsewhere.
 
-Each reconcile has a short id, which stands as `visit` in every line that is written for it, in whatever room
-(`tracing`).
-
-Much of what is logged was written by somebody else, or happens as often as somebody else likes: values, tracebacks and
-the repetition of a warning have a bound.
+Each reconcile has a short id, which every line logged for it carries as `visit`, from whatever module (`tracing`). Much
+logged text comes from others or repeats as often as others cause it, so values, tracebacks and repeated warnings are
+bounded.
 """
 
 import json
@@ -29,11 +27,11 @@ _COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERRO
 _RESET = "\033[0m"
 
 
-#: Of one value, and of one traceback, in characters.
+#: Maximum length of one value and of one traceback, in characters.
 LONGEST_VALUE = 2000
 LONGEST_TRACEBACK = 12_000
 
-#: How often the same warning of the same server or object is written in so many seconds.
+#: Maximum number of identical warnings for one server or object within so many seconds.
 REPEATS = 20
 REPEAT_SECONDS = 60.0
 MOST_REPEATED = 10_000
@@ -42,7 +40,7 @@ _reconcile_id: ContextVar[str] = ContextVar("visit", default="")
 
 
 def set_up(level: str, form: LogFormat) -> None:
-    """Logs to standard error from now on. Colours only on a terminal, unless NO_COLOR is set to anything."""
+    """Configures logging to standard error. Colours only on a terminal, and not if NO_COLOR is set."""
     terminal = sys.stderr.isatty()
     handler = logging.StreamHandler(sys.stderr)
     text = form == "text" or (form == "auto" and terminal)
@@ -51,28 +49,28 @@ def set_up(level: str, form: LogFormat) -> None:
     handler.addFilter(RepeatFilter().admit)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pgrole_controller").setLevel(level.upper())
-    # At DEBUG it prints bodies, Secrets among them.
+    # At DEBUG it logs request bodies, including Secrets.
     logging.getLogger("kubernetes_asyncio.client.rest").setLevel(logging.WARNING)
 
 
 def new_reconcile_id() -> str:
-    """An id that no other reconcile of these days has."""
+    """Returns an id that is unique for practical purposes."""
     return secrets.token_hex(4)
 
 
 def batch_member_id(batch: str, place: int, of: int) -> str:
-    """The id of one reconcile of a batch, which begins with that of the batch; of a batch of one, the same."""
+    """Returns the id of one reconcile in a batch. It begins with the batch's id; in a batch of one, it equals it."""
     return batch if of == 1 else f"{batch}.{place}"
 
 
 def current_reconcile_id() -> str:
-    """The id of the reconcile that this is done for; empty where it is for none."""
+    """Returns the id of the current reconcile; empty outside one."""
     return _reconcile_id.get()
 
 
 @contextmanager
 def tracing(reconcile_id: str) -> Iterator[None]:
-    """What is logged in here, and in tasks and threads that are started here, is for this reconcile."""
+    """Attributes everything logged inside, also by tasks and threads started inside, to this reconcile."""
     token = _reconcile_id.set(reconcile_id)
     try:
         yield
@@ -80,20 +78,20 @@ def tracing(reconcile_id: str) -> Iterator[None]:
         _reconcile_id.reset(token)
 
 
-#: Of one stack, the innermost frames; of tracebacks, so many within a minute are logged in full.
+#: Limits: innermost frames per stack, and full tracebacks per minute.
 FRAMES = 30
 TRACEBACKS = 10
 
 
 def describe_stack(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Where code stands, the innermost last: file, line and function, and no values."""
+    """Describes where code is, innermost frame last: file, line and function, without values."""
     codes = ((frame.f_code, line) for frame, line in frames)
     places = [f"{_module(code.co_filename)}:{line} {code.co_name}" for code, line in codes]
     return " > ".join(places[-FRAMES:])
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """For a log line: the type of an unexpected error and its traceback, without its text, which may quote a secret."""
+    """Describes an unexpected error for a log line: type and traceback, without its text, which may quote a secret."""
     described = {"error": type(error).__name__}
     if not _tracebacks.admit():
         return described
@@ -102,7 +100,7 @@ def describe_error(error: BaseException) -> dict[str, str]:
 
 
 class RateLimit:
-    """So many of something within so many seconds."""
+    """Allows a number of occurrences within a number of seconds."""
 
     def __init__(self, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._times: deque[float] = deque(maxlen=most)
@@ -121,7 +119,7 @@ _tracebacks = RateLimit(TRACEBACKS, 60.0)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from or while handling."""
+    """Yields the error and the chain of its causes and contexts."""
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen and len(seen) < 5:
@@ -131,7 +129,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _module(filename: str) -> str:
-    """The last parts of a path: which package and file."""
+    """Returns the last parts of a path: package and file."""
     return "/".join(filename.replace(os.sep, "/").split("/")[-2:])
 
 
@@ -142,7 +140,7 @@ def _add_reconcile_id(record: logging.LogRecord) -> bool:
 
 
 class RepeatFilter:
-    """Leaves out warnings and errors that were just written often enough; the next one says how many were."""
+    """Drops warnings and errors that repeat too often; the next one logged says how many were dropped."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -181,7 +179,7 @@ def _cut(value: object) -> object:
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The beginning, and the end: what was raised last. Its words may be somebody else's."""
+    """Keeps the beginning and the end, which shows the last error. Its text may come from others."""
     raw = formatter.formatException(record.exc_info) if record.exc_info else ""
     text = "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in raw)
     if len(text) <= LONGEST_TRACEBACK:
@@ -230,6 +228,8 @@ _escaped = json.JSONEncoder(default=str).encode
 
 
 def _quote(value: object) -> str:
-    """As JSON, with escapes for what a terminal would obey or not show: names come from whoever can make a role."""
+    """Renders JSON with terminal control and non-printing characters escaped: anyone who can create roles chooses
+    names.
+    """
     text = _as_it_is(value)
     return text if text.isprintable() else _escaped(value)

@@ -1,10 +1,10 @@
-"""What is measured, for `/metrics`: the only place where a metric has its name.
+"""All Prometheus metrics of `/metrics`; no other module names a metric.
 
-Recording is possible from every room but `core` and `api`, costs a few microseconds, never waits and never fails. What
-can be asked at any time (queue, connections, objects) is not recorded but asked when somebody scrapes: `Scrape`.
+Every package except `core` and `api` may record. Recording takes a few microseconds, never waits and never fails.
+Values that can be read at any time (queue, connections, objects) are read at scrape time instead: see `Scrape`.
 
-Guarantees: no label holds the name of a role, an object or a namespace; `server` is the name of a PgServer, whose
-series go with it (`forget_server`); every other label has a fixed set of values.
+Guarantees: no label contains the name of a role, object or namespace. `server` is the name of a PgServer, whose series
+are removed with it (`forget_server`). Every other label has a fixed set of values.
 """
 
 import platform
@@ -15,7 +15,7 @@ from typing import Final
 
 from pgrole_controller import __version__, imports
 
-# Its exposition imports what serves HTTP, which is not used here.
+# Its exposition module imports an HTTP server, which is not used here.
 imports.register(
     "prometheus_client",
     ("metrics", "metrics_core", "registry", "process_collector", "platform_collector", "gc_collector"),
@@ -37,12 +37,12 @@ from prometheus_client.registry import Collector  # noqa: E402
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4"
 
-#: The label `server` of objects whose server nobody declared: no PgServer can have this name.
+#: Label `server` of objects whose server no PgServer declares; no PgServer can have this name.
 UNDECLARED: Final = "(undeclared)"
 
 OTHER: Final = "other"
 
-# Seconds. A repair takes milliseconds and a back-off minutes; one statement or request is bounded by its deadline.
+# Buckets in seconds. A repair takes milliseconds and a back-off minutes; deadlines bound each statement and request.
 _WIDE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SHORT = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -170,7 +170,7 @@ BUILD: Final = Gauge(
 
 BUILD.labels(__version__).set(1)
 
-_expected: set[str] = set()  # the servers that have series
+_expected: set[str] = set()  # servers that have series
 _BY_SERVER = (
     RECONCILES,
     DRIFTS,
@@ -184,10 +184,10 @@ _BY_SERVER = (
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """A server at one moment. `mode`: how changes are noticed; empty while there is no session.
+    """A server at one moment. `mode` is the detection mode, empty without a session.
 
-    `fallback`: a lesser mode than Watch had to be chosen. `oldest`: seconds that the first of `depth` keys waits.
-    `unheard`: own changes that should have been noticed by now.
+    `fallback`: a lesser mode than Watch is in effect. `oldest`: how many seconds the first of `depth` keys has waited.
+    `unheard`: own changes that detection should have noticed by now.
     """
 
     server: str
@@ -203,7 +203,7 @@ class ServerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What is asked for when somebody scrapes."""
+    """Values read at scrape time."""
 
     servers: tuple[ServerFigures, ...] = ()
     contested: int = 0
@@ -211,7 +211,7 @@ class Scrape:
 
 
 class _ScrapeCollector(Collector):
-    """The metrics that are made of a `Scrape`."""
+    """Collects the metrics made from a `Scrape`."""
 
     def __init__(self) -> None:
         self.scrape: Scrape | None = None
@@ -290,16 +290,16 @@ PlatformCollector(registry=REGISTRY, platform=platform)
 
 
 def render(scrape: Scrape | None, heartbeat_age: float) -> bytes:
-    """All metrics in Prometheus' text format. None: nobody could be asked; then who leads is not said.
+    """Renders all metrics in Prometheus' text format. Without a `scrape`, no state is reported, nor who leads.
 
-    `heartbeat_age`: seconds since the event loop turned.
+    `heartbeat_age`: seconds since the event loop last ran.
     """
     _scrape_collector.scrape, _scrape_collector.heartbeat_age = scrape, heartbeat_age
     return "".join(line for metric in REGISTRY.collect() for line in _write(metric)).encode()
 
 
 def _write(metric: Metric) -> Iterator[str]:
-    """As `generate_latest` of prometheus_client does, for the types that are used here."""
+    """Writes what `generate_latest` of prometheus_client does, for the metric types used here."""
     name = f"{metric.name}_total" if metric.type == "counter" else metric.name
     kind = "untyped" if metric.type == "unknown" else metric.type
     yield f"# HELP {name} {_escape(metric.documentation)}\n# TYPE {name} {kind}\n"
@@ -317,31 +317,31 @@ def _quote(value: str) -> str:
 
 
 def expect_server(name: str) -> None:
-    """Counters of a server begin at 0: Prometheus cannot tell that one rose which it has not seen before."""
+    """Initialises a server's counters to 0: Prometheus detects no increase in a series that it has not seen before."""
     _expected.add(name)
     for metric in (NOTIFICATIONS, SESSIONS, SESSION_FAILURES):
         metric.labels(name)
 
 
 def forget_server(name: str) -> None:
-    """Removes the series of a server that is not declared any more."""
+    """Removes the series of a server that is no longer declared."""
     _expected.discard(name)
     for metric in _BY_SERVER:
         metric.remove_by_labels({"server": name})
 
 
 def forget_other_servers(declared: Iterable[str]) -> None:
-    """The same for those that went while nobody could tell: between two terms of a process."""
+    """Removes the series of servers deleted while this process did not lead."""
     for name in _expected - set(declared):
         forget_server(name)
 
 
 def notice(server: str) -> None:
-    """Changes of roles were noticed."""
+    """Counts a notification of changed roles."""
     NOTIFICATIONS.labels(server).inc()
     LAST_NOTIFICATION.labels(server).set(time.time())
 
 
 def note_renewal(*, renewed: bool) -> None:
-    """The leader tried to renew its Lease."""
+    """Counts an attempt of the leader to renew its Lease."""
     LEASE_RENEWALS.labels("renewed" if renewed else "failed").inc()

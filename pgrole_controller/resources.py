@@ -1,6 +1,6 @@
-"""Where the files that travel with the package are: `sql/` and `crds/`.
+"""Finds the files shipped with the package: `sql/` and `crds/`.
 
-In a checkout (and an editable install) they stand beside the package; in a wheel they are inside it, under `_data`.
+In a checkout (and an editable install) they are beside the package; in a wheel they are inside it, under `_data`.
 """
 
 from functools import cache
@@ -10,24 +10,24 @@ _PACKAGE = Path(__file__).parent
 
 
 def path(*parts: str) -> Path:
-    """The path of `sql/...` or `crds/...`, wherever this installation keeps it."""
+    """Returns the path of `sql/...` or `crds/...` in this installation."""
     packed = _PACKAGE / "_data"
     return (packed if packed.is_dir() else _PACKAGE.parent).joinpath(*parts)
 
 
 def text(folder: str, *parts: str) -> str:
-    """A file of `sql/...`."""
+    """Reads a file of `sql/...`."""
     return _texts(folder)["/".join(parts)]
 
 
 def texts(folder: str, *parts: str) -> list[str]:
-    """All files of one folder of `sql/`, in the order of their names."""
+    """Reads all files in one folder of `sql/`, in the order of their names."""
     within = "/".join([*parts, ""])
     return [each for name, each in sorted(_texts(folder).items()) if name.startswith(within)]
 
 
 @cache
 def _texts(folder: str) -> dict[str, str]:
-    """All at once: when one is needed for the first time, no file may be opened any more (EMFILE)."""
+    """Reads all of them at once: later, no file descriptor may be left (EMFILE)."""
     top = path(folder)
     return {each.relative_to(top).as_posix(): each.read_text(encoding="utf-8") for each in top.rglob("*.sql")}

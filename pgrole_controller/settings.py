@@ -1,7 +1,8 @@
-"""The settings of `run`: the fields of `Settings`.
+"""The settings of `run`, as fields of `Settings`.
 
-Each field is a flag and an environment variable `PGROLE_…`; the flag wins. Its metadata gives `--help` and the table in
-docs/running.md. Only `PGROLE_DSN` has no flag: every user of a machine can read its command lines.
+Each field is a flag and an environment variable `PGROLE_…`; the flag takes precedence. The fields' metadata generates
+`--help` and the table in docs/running.md. Only `PGROLE_DSN` has no flag, because every user of a machine can read its
+command lines.
 """
 
 import shlex
@@ -20,11 +21,11 @@ from pgrole_controller.logs import LogFormat
 
 
 class WrongSetting(Exception):
-    """A value that cannot be used; the message names the setting and what it takes, never a secret value."""
+    """An unusable value; the message names the setting and the expected form, and never contains a secret."""
 
 
 class Group(StrEnum):
-    """What a setting is about, as a heading of `--help`."""
+    """Groups settings under a heading of `--help`."""
 
     KUBERNETES = "Kubernetes"
     SERVERS = "every PostgreSQL server"
@@ -36,9 +37,9 @@ class Group(StrEnum):
 class Setting:
     """One field of `Settings`.
 
-    `read` turns text into the field's value and raises ValueError with what the setting takes. `default` is the text of
-    the default; None: `otherwise` says what applies. `help` is Markdown without links. `unit`: of the value, where the
-    text has its own. A secret has no flag, and no message repeats its value.
+    `read` converts text into the field's value and raises ValueError with the expected form. `default` is the default
+    as text; if it is None, `otherwise` describes what applies. `help` is Markdown without links. `unit` is the value's
+    unit, unless the text contains one. A secret has no flag, and no message repeats its value.
     """
 
     name: str
@@ -166,7 +167,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `run` is told. None: the default depends on where it runs."""
+    """Settings of `run`. None means a default that depends on where it runs."""
 
     dsn: str | None = _optional(
         read_dsn,
@@ -275,9 +276,10 @@ DSN = next(one for one in SETTINGS if one.name == "dsn")
 def read_settings(
     flags: Mapping[str, str | None], environment: Mapping[str, str], only: Collection[str] | None = None
 ) -> Settings:
-    """`flags` by the names of the fields, None for a flag that is not given. Fields not in `only` keep their defaults.
+    """Reads the settings. `flags` are by field name, None for a flag not given. Fields not in `only` keep their
+    defaults.
 
-    Raises WrongSetting for the first value that cannot be used.
+    Raises WrongSetting for the first unusable value.
     """
     chosen = SETTINGS if only is None else [one for one in SETTINGS if one.name in only]
     given = [(one, *_find(one, flags, environment)) for one in chosen]
@@ -285,7 +287,7 @@ def read_settings(
 
 
 def _find(setting: Setting, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> tuple[str, str | None]:
-    """Where the setting is given, and its text; None: nowhere."""
+    """Returns where the setting is given, and its text; None if it is not."""
     if setting.flag is not None and (text := flags.get(setting.name)) is not None:
         return setting.flag, text
     return setting.variable, environment.get(setting.variable)
@@ -300,7 +302,7 @@ def _read(setting: Setting, place: str, text: str) -> Any:  # noqa: ANN401 - eac
 
 
 def server_policy_of(settings: Settings) -> ServerPolicy:
-    """What the server of PGROLE_DSN allows: all namespaces, names and memberships; to adopt and to drop."""
+    """The policy for the server of PGROLE_DSN: all namespaces, names and memberships; adoption and dropping allowed."""
     return ServerPolicy(
         namespaces=("*",),
         role_names=("*",),

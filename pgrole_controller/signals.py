@@ -1,13 +1,13 @@
-"""A condition that comes true again and again. For tasks of one event loop; `set` and `pulse` suit callbacks."""
+"""A reusable event for the tasks of one event loop; callbacks may call `set` and `pulse`."""
 
 import anyio
 
 
 class Signal:
-    """An event that can be used again.
+    """An event that can be set again and again.
 
-    `set` lasts until `clear`: a task that clears, then reads, then waits misses nothing. `pulse` wakes those that wait
-    at the moment, and no one else.
+    `set` lasts until `clear`: a task that clears, then reads, then waits misses nothing. `pulse` wakes only the tasks
+    that wait at that moment.
     """
 
     __slots__ = ("_event",)
@@ -22,7 +22,7 @@ class Signal:
         self._event.set()
 
     def clear(self) -> None:
-        if self._event.is_set():  # else those that wait would wait for another
+        if self._event.is_set():  # otherwise they would wait for another event
             self._event = anyio.Event()
 
     def pulse(self) -> None:
@@ -30,5 +30,5 @@ class Signal:
         self._event = anyio.Event()
 
     async def wait(self) -> None:
-        """Until it is set or pulsed; at once while it is set."""
+        """Waits until set or pulsed; returns at once while set."""
         await self._event.wait()

@@ -1,1 +1,1 @@
-"""The command `pgrole-controller claims`: which object owns which role, for an administrator to see and to change."""
+"""The command `pgrole-controller claims`: shows administrators which object owns which role, and changes it."""

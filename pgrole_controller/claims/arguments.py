@@ -1,4 +1,4 @@
-"""The arguments of `claims`. Imports nothing that takes a while: `--help` and a wrong argument answer at once."""
+"""Arguments of `claims`. Imports nothing slow, so that `--help` and wrong arguments answer at once."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ _TRANSFER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListArguments:
-    """None: of any. `released`: only claims that no object holds any more."""
+    """None matches any value. `released`: only claims that no object holds any more."""
 
     cluster: str | None
     namespace: str | None
@@ -34,9 +34,9 @@ class ListArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseArguments:
-    """The claim of one role, all claims of a cluster, or all released ones. `yes`: without asking.
+    """Selects the claim of one role, all claims of a cluster, or all released ones. `yes`: do not ask.
 
-    Raises WrongSetting for arguments that do not go together.
+    Raises WrongSetting for arguments that contradict each other.
     """
 
     role: str | None
@@ -55,7 +55,7 @@ class ReleaseArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferArguments:
-    """From cluster `source` to cluster `target`. `yes`: without asking."""
+    """Moves claims from cluster `source` to cluster `target`. `yes`: do not ask."""
 
     source: str
     target: str
@@ -69,7 +69,7 @@ T = TypeVar("T", ListArguments, ReleaseArguments, TransferArguments)
 
 
 def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command, with its own three, to those of the program."""
+    """Adds the command and its three subcommands to the program's."""
     claims = commands.add_parser("claims", help="list, release and transfer claims on roles", epilog=_DATABASE)
     actions = claims.add_subparsers(required=True, metavar="ACTION")
 
@@ -116,7 +116,7 @@ def _add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 def _text(value: str) -> str:
-    if not value or not value.isprintable():  # lone surrogates, of arguments that are no UTF-8, are not
+    if not value or not value.isprintable():  # also rejects lone surrogates, from arguments that are not UTF-8
         raise argparse.ArgumentTypeError("it must be a non-empty, printable text")
     return value
 

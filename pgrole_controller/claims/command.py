@@ -1,6 +1,6 @@
-"""What `claims` does: shows what it is about, asks, and changes just that.
+"""Runs `claims`: lists claims, or shows a change, asks, and makes exactly that change.
 
-Claims are shown as a table for people, or as JSON for programs. Neither has anything of a password.
+The list is a table for people or JSON for programs. Neither contains anything from a password.
 """
 
 import json
@@ -34,7 +34,7 @@ _HEADINGS = ("ROLE", "IN DATABASE", "CLUSTER", "OBJECT", "STATE", "APPLIED", "DR
 
 
 def as_table(claims: Sequence[ListedClaim]) -> str:
-    """A row for each claim, under headings."""
+    """Renders a table with headings, one row per claim."""
     rows = [_HEADINGS, *(tuple(_printable(cell) for cell in _row(one)) for one in claims)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADINGS))]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
@@ -42,12 +42,12 @@ def as_table(claims: Sequence[ListedClaim]) -> str:
 
 
 def as_json(claims: Sequence[ListedClaim]) -> str:
-    """A list of objects; moments are RFC 3339, what is not known is null."""
+    """Renders a list of JSON objects; times are RFC 3339, unknown values are null."""
     return json.dumps([_object(one) for one in claims], indent=2) + "\n"
 
 
 def state_of(one: ListedClaim) -> str:
-    """held · transferred (awaits its object) · released; a released one can be for any namespace of its name."""
+    """Returns held, transferred (awaits its object) or released; a released one may fit any namespace of its name."""
     if one.released_at is None:
         return "transferred" if one.awaited else "held"
     return "released, for any namespace of that name" if one.awaited else "released"
@@ -96,7 +96,7 @@ def _moment(moment: datetime | None) -> str | None:
 
 
 def _printable(text: str) -> str:
-    """A role's name can hold anything, also what a terminal would act on."""
+    """Escapes a role's name, which can contain terminal control sequences."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
@@ -105,7 +105,7 @@ FAILED = 1
 
 
 def run(options: Arguments, dsn: str) -> int:
-    """The exit code. Raises WrongSetting where it would have to ask and nobody can answer."""
+    """Returns the exit code. Raises WrongSetting if it must ask and no one can answer."""
     plain, methods = split_methods(dsn)
     endpoint = Endpoint(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods)
     try:
@@ -124,13 +124,13 @@ def _show(options: ListArguments, endpoint: Endpoint) -> int:
         sys.stdout.write(as_json(claims) if options.output == "json" else as_table(claims))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever reads has seen enough; what is left in the buffer is not written at exit either.
+        # The reader has closed the pipe; discard what is left in the buffer at exit too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
 
 
 def _change(options: ReleaseArguments | TransferArguments, endpoint: Endpoint) -> int:
-    """No connection is held while somebody thinks: what is changed is compared with what was shown."""
+    """Holds no connection while the user thinks, then compares the claims with those shown."""
     selection = _selection(options)
     everything = anyio.run(_read, endpoint, Selection())
     shown = [one for one in everything if _is_selected(one, selection)]
@@ -149,14 +149,14 @@ def _change(options: ReleaseArguments | TransferArguments, endpoint: Endpoint) -
 
 def _selection(options: ReleaseArguments | TransferArguments) -> Selection:
     if isinstance(options, TransferArguments):
-        # Under the same id nothing changes for what stays with its very namespace.
+        # If the cluster stays the same, claims that stay with their namespace do not change.
         held_only = options.source == options.target and not options.with_released
         return Selection(options.source, options.namespace, released=False if held_only else None)
     return Selection(options.cluster, options.namespace, options.role, released=options.forget)
 
 
 def _is_selected(one: ListedClaim, selection: Selection) -> bool:
-    """As sql/claims/list.sql."""
+    """The same selection as sql/claims/list.sql."""
     claim = one.claim
     return (
         selection.cluster in (None, claim.owner.cluster)
@@ -169,7 +169,7 @@ def _is_selected(one: ListedClaim, selection: Selection) -> bool:
 def _intent(
     options: ReleaseArguments | TransferArguments, shown: Sequence[ListedClaim], everything: Sequence[ListedClaim]
 ) -> str:
-    """What will be done, for a person to agree to."""
+    """Describes the change, for the user to confirm."""
     if isinstance(options, TransferArguments):
         return _transfer_intent(options, shown, everything)
     if options.forget:

@@ -1,1 +1,1 @@
-"""A real API server and a real PostgreSQL on this machine, for `dev` and for the tests."""
+"""A real API server and a real PostgreSQL on this machine, for `dev`, compose.yaml and the tests."""

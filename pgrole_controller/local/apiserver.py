@@ -1,10 +1,10 @@
-"""A real kube-apiserver with its etcd on 127.0.0.1, for as long as a context lasts.
+"""Runs a real kube-apiserver with its etcd on 127.0.0.1 for the lifetime of a context.
 
-No controller runs beside it: nothing is garbage-collected, and a deleted namespace stays terminating. Users are known
-by token; RBAC is on, `admin` is in system:masters, and what `pgrole-controller` may do is for RBAC objects to say.
-ServiceAccounts get tokens, and none of their own accord, since there are no pods.
+No kube-controller-manager runs: nothing is garbage-collected, and a deleted namespace stays terminating. Users
+authenticate by token. RBAC is enabled: `admin` is in system:masters, and `pgrole-controller` has only the rights that
+RBAC objects grant. ServiceAccounts get tokens only on request, since there are no pods.
 
-An API server that somebody else runs, in a container, is spoken to in the same way, and never started or stopped.
+`RemoteApiServer` talks to one in a container in the same way, and never starts or stops it.
 """
 
 import json
@@ -29,8 +29,8 @@ from pgrole_controller.local.workspace import free_port, server_folder
 READY_SECONDS = 90.0
 _ANSWER = aiohttp.ClientTimeout(total=30, connect=5)
 _READY_PATHS = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
-_TOKEN_SECONDS = 300 * 86400  # of a ServiceAccount
-_CERTIFICATE_SECONDS = 300 * 86400  # those it makes for itself are valid for a year
+_TOKEN_SECONDS = 300 * 86400  # of a ServiceAccount's token
+_CERTIFICATE_SECONDS = 300 * 86400  # kube-apiserver's self-signed certificates are valid for a year
 Json = dict[str, Any]
 
 
@@ -43,7 +43,7 @@ class LocalApiError(LocalError):
 
 
 class ApiServer:
-    """Made by `api_server`. `url`, `ca`, `kubeconfig` and `token` (both admin's) stay the same from start to start."""
+    """Created by `api_server`. `url`, `ca`, `kubeconfig` and `token` (both admin's) survive restarts."""
 
     def __init__(
         self, folder: Path, binaries: Binaries, users: Mapping[str, Sequence[str]], audit: AuditLog | None = None
@@ -70,26 +70,26 @@ class ApiServer:
         self._session: aiohttp.ClientSession | None = None
 
     def kubeconfig_of(self, user: str) -> Path:
-        """The kubeconfig of a user that was named at the start, or admitted. Raises LocalError for another."""
+        """Returns the kubeconfig of a user named at the start or admitted since. Raises LocalError for another."""
         path = self.folder / f"{user.replace(':', '.')}.kubeconfig"
         token = self.token_of(user)
         return credentials.write_kubeconfig(path, url=self.url, ca=self.ca, user=user, token=token)
 
     def token_of(self, user: str) -> str:
-        """The bearer token of a user that was named at the start, or admitted. Raises LocalError for another."""
+        """Returns the bearer token of a user named at the start or admitted since. Raises LocalError for another."""
         if user not in self._tokens:
             raise LocalError(f"{user!r} is not a user of this API server; it has {', '.join(self._tokens)}")
         return self._tokens[user]
 
     @property
     def users(self) -> frozenset[str]:
-        """Those that were named at the start, or admitted."""
+        """Users named at the start or admitted since."""
         return frozenset(self._tokens)
 
     async def admit(self, namespace: str, name: str) -> str:
-        """The user that a ServiceAccount is, known here from now on by a token of it, for 300 days.
+        """Requests a token for a ServiceAccount, valid for 300 days, and returns the account's user name.
 
-        Raises ApiError, among others when there is no such account.
+        Raises ApiError, for example if the account does not exist.
         """
         answer = await self.request(
             "POST",
@@ -106,13 +106,13 @@ class ApiServer:
 
     @property
     def audit(self) -> AuditLog:
-        """Raises LocalError where none is kept."""
+        """The audit log. Raises LocalError if none is kept."""
         if self._audit is None:
             raise LocalError("this API server keeps no audit log")
         return self._audit
 
     async def start(self) -> None:
-        """Start what does not run, and wait until it is ready. Raises LocalError with the end of the log."""
+        """Starts whatever is not running, and waits until it is ready. Raises LocalError with the end of the log."""
         await self.etcd.start()
         await self.process.start()
         if not await reached(self._is_ready, READY_SECONDS):
@@ -122,18 +122,18 @@ class ApiServer:
             self._audit.ready_from = self._audit.size
 
     async def stop(self) -> None:
-        """Stop the API server, then etcd; what they hold stays."""
+        """Stops the API server, then etcd; their data stays."""
         await self._close_session()
         await self.process.stop()
         await self.etcd.stop()
 
     async def kill(self) -> None:
-        """End the API server with SIGKILL, and let etcd run: `start` brings it back on the same port."""
+        """Ends the API server with SIGKILL and leaves etcd running; `start` brings it back on the same port."""
         await self._close_session()
         await self.process.kill()
 
     def pause(self) -> None:
-        """Freeze the API server: connections stay open and nothing answers."""
+        """Freezes the API server: connections stay open and nothing answers."""
         self.process.pause()
 
     def resume(self) -> None:
@@ -150,7 +150,7 @@ class ApiServer:
         query: Mapping[str, str] | None = None,
         user: str = credentials.ADMIN,
     ) -> Json:
-        """What it answers, as JSON. Raises ApiError for a status of 400 and above, else aiohttp's errors."""
+        """Returns the answer as JSON. Raises ApiError for a status of 400 and above, else aiohttp's errors."""
         async with self._client().request(
             method,
             self.url + path,
@@ -176,7 +176,7 @@ class ApiServer:
         return await self._answers()
 
     async def _answers(self) -> bool:
-        """Whether everything is there that is asked of it from its first moment on."""
+        """Tells whether everything is there that callers need from the first moment on."""
         if not self.ca.exists():
             return False
         try:
@@ -206,10 +206,11 @@ async def api_server(
     binaries: Binaries | None = None,
     audit: bool = False,
 ) -> AsyncIterator[ApiServer]:
-    """A running API server, stopped at the end. `state` keeps its data, ports and tokens, else nothing is left.
+    """Runs an API server for the lifetime of the context. `state` keeps its data, ports and tokens; without it, nothing
+    is left.
 
-    `users` are further users (name: groups) beside admin and pgrole-controller. With `audit`, it tells of every
-    request of a ServiceAccount. Raises LocalError.
+    `users` are further users (name: groups) besides admin and pgrole-controller. `audit` logs every request of a
+    ServiceAccount. Raises LocalError.
     """
     binaries = binaries or await find(Display(sys.stderr))
     with server_folder(state, "pgrole-apiserver-") as folder:
@@ -223,7 +224,7 @@ async def api_server(
 
 
 def _ports(folder: Path) -> tuple[int, int]:
-    """The ports of kube-apiserver and etcd: those of the last run while they are free."""
+    """Returns the ports of kube-apiserver and etcd: those of the last run if they are free."""
     path = folder / "ports.json"
     last = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     port, etcd_port = (free_port(last.get(name)) for name in ("kube-apiserver", "etcd"))
@@ -276,7 +277,7 @@ def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int, f
 
 
 class RemoteApiServer(ApiServer):
-    """`tokens` are of its users, admin among them; kubeconfigs are written to `folder` when they are asked for."""
+    """`tokens` are those of its users, including admin; kubeconfigs are written to `folder` on demand."""
 
     def __init__(
         self, folder: Path, *, url: str, ca: Path, tokens: Mapping[str, str], audit: AuditLog | None = None
@@ -292,13 +293,13 @@ class RemoteApiServer(ApiServer):
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Wait until it is ready. Raises LocalError when it is not in time."""
+        """Waits until it is ready. Raises LocalError on timeout."""
         if not await reached(self._answers, READY_SECONDS, every=0.2):
             raise LocalError(f"the API server at {self.url} was not ready after {READY_SECONDS:.0f} s")
         self.version = str((await self.request("GET", "/version"))["gitVersion"])
 
     async def stop(self) -> None:
-        """End what is open to it."""
+        """Closes the connections to it."""
         await self._close_session()
 
     async def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""The audit log of the local API server: what ServiceAccounts asked for, and what they were refused."""
+"""The audit log of the local API server: what ServiceAccounts requested, and what was denied."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-#: Metadata of every request of a ServiceAccount; a watch is told of when it begins, and again when it ends.
+#: Logs the metadata of every ServiceAccount's request; a watch is logged when it begins and when it ends.
 _POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -17,16 +17,16 @@ _POLICY = {
     "omitManagedFields": True,
     "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
 }
-_LOG_MEGABYTES = 4_096  # it is begun anew beyond, and what it said is in another file then
+_LOG_MEGABYTES = 4_096  # above this, the log rotates and older entries are no longer read
 _DECISION = "authorization.k8s.io/decision"
-_VIOLATION = "validation.policy.admission.k8s.io/validation_failure"  # of a policy whose binding says Audit
+_VIOLATION = "validation.policy.admission.k8s.io/validation_failure"  # of a policy whose binding has the action Audit
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One request. `resource` with its subresource, as rules of RBAC name it (`pgroles/status`), or a path outside of
-    the API's groups; `namespace` and `name` are empty where there is none. `refused`: by RBAC, or by the policy that is
-    installed with it.
+    """One request. `resource` includes its subresource, as in RBAC rules (`pgroles/status`), or is a path outside the
+    API groups; `namespace` and `name` are empty if absent. `refused`: by RBAC, or by the admission policy installed
+    with it.
     """
 
     user: str
@@ -40,19 +40,19 @@ class AuditEntry:
 
 
 class AuditLog:
-    """The files of it, in a folder of their own. It may be read while it is written. What was only tried (a dry run) is
-    left out: nobody has used a right by that, or written anything.
+    """The log's files, in a folder of their own; may be read while the API server writes it. Dry runs are left out,
+    since they neither use a right nor write anything.
     """
 
     def __init__(self, folder: Path) -> None:
         self._policy = folder / "audit-policy.yaml"
         self.path = folder / "audit.log"
         self.ready_from = (
-            0  # its `size` when the API server was last ready: before, it refuses what it does not know yet
+            0  # its `size` when the API server last became ready: before, it denies what it does not know yet
         )
 
     def arguments(self) -> list[str]:
-        """Those of kube-apiserver. An entry is written before its request counts as done: none is lost."""
+        """Arguments for kube-apiserver. Each entry is written before its request completes, so none is lost."""
         self._policy.write_text(yaml.safe_dump(_POLICY, sort_keys=False), encoding="utf-8")
         return [
             f"--audit-policy-file={self._policy}",
@@ -63,15 +63,15 @@ class AuditLog:
 
     @property
     def size(self) -> int:
-        """In bytes: where what comes from now on begins."""
+        """Size in bytes: the position at which new entries will begin."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def read(self, since: int = 0) -> Iterator[AuditEntry]:
-        """The entries from a `size` on."""
+        """Yields the entries from a `size` on."""
         yield from (_take(event) for event in map(json.loads, self._lines(since)) if not _is_dry(event))
 
     def refused(self, since: int = 0) -> Iterator[AuditEntry]:
-        """Those that were refused, from a `size` on."""
+        """Yields the denied requests from a `size` on."""
         lines = (line for line in self._lines(since) if b'"forbid"' in line or _VIOLATION.encode() in line)
         events = (event for event in map(json.loads, lines) if not _is_dry(event))
         yield from (entry for entry in map(_take, events) if entry.refused)

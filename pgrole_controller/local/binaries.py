@@ -1,8 +1,9 @@
-"""Where kube-apiserver and etcd come from, on any machine.
+"""Finds kube-apiserver and etcd for any machine.
 
-In this order, the first that has both: the folder that KUBEBUILDER_ASSETS names (the convention of envtest), the cache,
-the envtest release archive, and Go, which builds them from the module proxy. What was fetched or built stays in the
-cache, a folder for each version of Kubernetes, and only complete folders are ever moved there."""
+Takes the first place that has both: the folder KUBEBUILDER_ASSETS (the convention of envtest), the cache, the envtest
+release archive, and a build with Go from the module proxy. Downloads and builds stay in the cache, in one folder for
+each Kubernetes version; only complete folders are moved there.
+"""
 
 import asyncio
 import hashlib
@@ -33,18 +34,19 @@ from pgrole_controller.local.workspace import exclusive
 
 INDEX_URL = "https://raw.githubusercontent.com/kubernetes-sigs/controller-tools/HEAD/envtest-releases.yaml"
 _PROGRAMS = ("kube-apiserver", "etcd")
-# Many machines cannot reach it, and often by silence: the wait before the next way is short.
+# Many machines cannot reach it, often without an error, so the wait before the next way is short.
 _TIMEOUT = aiohttp.ClientTimeout(total=600, connect=5, sock_connect=5, sock_read=15)
 
 
 class ArchiveError(Exception):
-    """The archive could not be had, or is not what was published."""
+    """The archive is unavailable, or is not the published one."""
 
 
 async def fetch_archive(into: Path, minor: str, machine: str, display: Display, index_url: str) -> str:
-    """Put both programs of the newest release of `minor` (like 1.36) into a folder. Its version, like v1.36.0.
+    """Installs both programs of the newest release of `minor` (like 1.36) into a folder; returns its version, like
+    v1.36.0.
 
-    `machine` is like linux-amd64. Raises ArchiveError; nothing of an archive is unpacked before its SHA-512 was right.
+    `machine` is like linux-amd64. Raises ArchiveError. Nothing is unpacked before the archive's SHA-512 matches.
     """
     display.say(f"Looking for the envtest release of Kubernetes {minor} (a few seconds, then about 60 MB)")
     try:
@@ -74,7 +76,7 @@ async def _getting(url: str) -> AsyncIterator[aiohttp.ClientResponse]:
 
 
 async def download(url: str, display: Display) -> bytes:
-    """What is at a URL, telling how far it is. Raises ArchiveError."""
+    """Downloads a URL and displays progress. Raises ArchiveError."""
     content = bytearray()
     try:
         async with _getting(url) as response:
@@ -89,7 +91,7 @@ async def download(url: str, display: Display) -> bytes:
 
 
 def _newest(index: object, minor: str, machine: str) -> tuple[str, str, str]:
-    """Version, URL and SHA-512 of the newest patch release of `minor`."""
+    """Returns version, URL and SHA-512 of the newest patch release of `minor`."""
     releases = index.get("releases") if isinstance(index, dict) else None
     fitting: list[tuple[int, str, str, str]] = []
     for version, archives in (releases or {}).items():
@@ -121,15 +123,15 @@ _MODULE = Path(__file__).with_name("controlplane")
 
 
 class BuildError(Exception):
-    """Go is missing, or it failed; the message has its last lines."""
+    """Go is missing or failed; the message contains its last lines."""
 
 
 async def build(into: Path, version: str, display: Display, environment: Mapping[str, str] = os.environ) -> None:
-    """Build both programs into a folder. `version`, like 1.36.3, is what it says of itself. Raises BuildError."""
+    """Builds both programs into a folder; they report `version`, like 1.36.3. Raises BuildError."""
     go = shutil.which("go", path=environment.get("PATH"))
     if go is None:
         raise BuildError("`go` is not on the PATH")
-    # An older Go fetches the one that go.mod asks for; elsewhere "local" is often set and refuses to.
+    # An older Go downloads the toolchain that go.mod requires; "local" is often set and forbids that.
     settings = {**environment, "GOTOOLCHAIN": "auto", "CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": ""}
     with tempfile.TemporaryDirectory(prefix="pgrole-controlplane-") as scratch:
         module = Path(scratch)
@@ -160,7 +162,7 @@ def _ldflags(version: str) -> str:
 async def _run(
     command: list[str], folder: Path, environment: Mapping[str, str], display: Display, progress: str
 ) -> list[str]:
-    """The lines of a Go command's output; its other lines are counted into `progress`."""
+    """Returns the lines that a Go command prints; counts its other lines in `progress`."""
     with (folder / "output").open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *tied_to_parent(command, signal.SIGTERM),
@@ -172,12 +174,12 @@ async def _run(
             start_new_session=True,
         )
     assert process.stderr is not None  # noqa: S101
-    said: deque[str] = deque(maxlen=12)
+    tail: deque[str] = deque(maxlen=12)
     try:
         count = 0
         async for line in process.stderr:
             count += 1
-            said.append(line.decode(errors="replace").rstrip())
+            tail.append(line.decode(errors="replace").rstrip())
             display.advance(progress.format(count))
         code = await process.wait()
     finally:
@@ -186,7 +188,7 @@ async def _run(
             with anyio.CancelScope(shield=True):
                 await process.wait()
     if code != 0:
-        last = "\n".join(f"      {line}" for line in said)
+        last = "\n".join(f"      {line}" for line in tail)
         raise BuildError(f"`go {command[1]}` failed with exit code {code}:\n{last}")
     return (folder / "output").read_text(encoding="utf-8").splitlines()
 
@@ -204,7 +206,7 @@ Choose one of these, then run the same command again:
 
 
 class BinariesError(LocalError):
-    """No kube-apiserver and etcd could be had; the message lists what was tried and the choices."""
+    """kube-apiserver and etcd are unavailable; the message lists what was tried and the alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +219,13 @@ class Binaries:
 
 
 def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where what was fetched or built is kept: PGROLE_CACHE_DIR, else the user's cache folder."""
+    """Returns the folder for downloads and builds: PGROLE_CACHE_DIR, else the user's cache folder."""
     chosen = environment.get("PGROLE_CACHE_DIR")
     return Path(chosen) if chosen else platformdirs.user_cache_path("pgrole-controller")
 
 
 def find_present(environment: Mapping[str, str] = os.environ) -> Binaries | None:
-    """What is on this machine already. Raises BinariesError when KUBEBUILDER_ASSETS names a folder that lacks one."""
+    """Returns the programs already on this machine. Raises BinariesError if the folder KUBEBUILDER_ASSETS lacks one."""
     assets = environment.get("KUBEBUILDER_ASSETS")
     if assets:
         found = _both_in(Path(assets), "KUBEBUILDER_ASSETS")
@@ -236,7 +238,7 @@ def find_present(environment: Mapping[str, str] = os.environ) -> Binaries | None
 
 
 async def find(display: Display, environment: Mapping[str, str] = os.environ, index_url: str = INDEX_URL) -> Binaries:
-    """Find the programs; fetch or build them when they are nowhere. Raises BinariesError with the choices left."""
+    """Finds the programs; downloads or builds them if missing. Raises BinariesError with the alternatives."""
     found = find_present(environment)
     if found is not None:
         return found
@@ -274,7 +276,7 @@ async def _make(folder: Path, display: Display, environment: Mapping[str, str], 
 
 
 def _move(making: Path, folder: Path) -> None:
-    """Make a complete folder visible at once; what stood there lacked one of the programs."""
+    """Publishes a complete folder atomically; it replaces an incomplete one."""
     shutil.rmtree(folder, ignore_errors=True)
     making.chmod(0o755)
     making.rename(folder)
@@ -296,6 +298,6 @@ def _minor() -> str:
 
 
 def _platform() -> str:
-    """The machine as Go names it, like linux-amd64."""
+    """Returns the machine in Go's notation, like linux-amd64."""
     machine = platform.machine().lower()
     return f"{sys.platform}-{_ARCHITECTURES.get(machine, machine)}"

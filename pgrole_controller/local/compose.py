@@ -1,9 +1,9 @@
-"""What compose.yaml does once: `python -m pgrole_controller.local.compose keys | cluster | guide`.
+"""One-off steps of compose.yaml: `python -m pgrole_controller.local.compose keys | cluster | guide`.
 
-`keys` makes tokens, the key for tokens of ServiceAccounts, and PostgreSQL's password; what is there is kept. `cluster`
-waits for the API server, applies CRDs, rights, the server and the samples, and writes two kubeconfigs: one for the
-controller, which is its ServiceAccount, and one for people on the host. `guide` waits for the samples to be Ready, and
-tells what to do next. The folders are those that compose.yaml mounts; its settings, DEMO_…, are passed on.
+`keys` makes tokens, the key for ServiceAccount tokens, and PostgreSQL's password, and keeps existing ones. `cluster`
+waits for the API server, applies CRDs, RBAC, the PgServer and the samples, and writes two kubeconfigs: one for the
+controller's ServiceAccount, one for people on the host. `guide` waits until the samples are Ready and prints what to do
+next. compose.yaml mounts the folders and passes its DEMO_… settings on.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _PASSWORD = Path("/password/postgres")
 _CONTROLLER = Path("/controller")
 _HOST = Path("/host")
 _CA = "ca.crt"
-_URL = "https://kubernetes:6443"  # a name in the certificate that kube-apiserver makes for itself, as is localhost
+_URL = "https://kubernetes:6443"  # in the certificate that kube-apiserver makes for itself, like localhost
 _USER = 65532
 _READY_SECONDS = 60.0
 _RULE = "─" * 78
@@ -41,7 +41,7 @@ _RULE = "─" * 78
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """The settings of compose.yaml: ports of this machine, and the folder of the kubeconfig. Each is DEMO_…."""
+    """Settings of compose.yaml: ports of this machine, and the kubeconfig's folder. Each is DEMO_…."""
 
     api_port: str
     postgres_port: str
@@ -50,7 +50,7 @@ class Demo:
 
 
 def read_demo(environment: Mapping[str, str]) -> Demo:
-    """Raises LocalError when one is not set."""
+    """Reads the settings. Raises LocalError if one is missing."""
     try:
         return Demo(**{one.name: environment[f"DEMO_{one.name.upper()}"] for one in fields(Demo)})
     except KeyError as error:
@@ -65,7 +65,7 @@ def make_keys() -> None:
 
 
 async def prepare_cluster(display: Display) -> None:
-    """Raises LocalError when the API server is not ready in time, or refuses something."""
+    """Prepares the cluster. Raises LocalError if the API server is not ready in time, or denies something."""
     demo, installation = read_demo(os.environ), RightsScope()
     async with _api_server() as server:
         display.say(f"API server {server.version} ready")
@@ -81,7 +81,7 @@ async def prepare_cluster(display: Display) -> None:
 
 
 async def tell(display: Display) -> None:
-    """Raises LocalError when the samples are not Ready in time."""
+    """Waits for the samples and prints the guide. Raises LocalError if they are not Ready in time."""
     demo = read_demo(os.environ)
     async with _api_server() as server:
         roles = [one for one in read_folder(resources.path("deploy", "samples")) if one["kind"] == "PgRole"]
@@ -102,7 +102,7 @@ async def tell(display: Display) -> None:
 
 @asynccontextmanager
 async def _api_server() -> AsyncIterator[RemoteApiServer]:
-    """Ready, and spoken to as admin."""
+    """Yields the API server, ready, with admin's credentials."""
     with (_KEYS / "tokens.csv").open(newline="", encoding="utf-8") as file:
         tokens = {user: token for token, user, *_ in csv.reader(file)}
     server = RemoteApiServer(_KEYS, url=_URL, ca=_KEYS / "certificates" / "apiserver.crt", tokens=tokens)
@@ -124,7 +124,7 @@ def _credentials_of_server(installation: RightsScope) -> Json:
 
 
 def _write_kubeconfig(folder: Path, url: str, user: str, token: str, owner: tuple[int, int]) -> None:
-    """`kubeconfig` and the certificate that it names, in `folder`, for `owner` (user and group) alone."""
+    """Writes `kubeconfig` and its CA certificate into `folder`, readable only by `owner` (user and group)."""
     ca = folder / _CA
     _write(ca, (_KEYS / "certificates" / "apiserver.crt").read_text(encoding="utf-8"))
     path = credentials.write_kubeconfig(folder / "kubeconfig", url=url, ca=Path(_CA), user=user, token=token)
@@ -171,7 +171,7 @@ docker compose down stops everything and keeps the data; docker compose down -v 
 
 
 def _write(path: Path, text: str) -> None:
-    """Readable by its owner alone."""
+    """Writes a file readable only by its owner."""
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")
 

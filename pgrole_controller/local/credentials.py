@@ -1,7 +1,7 @@
-"""Who may speak to the local API server: its tokens, its kubeconfigs and its key for service account tokens.
+"""Credentials of the local API server: tokens, kubeconfigs, and the key for ServiceAccount tokens.
 
-The files, in the folder of the API server: `tokens.csv` (`token,user,uid,"group,group"`, for --token-auth-file),
-`service-account.key`, and `<user>.kubeconfig`. All are readable by their owner alone.
+The files are in the API server's folder, readable only by their owner: `tokens.csv` (`token,user,uid,"group,group"`,
+for --token-auth-file), `service-account.key`, and `<user>.kubeconfig`.
 """
 
 import base64
@@ -20,7 +20,7 @@ _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 def write_tokens(path: Path, users: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """A token for every user (name: groups) and for admin and the controller; those in the file are kept."""
+    """Writes a token for every user (name: groups), for admin and for the controller. Existing tokens are kept."""
     tokens: dict[str, str] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
@@ -33,7 +33,7 @@ def write_tokens(path: Path, users: Mapping[str, Sequence[str]]) -> dict[str, st
 
 
 def write_kubeconfig(path: Path, *, url: str, ca: Path, user: str, token: str) -> Path:
-    """A kubeconfig of one cluster, one user and one context, all named `pgrole-local`."""
+    """Writes a kubeconfig with one cluster, user and context, all named `pgrole-local`."""
     name = "pgrole-local"
     config = {
         "apiVersion": "v1",
@@ -49,7 +49,7 @@ def write_kubeconfig(path: Path, *, url: str, ca: Path, user: str, token: str) -
 
 
 def write_service_account_key(path: Path) -> None:
-    """A new P-256 key (RFC 5915, without its public half, which its reader computes), unless there is one."""
+    """Creates a P-256 key (RFC 5915, without its public half, which the reader computes), unless one exists."""
     if path.exists():
         return
     scalar = (secrets.randbelow(_P256_ORDER - 1) + 1).to_bytes(32, "big")

@@ -1,9 +1,8 @@
-"""Everything on this machine: PostgreSQL, the API server, the CRDs, samples, and the controller as its own process.
+"""`pgrole-controller dev`: runs PostgreSQL, the API server with CRDs and samples, and the controller on this machine.
 
-The controller has the account and the rights in Kubernetes that it has in a cluster.
-
-Stays until SIGINT, SIGTERM or SIGHUP, then stops all in the reverse order and leaves no process and, without a state
-folder, no file."""
+The controller has the ServiceAccount and the rights that it has in a cluster. Everything runs until SIGINT, SIGTERM or
+SIGHUP, then stops in reverse order; no process is left and, without a state folder, no file.
+"""
 
 import asyncio
 import fcntl
@@ -38,7 +37,7 @@ _RULE = "─" * 78
 
 
 def guide(*, kubeconfig: Path, dsn: str, psql: Path, state: Path | None) -> str:
-    """The text; commands name the programs that this machine has."""
+    """Returns the text to print; its commands name programs that this machine has."""
     kept = f"state kept in {state}" if state else "no state is kept"
     return f"""{_RULE}
 Everything is running. In another terminal:
@@ -91,10 +90,11 @@ _LINE_BYTES = 1 << 20
 async def run_dev(
     state: Path | None = None, *, stream: TextIO = sys.stdout, controller: Sequence[str] = _CONTROLLER
 ) -> int:
-    """Run until asked to stop. The exit code: 0 when asked, 1 when a start failed or the controller ended by itself.
+    """Runs until asked to stop. Returns the exit code: 0 if asked, 1 if a start failed or the controller ended by
+    itself.
 
-    `controller` is the command that runs it; `--kubeconfig PATH` is appended, and PGROLE_DSN is in its environment.
-    Raises WrongSetting before anything starts.
+    `controller` is the command to run; `--kubeconfig PATH` is appended, and PGROLE_DSN is in its environment. Raises
+    WrongSetting before anything starts.
     """
     own = read_settings({}, os.environ, only=("own_namespace",)).own_namespace
     installation = RightsScope(namespace=own or "default")
@@ -129,7 +129,7 @@ async def _cancel_when_told(
 async def _run_servers(
     state: Path | None, installation: RightsScope, display: Display, controller: Sequence[str]
 ) -> None:
-    """Until cancelled. Raises LocalError when something does not start, or the controller ends."""
+    """Runs until cancelled. Raises LocalError if something does not start, or the controller ends."""
     binaries = await find(display)
     started = time.monotonic()
     async with postgres(None if state is None else state / "postgres") as database:
@@ -181,8 +181,10 @@ async def _run_controller(
 
 
 def _environment(database: PostgresServer, health_port: int) -> dict[str, str]:
-    """The controller's: what the user has set, and what is this machine's to say. Its log is for people to read."""
-    chosen = {name: value for name, value in os.environ.items() if name != "PGROLE_CONTEXT"}  # of another kubeconfig
+    """Builds the controller's environment: the user's settings, and those of this machine. Its log is text."""
+    chosen = {
+        name: value for name, value in os.environ.items() if name != "PGROLE_CONTEXT"
+    }  # names a context of another kubeconfig
     ours = {
         "PGROLE_DSN": database.dsn(),
         "PGROLE_HEALTH_HOST": "127.0.0.1",
@@ -193,7 +195,7 @@ def _environment(database: PostgresServer, health_port: int) -> dict[str, str]:
 
 
 async def _is_controller_ready(health_port: int) -> bool:
-    """What it says itself: in a kept state the samples are still Ready from the last run."""
+    """Asks the controller itself: with a kept state folder, the samples are still Ready from the last run."""
     url = f"http://127.0.0.1:{health_port}/readyz"
     timeout = aiohttp.ClientTimeout(total=5)
     async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
@@ -216,7 +218,10 @@ async def _tell_when_ready(
             return await _is_controller_ready(health_port) and all(
                 [_is_ready(await server.request("GET", path)) for path in paths]
             )
-        except (aiohttp.ClientError, TimeoutError):  # gone for now; when for good, `_watch_over` says so
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+        ):  # no answer for now; if the controller has ended, `_watch_over` reports it
             return False
 
     started = time.monotonic()
@@ -235,7 +240,7 @@ def _is_ready(role: Json) -> bool:
 
 
 async def _pass_on(process: asyncio.subprocess.Process, last: deque[str], display: Display) -> None:
-    """Every line of the controller's, until it has ended."""
+    """Forwards every line of the controller's output until it ends."""
     if process.stdout is None:
         return
     async for line in process.stdout:
@@ -264,7 +269,7 @@ async def _stop(process: asyncio.subprocess.Process, last: deque[str], display: 
 
 @contextmanager
 def _locked(state: Path | None) -> Iterator[None]:
-    """One `dev` for a state folder at a time. Raises LocalError when another has it."""
+    """Allows one `dev` per state folder at a time. Raises LocalError if another one runs."""
     if state is None:
         yield
         return

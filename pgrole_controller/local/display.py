@@ -1,4 +1,4 @@
-"""What a person is told while things start: short lines, and one rewritten line for a step that takes long."""
+"""Progress output for people: short lines, and one rewritten line for a slow step."""
 
 import time
 from typing import TextIO
@@ -9,7 +9,7 @@ _ASCII = str.maketrans({"✓": "*", "─": "-", "…": "..."})
 
 
 class Display:
-    """Writes to a stream. On a terminal, progress rewrites its line; elsewhere a line comes every 15 s at most."""
+    """Writes to a stream. On a terminal, progress rewrites its line; elsewhere it prints a line every 15 s at most."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -18,16 +18,16 @@ class Display:
         self._open = False
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a permanent line."""
         self._write(f"{text}\n")
 
     def done(self, text: str, since: float | None = None) -> None:
-        """A line that says what is ready; `since` (time.monotonic) adds the seconds that it took."""
+        """Prints what is ready; `since` (time.monotonic) adds the seconds that it took."""
         took = "" if since is None else f" ({time.monotonic() - since:.1f} s)"
         self._write(f"✓ {text}{took}\n")
 
     def advance(self, text: str) -> None:
-        """How far the present step is; dropped when the last one was told a moment ago."""
+        """Shows the progress of the current step, unless the last update was a moment ago."""
         now = time.monotonic()
         if now - self._told < (_TERMINAL_SECONDS if self._terminal else _PLAIN_SECONDS):
             return

@@ -1,4 +1,4 @@
-"""Objects in YAML, brought to the local API server by server-side apply."""
+"""Applies YAML manifests to the local API server by server-side apply."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +15,7 @@ _ESTABLISHED_SECONDS = 30.0
 
 
 async def apply(server: ApiServer, document: Json) -> Json:
-    """Create or change one object, as `kubectl apply --server-side --force-conflicts` does. What it is then."""
+    """Creates or changes one object like `kubectl apply --server-side --force-conflicts`; returns the result."""
     path = await path_of(server, document)
     return await server.request(
         "PATCH",
@@ -27,7 +27,9 @@ async def apply(server: ApiServer, document: Json) -> Json:
 
 
 async def apply_folder(server: ApiServer, folder: Path) -> list[Json]:
-    """Apply every object of each *.yaml of a folder, in the order of their names. Raises LocalError if none."""
+    """Applies every object in a folder's *.yaml files, in the order of their names. Raises LocalError if there are
+    none.
+    """
     objects = [await apply(server, document) for document in read_folder(folder)]
     if not objects:
         raise LocalError(f"{folder} contains no *.yaml files")
@@ -35,7 +37,7 @@ async def apply_folder(server: ApiServer, folder: Path) -> list[Json]:
 
 
 async def apply_crds(server: ApiServer, folder: Path | None = None) -> None:
-    """Apply `crds/*.yaml` and wait until each is served. Raises LocalError when one is refused or is not in time."""
+    """Applies `crds/*.yaml` and waits until each is served. Raises LocalError if one is rejected or times out."""
     for crd in await apply_folder(server, folder or resources.path("crds")):
         name = crd["metadata"]["name"]
         spec = crd["spec"]
@@ -46,12 +48,12 @@ async def apply_crds(server: ApiServer, folder: Path | None = None) -> None:
 
 
 async def create_namespace(server: ApiServer, name: str) -> None:
-    """Create a namespace; one that is there already is fine."""
+    """Creates a namespace unless it exists."""
     await apply(server, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
 
 async def path_of(server: ApiServer, document: Json) -> str:
-    """The path of an object, by discovery. Raises LocalError when the API server does not know its kind."""
+    """Returns an object's path, by discovery. Raises LocalError if the API server does not know its kind."""
     version, kind, metadata = document["apiVersion"], document["kind"], document["metadata"]
     prefix = f"/apis/{version}" if "/" in version else f"/api/{version}"
     known = (await server.request("GET", prefix))["resources"]

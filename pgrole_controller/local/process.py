@@ -1,7 +1,8 @@
-"""A program of this machine as a child of ours: started, stopped, frozen, and gone when we are.
+"""Child processes: start, stop and freeze a program, which also ends when this process ends.
 
-Each child leads a session of its own, so that Ctrl-C in a terminal reaches us alone and we stop the children in order;
-and on Linux the kernel ends it when we end, also by SIGKILL. (Elsewhere a child outlives a parent that was killed.)"""
+Each child leads its own session, so Ctrl-C in a terminal reaches only this process, which stops its children in order.
+On Linux the kernel ends them when this process ends, even by SIGKILL; elsewhere a child outlives a killed parent.
+"""
 
 import asyncio
 import contextlib
@@ -17,7 +18,7 @@ import anyio
 
 
 async def reached(condition: Callable[[], Awaitable[bool]], seconds: float, every: float = 0.05) -> bool:
-    """Ask until the answer is yes (True) or the time is over (False). What `condition` raises ends the waiting."""
+    """Polls until the condition holds (True) or time runs out (False). Passes on what `condition` raises."""
     with anyio.move_on_after(seconds):
         while True:
             if await condition():
@@ -32,11 +33,11 @@ _GONE_SECONDS = 10.0
 
 
 class LocalError(Exception):
-    """Something that this machine lacks or that did not start; the message says what to do."""
+    """Something is missing on this machine or did not start; the message says what to do."""
 
 
 def tied_to_parent(command: Sequence[str | Path], signum: signal.Signals = signal.SIGKILL) -> list[str]:
-    """The command line that runs `command` and has it end by `signum` when this process ends."""
+    """Returns the command line that runs `command` and ends it by `signum` when this process ends."""
     return [
         *(sys.executable, "-I", "-S", str(_LAUNCH), str(int(signum)), str(os.getpid())),
         *(str(part) for part in command),
@@ -44,7 +45,7 @@ def tied_to_parent(command: Sequence[str | Path], signum: signal.Signals = signa
 
 
 class Process:
-    """One program and its log file, which every start appends to. `command` is run as given: see `tied_to_parent`."""
+    """A program and its log file, to which every start appends. `command` runs as given: see `tied_to_parent`."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
@@ -57,7 +58,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The program's process id. Raises LocalError when it was never started."""
+        """Its process id. Raises LocalError if it was never started."""
         if self._process is None:
             raise LocalError(f"{self.name} has not been started")
         return self._process.pid
@@ -67,7 +68,7 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start it (nothing happens when it runs). Raises LocalError when the program cannot be executed."""
+        """Starts it unless it runs. Raises LocalError if the program cannot be executed."""
         if self.running:
             return
         with self.log.open("ab") as log:
@@ -84,13 +85,13 @@ class Process:
                 raise LocalError(f"cannot start {self.name}: {error}") from error
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended (negative: the signal that ended it)."""
+        """Waits until it ends; returns its exit code (negative: the signal that ended it)."""
         if self._process is None:
             raise LocalError(f"{self.name} has not been started")
         return await self._process.wait()
 
     async def stop(self, signum: signal.Signals = signal.SIGTERM, seconds: float = _STOP_SECONDS) -> int | None:
-        """Ask it to end, and kill it when it has not within `seconds`. Its exit code; None when it did not run."""
+        """Asks it to end, and kills it after `seconds`. Returns its exit code; None if it was not running."""
         if not self.running:
             return None
         self.send(signum)
@@ -102,7 +103,7 @@ class Process:
         return await self.wait()
 
     async def kill(self) -> None:
-        """End it and all that it started, at once, and wait until they are gone. Raises LocalError when one is not."""
+        """Kills it and all its descendants, and waits until they have ended. Raises LocalError if one has not."""
         if not self.running:
             return
         family = [self.pid, *descendants(self.pid)]
@@ -115,7 +116,7 @@ class Process:
             raise LocalError(f"{self.name} did not exit within {_GONE_SECONDS:.0f} s")
 
     def pause(self) -> None:
-        """Freeze it and everything that it started: its connections stay open and nothing answers."""
+        """Freezes it and all its descendants: connections stay open and nothing answers."""
         for pid in [self.pid, *descendants(self.pid)]:
             _send(pid, signal.SIGSTOP)
 
@@ -128,14 +129,14 @@ class Process:
             _send(self.pid, signum)
 
     def last_lines(self, count: int = 15) -> str:
-        """The end of its log, for an error message."""
+        """Returns the end of its log, for an error message."""
         if not self.log.exists():
             return ""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
         return "\n".join(f"  {line[:500]}" for line in lines)
 
     def failure(self, what: str) -> LocalError:
-        """The error that says `what` of this program, with the end of its log."""
+        """Returns the error that says `what` happened to this program, with the end of its log."""
         return LocalError(f"{self.name} {what}; last lines of {self.log}:\n{self.last_lines()}")
 
 
@@ -145,12 +146,12 @@ async def _are_gone(pids: Sequence[int]) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Is there such a process, other than one that has ended and only waits to be collected?"""
+    """Tells whether the process exists and is not a zombie."""
     return pid in _parents()
 
 
 def descendants(pid: int) -> list[int]:
-    """Every live process below `pid`, parents before children."""
+    """Returns every live process below `pid`, parents before children."""
     parents = _parents()
     found = [pid]
     for ancestor in found:
@@ -159,7 +160,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """Of every live process: its parent."""
+    """Returns the parent of every live process."""
     if not Path("/proc/self/stat").exists():
         table = subprocess.run(["/bin/ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
         return {int(pid): int(parent) for pid, parent in (line.split() for line in table.splitlines())}
@@ -167,7 +168,7 @@ def _parents() -> dict[int, int]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             state, parent = (
                 (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:2]
             )
@@ -177,5 +178,5 @@ def _parents() -> dict[int, int]:
 
 
 def _send(pid: int, signum: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended, which is what was wanted or is seen by `wait`
+    with contextlib.suppress(ProcessLookupError):  # it has ended, as intended or as `wait` will see
         os.kill(pid, signum)

