@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Returns the exit code."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.fail_on_regression and given.compare is None:

@@ -1,7 +1,8 @@
-"""What applying many objects at once costs: `python -m bench.applying [--objects 1000] [--clients 8] [--drifts]`.
+"""Measures what applying many objects at once costs: `python -m bench.applying [--objects 1000] [--clients 8]
+[--drifts]`.
 
-Several clients post without pause. Roles that were there before drift meanwhile, if asked for: how long a repair takes
-beside all this. `--profile FILE` runs the controller under cProfile, which makes every figure worse.
+Several clients post without pause. With `--drifts`, existing roles drift meanwhile, to measure repairs under this load.
+`--profile FILE` runs the controller under cProfile, which worsens every figure.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from bench.stand import Stand, role_name, stand
 from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.local.display import Display
 
-#: Roles that are there before, to drift.
+#: Existing roles that drift.
 _BEFORE = 200
 
 #: In seconds: what was changed is looked at once more, and the last Events are written.
@@ -32,8 +33,9 @@ _REST = CONFIRM_AGAIN + 3.0
 
 @dataclass(frozen=True, slots=True)
 class Applying:
-    """Of so many objects: seconds from the first and the last post until all are Ready; CPU in ms per object until
-    then (`until_ready`) and until everything rests; of the controller, PostgreSQL, and the API server with etcd.
+    """Figures for a number of objects: seconds from the first and the last post until all are Ready, and CPU in ms per
+    object until then (`until_ready`) and until everything is idle, for controller, PostgreSQL, and API server with
+    etcd.
 
     `repairs`: of drifts meanwhile.
     """
@@ -67,7 +69,7 @@ class Applying:
 async def measure_applying(
     made: Stand, present: int, objects: int, clients: int, *, drifting: bool = False
 ) -> Applying:
-    """Of objects beside `present` ones, which are at rest, and drift meanwhile if `drifting`."""
+    """Posts objects besides the `present` ones, which are idle, or drift if `drifting`."""
     before, used = read_memory(made), _used(made)
     repairs: list[float] = []
     async with _drifting(made, present if drifting else 0, repairs):
@@ -102,7 +104,7 @@ async def _drifting(made: Stand, roles: int, took: list[float]) -> AsyncIterator
 
 
 def _used(made: Stand) -> tuple[float, float, float]:
-    """CPU seconds so far of the controller, PostgreSQL and the API server with etcd."""
+    """CPU seconds so far of the controller, PostgreSQL, and the API server with etcd."""
     api = (made.api.process.pid, made.api.etcd.pid)
     return (
         cpu_seconds(made.controller.pid),
@@ -112,7 +114,7 @@ def _used(made: Stand) -> tuple[float, float, float]:
 
 
 async def measure(objects: int, clients: int, *, drifting: bool, profile: Path | None) -> str:
-    """The report."""
+    """Returns the report."""
     display = Display(sys.stderr)
     async with stand(display, profile) as made:
         await made.start_controller()

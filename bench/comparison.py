@@ -1,9 +1,9 @@
-"""Two runs, figure by figure: ratios, and which differences are more than the noise of both.
+"""Compares two runs figure by figure: ratios, and which differences exceed the noise.
 
-A difference counts when it is larger than the noise of the two runs together: of each, how far its repetitions are
-apart; where it has one alone, `UNKNOWN_NOISE` of its value. What is below the margin or the resolution of the quantity
-never counts. Where a figure has a floor, a difference counts only when it is still there beside the floors: the machine
-may have been slower, and that is no regression. Floors are the machine's own figures, and never judged.
+A difference counts if it exceeds the noise of both runs together. A run's noise is the spread of its repetitions or,
+with only one, `UNKNOWN_NOISE` of the value. Differences below the quantity's margin or resolution never count. Where a
+figure has a floor, the difference must remain after both are divided by their floors, since the machine may have been
+slower. Floors are the machine's own figures and are not judged.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from bench.sheet import Figure
 
-#: Of the value, where there was one repetition alone.
+#: Share of the value, for a single repetition.
 UNKNOWN_NOISE = 0.10
 
 
@@ -25,9 +25,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`ratio`: new to old (None: the old value is 0); `paced`: the same of the multiples of the floors, if compared.
+    """`ratio`: new to old (None: the old value is 0). `paced`: the same for multiples of the floors, if comparable.
 
-    `noise` of both runs, in the unit.
+    `noise`: of both runs, in the unit.
     """
 
     old: Figure
@@ -39,13 +39,13 @@ class Comparison:
 
 
 def compare(old: Sequence[Figure], new: Sequence[Figure]) -> tuple[Comparison, ...]:
-    """Of the figures that both have, in the order of the new ones."""
+    """Compares the figures that both runs have, in the order of the new run."""
     before = {figure.key: figure for figure in old}
     return tuple(_compare(before[figure.key], figure) for figure in new if figure.key in before)
 
 
 def missing(old: Sequence[Figure], new: Sequence[Figure]) -> tuple[Figure, ...]:
-    """The figures of the old run that the new one does not have."""
+    """Returns the figures of the old run that the new one lacks."""
     known = {figure.key for figure in new}
     return tuple(figure for figure in old if figure.key not in known)
 
@@ -69,7 +69,7 @@ def _noise(old: Figure, new: Figure) -> float:
 
 
 def _adjusted(old: Figure, new: Figure) -> float | None:
-    """The new value on a machine that is as fast as the old one's was; None: it has no floor that tells."""
+    """Returns the new value scaled to the old run's machine; None if no floor allows it."""
     if not new.quantity.paced or not old.floor or not new.floor:
         return None
     return new.value * old.floor / new.floor

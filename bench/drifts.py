@@ -1,6 +1,6 @@
-"""Drifts of many kinds, spread over roles and fields, so that none of them looks like a contest.
+"""Drifts of many kinds, spread over roles and fields so that none looks like a contest.
 
-What is set back again and again is repaired more and more slowly, on purpose: that is not what is measured here.
+The controller deliberately slows down repairs of contested fields, which is not what is measured here.
 """
 
 import random
@@ -11,8 +11,8 @@ import anyio
 
 from pgrole_controller.core.contest import LIMIT, WINDOW
 
-#: By field, one that is declared otherwise: attributes, and what is in each of the other three catalogs.
-#: `bypassrls` is left to the restart.
+#: A different value for each field: attributes, and entries in each of the other three catalogs. `bypassrls` is
+#: reserved for the restart.
 DRIFTS: Mapping[str, str] = {
     "login": "ALTER ROLE {} NOLOGIN",
     "inherit": "ALTER ROLE {} NOINHERIT",
@@ -27,7 +27,7 @@ DRIFTS: Mapping[str, str] = {
     "databaseParameters": "ALTER ROLE {} IN DATABASE postgres SET work_mem = '1MB'",
 }
 
-#: In seconds: somewhat more, since a repair comes after its drift was drawn.
+#: Seconds. Slightly longer than WINDOW, since a repair comes after its drift was drawn.
 _WINDOW = WINDOW + 5.0
 _TRIES = 1000
 
@@ -36,13 +36,13 @@ class Spread:
     """Draws drifts at random: each field of each role fewer than `LIMIT` times within `WINDOW`."""
 
     def __init__(self, name: Callable[[int], str], statements: Mapping[str, str]) -> None:
-        """`name` of a role by its number; `statements` by field, with {} for the role."""
+        """`name` maps a number to a role; `statements` are by field, with {} for the role."""
         self._name = name
         self._statements = statements
         self._drawn: dict[tuple[int, str], deque[float]] = {}
 
     async def draw(self, roles: int) -> tuple[str, str]:
-        """One of the first `roles` roles and the statement that changes it. Waits while there is none."""
+        """Draws one of the first `roles` roles and a statement that changes it. Waits while none is available."""
         fields = list(self._statements)
         while True:
             for _ in range(_TRIES):

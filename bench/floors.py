@@ -1,4 +1,4 @@
-"""What nobody could do without, for what is not a repair: a Python process, a return, a server that is left alone."""
+"""Floors for everything except repairs: a Python process, a reconnect, and PostgreSQL without a controller."""
 
 import re
 import statistics
@@ -18,7 +18,7 @@ _STARTS = 5
 _SETTLE_SECONDS = 3.0
 _ROLE = "bench_return"
 
-#: What any asyncio program that speaks TLS and JSON has imported.
+#: Imports what any asyncio program with TLS and JSON has.
 _PROGRAM = """
 import asyncio, json, ssl, time
 asyncio.run(asyncio.sleep(0))
@@ -35,34 +35,34 @@ class Python:
 
 
 async def measure_python() -> Python:
-    """The median of several processes that start an event loop and end; the first is left out."""
+    """Median of several processes that start an event loop and end, without the first one."""
     seen = [await anyio.to_thread.run_sync(_start) for _ in range(_STARTS + 1)][1:]
     return Python(statistics.median(one.cpu_seconds for one in seen), statistics.median(one.resident for one in seen))
 
 
 def _start() -> Python:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
-    said = dict(re.findall(r"(VmRSS|cpu):\s+([\d.]+)", done.stdout))
-    return Python(float(said["cpu"]), int(said["VmRSS"]) / 1024)
+    figures = dict(re.findall(r"(VmRSS|cpu):\s+([\d.]+)", done.stdout))
+    return Python(float(figures["cpu"]), int(figures["VmRSS"]) / 1024)
 
 
 async def measure_return(stand: Stand) -> float:
-    """Seconds in which a client connects, reads one role and alters it, p50."""
+    """Median seconds in which a client connects, reads one role and alters it."""
     took = []
-    async with stand.connect() as hand:
-        await hand.execute(f"DROP ROLE IF EXISTS {_ROLE}; CREATE ROLE {_ROLE}")
+    async with stand.connect() as client:
+        await client.execute(f"DROP ROLE IF EXISTS {_ROLE}; CREATE ROLE {_ROLE}")
         for turn in range(_ROUNDS):
             start = time.perf_counter()
             async with stand.connect() as client:
                 await client.fetch("SELECT * FROM pg_roles WHERE rolname = $1", _ROLE)
                 await client.execute(f"ALTER ROLE {_ROLE} {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
                 took.append(time.perf_counter() - start)
-        await hand.execute(f"DROP ROLE {_ROLE}")
+        await client.execute(f"DROP ROLE {_ROLE}")
     return statistics.median(took)
 
 
 async def measure_alone(stand: Stand, seconds: float) -> float:
-    """CPU of PostgreSQL in percent of one core while there is no controller."""
+    """CPU of PostgreSQL in percent of one core, without a controller."""
     async with stand.connect() as connection:
         await connection.execute("VACUUM ANALYZE")
     await anyio.sleep(_SETTLE_SECONDS)

@@ -1,8 +1,9 @@
-"""Servers that attack whoever connects, and tenants that do to a server what a role with LOGIN may.
+"""Hostile PostgreSQL servers, and a tenant that attacks a server with everything a role with LOGIN may do.
 
-`python -m bench.hostile` serves one of each kind, and writes their ports as JSON; `python -m bench.hostile DSN` attacks
-as the role of the DSN. Both last until they are ended: apart from the process that measures, and on one processor alone
-(`yield_processor`). Hostile servers have machines of their own; what is measured is what the controller makes of them.
+`python -m bench.hostile` runs one server of each kind and writes their ports as JSON; `python -m bench.hostile DSN`
+attacks as the DSN's role. Both run until they are ended, in processes of their own on one processor
+(`yield_processor`): in reality hostile servers have their own machines, and only their effect on the controller is
+measured.
 """
 
 import json
@@ -22,29 +23,29 @@ import asyncpg
 from bench.neighbours import Serve, listening
 from pgrole_controller.local.process import Process, reached, tied_to_parent
 
-#: What one message of those that flood carries, in bytes.
+#: Bytes in one message of a server that floods.
 LARGE = 20_000_000
 
 _INTEGER = struct.Struct("!i")
 _DRIP_SECONDS = 0.3
-#: Between two settings that a tenant stores: PostgreSQL itself has work with them.
+#: Seconds between two stored settings, which cost PostgreSQL itself some work.
 _STORE_SECONDS = 0.5
 _START_SECONDS = 60.0
 _COMMAND = (sys.executable, "-m", "bench.hostile")
 
 
 def yield_processor(pid: int = 0) -> None:
-    """This process, or another, and what it starts from now on run only while nothing else wants to. Linux only.
+    """Lets this process (or `pid`) and its future children run only while nothing else wants to. Linux only.
 
-    On a processor of their own where there is one (`leave_processor`): the kernel does not take the processor away from
-    a long system call.
+    They also get a processor of their own if possible (`leave_processor`), because the kernel does not interrupt a long
+    system call.
     """
     os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(pid, {_last_processor()})
 
 
 def leave_processor() -> None:
-    """This process, and what it starts from now on, leave one processor to those that attack."""
+    """Keeps this process and its future children off the attackers' processor."""
     others = os.sched_getaffinity(0) - {_last_processor()}
     if others:
         os.sched_setaffinity(0, others)
@@ -83,7 +84,7 @@ def _words(severity: str, text: str) -> bytes:
 
 
 def failure(text: str) -> bytes:
-    """An error that ends the connection."""
+    """Returns an error message that ends the connection."""
     return message(b"E", _words("FATAL", text))
 
 
@@ -96,7 +97,7 @@ def notification(payload: str) -> bytes:
 
 
 async def hang_after_greeting(reader: StreamReader, writer: StreamWriter) -> None:
-    """Lets in, and answers nothing."""
+    """Accepts the session and answers nothing."""
     await read_startup(reader)
     writer.write(GREETING)
     while await reader.read(1 << 16):
@@ -104,7 +105,7 @@ async def hang_after_greeting(reader: StreamReader, writer: StreamWriter) -> Non
 
 
 async def drip(reader: StreamReader, writer: StreamWriter) -> None:
-    """An answer, byte by byte."""
+    """Answers byte by byte."""
     await read_startup(reader)
     for byte in GREETING * 100:
         writer.write(bytes([byte]))
@@ -119,7 +120,7 @@ async def fail_at_length(reader: StreamReader, writer: StreamWriter) -> None:
 
 
 async def claim_a_length(reader: StreamReader, writer: StreamWriter) -> None:
-    """A message of two gigabytes is announced, and sent as fast as it is taken."""
+    """Announces a message of two gigabytes, and sends it as fast as it is read."""
     await read_startup(reader)
     writer.write(b"R" + _INTEGER.pack(2**31 - 1))
     await _flood(writer, bytes(1 << 16))
@@ -133,7 +134,7 @@ async def flood_notices(reader: StreamReader, writer: StreamWriter) -> None:
 
 
 async def flood_notifications(reader: StreamReader, writer: StreamWriter) -> None:
-    """The answer to the first question never ends."""
+    """Answers the first query endlessly."""
     await read_startup(reader)
     writer.write(GREETING)
     await read_message(reader)
@@ -146,7 +147,7 @@ async def flood_parameters(reader: StreamReader, writer: StreamWriter) -> None:
 
 
 async def ask_to_hash(reader: StreamReader, writer: StreamWriter) -> None:
-    """SCRAM with more iterations than anybody lives to see."""
+    """Requests SCRAM with an astronomical number of iterations."""
     await read_startup(reader)
     writer.write(message(b"R", _INTEGER.pack(10) + b"SCRAM-SHA-256\0\0"))
     first = (await read_message(reader)).decode()
@@ -158,7 +159,7 @@ async def ask_to_hash(reader: StreamReader, writer: StreamWriter) -> None:
 
 
 async def talk_nonsense(reader: StreamReader, writer: StreamWriter) -> None:
-    """Lets in, and answers questions with what is not asked for."""
+    """Accepts the session and answers queries with unrelated messages."""
     await read_startup(reader)
     writer.write(GREETING)
     while await reader.read(1 << 16):
@@ -187,12 +188,12 @@ SERVERS: Mapping[str, Serve] = {
 
 @asynccontextmanager
 async def hostile_servers(kinds: Sequence[str] = tuple(SERVERS)) -> AsyncIterator[dict[str, int]]:
-    """Their ports."""
+    """Yields their ports by kind."""
     async with AsyncExitStack() as stack:
         yield {kind: await stack.enter_async_context(listening(SERVERS[kind])) for kind in kinds}
 
 
-#: Statements with which a role stores for itself what is hard to read.
+#: Statements with which a role stores settings for itself that are hard to read.
 SETTINGS: Mapping[str, str] = {
     "elements": "SELECT set_config('search_path', repeat('a,', 1500000) || 'a', false)",
     "quoted-elements": """SELECT set_config('search_path', repeat('"a""b",', 500000) || 'a', false)""",
@@ -204,7 +205,7 @@ _STORE = "ALTER ROLE CURRENT_USER SET search_path FROM CURRENT"
 
 
 async def store(dsn: str, kind: str) -> None:
-    """Once."""
+    """Runs the statements once."""
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute("SET client_min_messages = error")
@@ -215,7 +216,7 @@ async def store(dsn: str, kind: str) -> None:
 
 
 def payloads(names: Sequence[str]) -> dict[str, list[str]]:
-    """What the floods carry: names of roles that are declared, what means all of them, and junk."""
+    """Payloads of the floods: names of declared roles, the payload for all roles, and junk."""
     return {
         "many": ['{"op":"many"}'],
         "names": [json.dumps({"op": "update", "oid": 16384, "name": name, "was": None}) for name in names],
@@ -224,7 +225,7 @@ def payloads(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 async def flood(dsn: str, payloads: Sequence[str]) -> NoReturn:
-    """NOTIFY until cancelled, as fast as PostgreSQL takes it: no two are equal, or they would be sent as one."""
+    """Sends NOTIFY as fast as PostgreSQL accepts it, until cancelled. All differ, since equal ones would be merged."""
     connection = await asyncpg.connect(dsn)
     try:
         while True:
@@ -240,7 +241,7 @@ async def flood(dsn: str, payloads: Sequence[str]) -> NoReturn:
 
 @asynccontextmanager
 async def serving_hostile(folder: Path) -> AsyncIterator[dict[str, int]]:
-    """The ports of one server of each kind, in a process of their own."""
+    """Runs one server of each kind in a separate process; yields their ports."""
     process = Process("hostile servers", tied_to_parent([*_COMMAND]), folder / "hostile.log")
     ports: dict[str, int] = {}
 
@@ -261,7 +262,7 @@ async def serving_hostile(folder: Path) -> AsyncIterator[dict[str, int]]:
 
 @asynccontextmanager
 async def attacking(dsn: str, folder: Path) -> AsyncIterator[None]:
-    """A tenant does all that it may, in a process of its own."""
+    """Runs a tenant's attacks in a separate process."""
     process = Process("attack", tied_to_parent([*_COMMAND, dsn]), folder / "attack.log")
     await process.start()
     try:

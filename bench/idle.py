@@ -1,4 +1,4 @@
-"""What it costs while nothing happens: CPU and memory of the processes, read from /proc."""
+"""Measures CPU and memory of the idle processes, from /proc."""
 
 import os
 import re
@@ -18,9 +18,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """CPU in percent of one core: of the backend that runs `watch`, of all of PostgreSQL with it, of the controller.
+    """CPU in percent of one core: of the backend that runs `watch`, of all of PostgreSQL including it, of the
+    controller.
 
-    `commits`: those of `watch`, a second.
+    `commits`: of `watch`, per second.
     """
 
     watch: float
@@ -31,14 +32,14 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """In MiB. `own` is what only this process can hold: the pages of files come and go as the kernel likes."""
+    """In MiB. `own` counts only private pages: the kernel keeps or drops file pages at will."""
 
     resident: float
     own: float
 
 
 async def measure_idle(stand: Stand, seconds: float) -> Idle:
-    """What vacuum owes to the load before is paid first."""
+    """Runs vacuum first, so that work left from earlier load does not count."""
     async with stand.connect() as connection:
         await connection.execute("VACUUM ANALYZE")
         watch = await connection.fetchval(
@@ -54,7 +55,7 @@ async def measure_idle(stand: Stand, seconds: float) -> Idle:
 
 
 def read_memory(stand: Stand) -> Memory:
-    """Of the controller, now."""
+    """Memory of the controller now."""
     return read_memory_of(stand.controller.pid)
 
 
@@ -66,16 +67,16 @@ def read_memory_of(pid: int) -> Memory:
 
 
 def _used(stand: Stand, watch: int) -> tuple[float, float, float]:
-    """CPU seconds so far of the watch backend, of PostgreSQL and of the controller."""
+    """CPU seconds so far of the watch backend, PostgreSQL and the controller."""
     return cpu_seconds(watch), cpu_of_family(stand.server.process.pid), cpu_seconds(stand.controller.pid)
 
 
 def cpu_of_family(pid: int) -> float:
-    """CPU seconds so far of a process and all that it has started."""
+    """CPU seconds so far of a process and its descendants."""
     return _ended_children(pid) + sum(cpu_seconds(one) for one in (pid, *descendants(pid)))
 
 
 def _ended_children(pid: int) -> float:
-    """CPU seconds of the children that a process has collected."""
+    """CPU seconds of the children that a process has waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[13]) + int(fields[14])) / _TICKS

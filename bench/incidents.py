@@ -1,4 +1,4 @@
-"""What happens at once, each in a stand of its own: a thousand objects are posted, PostgreSQL is away for a while."""
+"""Measures incidents, each with a fresh setup: a thousand objects posted at once, and an outage of PostgreSQL."""
 
 import anyio
 
@@ -12,18 +12,18 @@ from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.controller.worker import HEALTHY_SECONDS
 from pgrole_controller.local.display import Display
 
-#: Objects that are posted at once, by so many clients, beside those that were there before.
+#: Objects posted at once, by this many clients, besides the existing ones.
 OBJECTS = 1_000
 CLIENTS = 8
 _BEFORE = 200
 
-#: Objects that an outage meets.
+#: Numbers of objects during an outage.
 OUTAGES = (100, 1_000)
 
 #: In seconds: what was changed is looked at once more.
 _REST = CONFIRM_AGAIN + 3.0
 
-#: Between two outages, in seconds: a session that ends sooner counts as a failure to connect.
+#: Seconds between two outages: a session that ends sooner counts as a failed connection.
 _APART = HEALTHY_SECONDS + 2.0
 
 

@@ -1,10 +1,9 @@
-"""`python -m bench.isolation`: how long a repair takes on healthy servers, alone and while others misbehave and attack.
+"""`python -m bench.isolation`: how long a repair takes on healthy servers, alone and while other servers misbehave.
 
-The healthy servers alone and all of them, in turns, so that whatever else this machine does is in both: also what a
-tenant does to the one server that lets it in, which keeps a core busy whether the controller knows that server or not.
-Those that attack are in `bench.hostile`, and so is what the tenant does. A drift begins
-when its COMMIT has returned to the client, and is repaired when PostgreSQL says that the transaction committed which
-wrote the role's row (track_commit_timestamp), by the same clock.
+Measures the healthy servers alone and together with the others in alternation, so that other load on this machine
+affects both. The tenant attacks in both phases: its server keeps a core busy whether the controller knows that server
+or not. `bench.hostile` contains the attackers. A drift begins when its COMMIT has returned to the client, and is
+repaired when the transaction that wrote the role's row committed (track_commit_timestamp), on the same clock.
 """
 
 import argparse
@@ -44,10 +43,10 @@ else:
 
 NAMESPACE = "bench"
 HEALTHY = 14
-ROLES = 10  # of each server
+ROLES = 10  # on each server
 ATTACKED = "attacked"
-#: Whatever is wrong with a server is said in more than a word.
-SOMETHING = " "
+#: Matches any condition message that reports a fault.
+ANY_FAULT = " "
 
 _SECONDS = 120.0
 _FLOOR_ROUNDS = 100
@@ -60,8 +59,8 @@ _READ = "SELECT r.*, shobj_description(r.oid, 'pg_authid') FROM pg_roles AS r WH
 
 
 @dataclass(slots=True)
-class Hand:
-    """On one healthy server: makes drifts, and hears what is announced there."""
+class Probe:
+    """Makes drifts on one healthy server, and listens to its notifications."""
 
     connection: Connection
     listener: Connection
@@ -74,13 +73,13 @@ class Hand:
             self.heard.set()
 
     async def measure(self, role: str) -> float:
-        """Seconds from the commit of a drift to that of its repair."""
+        """Returns the seconds from a drift's commit to its repair's commit."""
         self.expected, self.heard = role, anyio.Event()
         await self.connection.execute(f"ALTER ROLE {role} CREATEDB")
         began = time.time()
         with anyio.fail_after(_SECONDS):
             while True:
-                await self._wait()  # both of the drift and of its repair it is told, perhaps at once
+                await self._wait()  # the drift and its repair both notify, perhaps at once
                 repaired = await self.connection.fetchval(_REPAIRED_AT, role)
                 if repaired is not None:
                     return float(repaired) - began
@@ -91,7 +90,9 @@ class Hand:
         self.heard = anyio.Event()
 
     async def measure_floor(self) -> float:
-        """NOTIFY heard on another connection, one role read, one ALTER ROLE committed: medians, in seconds, added."""
+        """Sums three medians, in seconds: a NOTIFY received on another connection, one role read, one ALTER ROLE
+        committed.
+        """
         heard = anyio.Event()
         took: list[tuple[float, ...]] = []
         await self.listener.add_listener("bench_floor", lambda *_: heard.set())
@@ -114,7 +115,7 @@ class Hand:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """PgServers and their PgRoles."""
+    """The declared PgServers and their PgRoles."""
 
     api: ApiServer
 
@@ -138,7 +139,7 @@ class Declared:
             await self._apply(f"{_GROUP}/namespaces/{NAMESPACE}/pgroles/{name}-{number}", role)
 
     async def remove(self, names: Iterable[str]) -> None:
-        """Returns when they are gone."""
+        """Deletes them, and waits until they no longer exist."""
         for name in names:
             for number in range(ROLES):
                 await self.api.request("DELETE", f"{_GROUP}/namespaces/{NAMESPACE}/pgroles/{name}-{number}")
@@ -146,7 +147,9 @@ class Declared:
         await self._wait(partial(self._are_gone, set(names)), "were not gone")
 
     async def wait(self, words: Mapping[str, str]) -> None:
-        """Until each of these PgServers says these words, or, where there are none, is Ready with all its roles."""
+        """Waits until each PgServer's condition contains its text or, if that is empty, it and all its roles are
+        Ready.
+        """
         await self._wait(partial(self._say, words), "did not say what was expected")
 
     async def _apply(self, path: str, body: dict[str, Any]) -> None:
@@ -172,14 +175,14 @@ class Declared:
             raise AssertionError(f"the servers {what} within {_SECONDS:.0f} s; not Ready are\n{found}")
 
     async def _describe(self, what: str) -> str:
-        """Those that are not Ready, with the reason."""
+        """Lists what is not Ready, with the reason."""
         found = []
         for one in (await self.api.request("GET", f"{_GROUP}/{what}"))["items"]:
             conditions = one.get("status", {}).get("conditions", [])
             ready = next((each for each in conditions if each["type"] == "Ready"), None)
             if ready is None or ready["status"] != "True":
-                said = f"{ready['reason']}: {ready['message']}" if ready else "nothing"
-                found.append(f"  {one['metadata']['name']} {said[:300]}")
+                text = f"{ready['reason']}: {ready['message']}" if ready else "nothing"
+                found.append(f"  {one['metadata']['name']} {text[:300]}")
         return "\n".join(found)
 
 
@@ -204,34 +207,34 @@ def _start(settings: Mapping[str, str]) -> AbstractAsyncContextManager[PostgresS
 
 
 @asynccontextmanager
-async def _hand(server: PostgresServer) -> AsyncIterator[Hand]:
+async def _probe(server: PostgresServer) -> AsyncIterator[Probe]:
     connection, listener = [await asyncpg.connect(server.dsn()) for _ in range(2)]
-    made = Hand(connection, listener)
-    await listener.add_listener(CHANNEL, made.hear)
+    probe = Probe(connection, listener)
+    await listener.add_listener(CHANNEL, probe.hear)
     try:
-        yield made
+        yield probe
     finally:
         with anyio.CancelScope(shield=True):
             await connection.close(timeout=5)
             await listener.close(timeout=5)
 
 
-async def _drift(hands: Sequence[Hand], drifts: int, display: Display) -> list[float]:
-    """Each role in turn: one that drifts again and again is a contest, which is answered more slowly."""
-    roles = [(hand, _role(number)) for hand in hands for number in range(ROLES)]
+async def _drift(probes: Sequence[Probe], drifts: int, display: Display) -> list[float]:
+    """Uses each role in turn: the controller slows down repairs of a role that keeps drifting."""
+    roles = [(probe, _role(number)) for probe in probes for number in range(ROLES)]
     random.shuffle(roles)
     took = []
-    for turn, (hand, role) in enumerate(islice(cycle(roles), drifts)):
-        took.append(await hand.measure(role))
+    for turn, (probe, role) in enumerate(islice(cycle(roles), drifts)):
+        took.append(await probe.measure(role))
         display.advance(f"{turn + 1} of {drifts} drifts")
-        await anyio.sleep(random.uniform(0.1, 0.35))  # any phase of the watch
+        await anyio.sleep(random.uniform(0.1, 0.35))  # hits any phase of the watch
     return took
 
 
 @dataclass(frozen=True, slots=True)
-class Street:
+class IsolationRun:
     declared: Declared
-    hands: Sequence[Hand]
+    probes: Sequence[Probe]
     others: Sequence[Neighbour]
     attacked: PostgresServer
     controller: Process
@@ -240,7 +243,7 @@ class Street:
     async def measure(self, rounds: int, drifts: int) -> str:
         alone: list[float] = []
         beside: list[float] = []
-        healthy = dict.fromkeys((f"s{number}" for number in range(len(self.hands))), "")
+        healthy = dict.fromkeys((f"s{number}" for number in range(len(self.probes))), "")
         lines, size, minutes = 0, 0, 0.0
         shares: list[list[float]] = [[], []]
         await self.controller.start()
@@ -248,24 +251,24 @@ class Street:
         for _ in range(rounds):
             async with attacking(await self._let_in(), self.controller.log.parent):
                 with self._share(shares[0]):
-                    alone += await _drift(self.hands, drifts, self.display)
+                    alone += await _drift(self.probes, drifts, self.display)
             for other in self.others:
                 await self.declared.add(other.name, other.port, other.password)
             await self.declared.add(ATTACKED, self.attacked.port, self.attacked.password, login=True, adopt=True)
-            said = {other.name: other.words for other in self.others}
-            await self.declared.wait({**healthy, **said, ATTACKED: ""})
+            words = {other.name: other.words for other in self.others}
+            await self.declared.wait({**healthy, **words, ATTACKED: ""})
             before, began = self._log(), time.monotonic()
             async with attacking(await self._let_in(), self.controller.log.parent):
                 with self._share(shares[1]):
-                    beside += await _drift(self.hands, drifts, self.display)
+                    beside += await _drift(self.probes, drifts, self.display)
             after = self._log()
             minutes += (time.monotonic() - began) / 60
             lines, size = lines + after[0] - before[0], size + after[1] - before[1]
-            await self.declared.remove([*said, ATTACKED])
+            await self.declared.remove([*words, ATTACKED])
         memory = read_status(self.controller.pid, "VmHWM")
         await self.controller.stop()
-        floor = await self.hands[0].measure_floor()
-        report = _report(Quantiles.of(alone), Quantiles.of(beside), floor, len(self.hands), len(self.others) + 1)
+        floor = await self.probes[0].measure_floor()
+        report = _report(Quantiles.of(alone), Quantiles.of(beside), floor, len(self.probes), len(self.others) + 1)
         return "\n".join(
             (
                 report,
@@ -280,13 +283,13 @@ class Street:
 
     @contextmanager
     def _share(self, into: list[float]) -> Iterator[None]:
-        """Of one core, what the controller takes meanwhile, in percent."""
+        """Appends the controller's CPU during the context, in percent of one core."""
         began, before = time.monotonic(), cpu_seconds(self.controller.pid)
         yield
         into.append(100 * (cpu_seconds(self.controller.pid) - before) / (time.monotonic() - began))
 
     async def _let_in(self) -> str:
-        """The DSN of the tenant, one of the roles that will be declared."""
+        """Returns the tenant's DSN; its role is one of those declared later."""
         connection = await asyncpg.connect(self.attacked.dsn())
         try:
             await connection.execute(f"DO $$ BEGIN CREATE ROLE {_role(0)}; EXCEPTION WHEN duplicate_object THEN END $$")
@@ -296,13 +299,13 @@ class Street:
         return self.attacked.dsn(_role(0), password="tenant")
 
     def _log(self) -> tuple[int, int]:
-        """Lines about sessions, and bytes."""
+        """Number of log lines about sessions, and size of the log in bytes."""
         text = self.controller.log.read_bytes()
         return sum(b"PostgreSQL" in line for line in text.splitlines()), len(text)
 
 
 def read_status(pid: int, name: str) -> int:
-    """A size of a process, in bytes."""
+    """Returns a memory figure of a process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
@@ -332,12 +335,12 @@ async def measure(rounds: int, drifts: int) -> str:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="pgrole-bench-")))
         ports = await stack.enter_async_context(serving_hostile(folder))
-        hostile = (Neighbour(kind, port, "any", SOMETHING) for kind, port in ports.items())
+        hostile = (Neighbour(kind, port, "any", ANY_FAULT) for kind, port in ports.items())
         others = (*await stack.enter_async_context(neighbours(_start)), *hostile)
         attacked = await stack.enter_async_context(_start(SMALL))
         yield_processor(int((attacked.data / "postmaster.pid").read_text(encoding="utf-8").split()[0]))
         healthy = [await stack.enter_async_context(_start(SMALL)) for _ in range(HEALTHY)]
-        hands = [await stack.enter_async_context(_hand(server)) for server in healthy]
+        probes = [await stack.enter_async_context(_probe(server)) for server in healthy]
         api = await stack.enter_async_context(api_server(binaries=binaries))
         await apply_crds(api)
         await create_namespace(api, NAMESPACE)
@@ -346,7 +349,7 @@ async def measure(rounds: int, drifts: int) -> str:
             await declared.add(f"s{number}", server.port, server.password)
         controller = _controller(api, folder)
         stack.push_async_callback(controller.stop)
-        return await Street(declared, hands, others, attacked, controller, display).measure(rounds, drifts)
+        return await IsolationRun(declared, probes, others, attacked, controller, display).measure(rounds, drifts)
 
 
 def _controller(api: ApiServer, folder: Path) -> Process:

@@ -1,4 +1,4 @@
-"""A whole run: every part that is asked for, each as often as it is to be repeated."""
+"""A whole run: all requested parts, each with its repetitions."""
 
 import shlex
 import time
@@ -24,11 +24,11 @@ from bench.start import measure_start
 from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.local.display import Display
 
-#: What is measured at each size, beside `load`: objects applied, restarts, memory.
+#: Measured at each size, besides `load`: objects applied, restarts, memory.
 SIZED = ("load", "request", "idle", "quiet", "busy", "password", "poll")
 PARTS = ("start", *SIZED, "objects", "outage")
 
-#: Between two rounds of the floor, in seconds, as between two drifts: all processes have slept.
+#: Seconds between two rounds of the floor, as between two drifts, so that all processes have slept.
 _FLOOR_PAUSE = 0.1
 
 #: After a restart, in seconds: what was repaired in it is looked at once more.
@@ -37,7 +37,7 @@ _REST = CONFIRM_AGAIN + 3.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`drifts` of each repetition, quiet and busy; `idle_seconds` of each window."""
+    """`drifts` in each repetition, quiet and busy; `idle_seconds` of each window."""
 
     sizes: tuple[int, ...]
     drifts: int
@@ -51,7 +51,7 @@ class Options:
 
 
 async def measure(options: Options, display: Display, arguments: Sequence[str]) -> Run:
-    """`arguments` are those of the command, to be told where the figures are shown."""
+    """`arguments` are the command's, to show beside the figures."""
     sheet, began, before = Sheet(), time.monotonic(), processors_time()
     async with stand(display) as made:
         async with made.connect() as connection:
@@ -76,7 +76,7 @@ async def measure(options: Options, display: Display, arguments: Sequence[str]) 
 
 @dataclass(slots=True)
 class _Measurement:
-    """What is measured in one stand, whose objects become more from size to size."""
+    """Measurements in one setup, whose number of objects grows from size to size."""
 
     made: Stand
     sheet: Sheet
@@ -127,7 +127,7 @@ class _Measurement:
             await self._repeat(size, spread)
 
     async def _measure_once(self) -> None:
-        """What is the same at any size: with the objects of the first one, and without a controller."""
+        """Measures what does not depend on the size: with the first size's objects, and without a controller."""
         if "idle" in self.options.parts:
             self.sheet.note("floor.idle", await measure_alone(self.made, self.options.idle_seconds))
         for _ in range(self.options.repetitions if "request" in self.options.parts else 0):

@@ -1,4 +1,4 @@
-"""Servers that misbehave, each in its own way, for the sake of those that do not."""
+"""Misbehaving servers, one of each kind, to show that they do not affect others."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,10 +15,10 @@ from pgrole_controller.local.workspace import free_port
 #: Starts a PostgreSQL with these settings.
 Start = Callable[[Mapping[str, str]], AbstractAsyncContextManager[PostgresServer]]
 
-#: Many of them on one machine.
+#: For many of them on one machine.
 SMALL = {"max_connections": "20", "shared_buffers": "8MB", "track_commit_timestamp": "on"}
 
-#: By which the answers of the slow one are late, in seconds.
+#: Delay of the slow server's answers, in seconds.
 LATE_SECONDS = 0.3
 
 _HOST = "127.0.0.1"
@@ -27,7 +27,9 @@ _STANDBY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Where it is, and what is said of it: words of the condition of its PgServer; empty: it is Ready all the same."""
+    """Address of a server, and `words` that its PgServer's condition must contain; empty if it becomes Ready
+    nevertheless.
+    """
 
     name: str
     port: int
@@ -37,7 +39,7 @@ class Neighbour:
 
 @asynccontextmanager
 async def neighbours(start: Start) -> AsyncIterator[tuple[Neighbour, ...]]:
-    """One of each kind: down, silent, closing, refusing, standby, slow."""
+    """Yields one of each kind: down, silent, closing, refusing, standby, slow."""
     async with AsyncExitStack() as stack:
         slow = await stack.enter_async_context(start(SMALL))
         standby = await stack.enter_async_context(start(SMALL))
@@ -60,7 +62,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
 
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[int]:
-    """The port at which every connection is served so."""
+    """Serves every connection with `serve`; yields the port."""
     writers: set[asyncio.StreamWriter] = set()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,7 +104,7 @@ async def _close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """Passes everything on to a port of this machine, and back again LATE_SECONDS later."""
+    """Forwards to a port of this machine, and delays answers by LATE_SECONDS."""
 
     port: int
 
@@ -133,7 +135,7 @@ class _Late:
                 for each in (forth, back, answer):
                     tasks.start_soon(each)
         except* ConnectionError:
-            pass  # either side went: so does the other
+            pass  # one side closed, so close the other
         finally:
             send.close()
             receive.close()
@@ -141,7 +143,7 @@ class _Late:
 
 
 async def _demote(server: PostgresServer) -> None:
-    """It starts again as a standby that has nothing to follow."""
+    """Restarts it as a standby without a primary."""
     await server.stop()
     (server.data / "standby.signal").touch()
     await server.process.start()

@@ -1,4 +1,4 @@
-"""PgRoles by the thousand, written as fast as the API server takes them, and when all of them are Ready."""
+"""Creates thousands of PgRoles as fast as the API server accepts them, and waits until all are Ready."""
 
 import json
 import ssl
@@ -25,8 +25,8 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """So many objects were applied, the last `posting` seconds after the first request, and were all Ready so long
-    after it.
+    """Seconds for a number of objects, from the first request: until the last was posted (`posting`), and until all
+    were Ready.
     """
 
     objects: int
@@ -35,7 +35,7 @@ class Loading:
 
 
 async def load(stand: Stand, first: int, last: int, *, writers: int = _WRITERS) -> Loading:
-    """Creates the objects of the roles `first` to `last - 1` and waits until all of them are Ready."""
+    """Creates the objects of roles `first` to `last - 1` and waits until all are Ready."""
     return await make(stand, {f"bench-{number}": _spec(number) for number in range(first, last)}, writers=writers)
 
 
@@ -44,7 +44,7 @@ def _spec(number: int) -> Spec:
 
 
 async def make(stand: Stand, specs: Mapping[str, Spec], *, writers: int = _WRITERS) -> Loading:
-    """Creates the objects, by name, `writers` at once, and waits until all of them are Ready."""
+    """Creates the objects, by name, with `writers` in parallel, and waits until all are Ready."""
     left = iter(specs.items())
     waiting = set(specs)
     posted: list[float] = []
@@ -65,7 +65,7 @@ async def make(stand: Stand, specs: Mapping[str, Spec], *, writers: int = _WRITE
 
 
 async def remove(stand: Stand, names: Collection[str]) -> None:
-    """Deletes the objects, and waits until they are gone."""
+    """Deletes the objects, and waits until they no longer exist."""
     async with connect_api(stand) as session:
         for name in names:
             async with session.delete(f"{PATH}/{name}") as response:
@@ -81,7 +81,7 @@ async def _is_gone(session: aiohttp.ClientSession, name: str) -> bool:
 
 
 async def _create(session: aiohttp.ClientSession, left: Iterator[tuple[str, Spec]], posted: list[float]) -> None:
-    """Appends when the last of them was answered."""
+    """Posts objects, then appends the time of the last answer."""
     for name, spec in left:
         body = {
             "apiVersion": "pgrole.dev/v1alpha1",
@@ -95,7 +95,7 @@ async def _create(session: aiohttp.ClientSession, left: Iterator[tuple[str, Spec
 
 
 async def _watch_ready(session: aiohttp.ClientSession, version: str) -> AsyncGenerator[str]:
-    """The name of each object when it is seen to be Ready for its present generation, again when it changes."""
+    """Yields an object's name whenever it changes and is Ready for its current generation."""
     async with aclosing(watch(session, version)) as objects:
         async for obj in objects:
             if is_ready(obj):
@@ -103,7 +103,7 @@ async def _watch_ready(session: aiohttp.ClientSession, version: str) -> AsyncGen
 
 
 async def watch(session: aiohttp.ClientSession, version: str) -> AsyncGenerator[dict[str, Any]]:
-    """Each object as often as it changes after this version."""
+    """Yields each object whenever it changes after this version."""
     while True:  # the server ends the watch of a client that it finds slow
         async with session.get(PATH, params={"watch": "true", "resourceVersion": version}) as response:
             response.raise_for_status()
@@ -115,12 +115,12 @@ async def watch(session: aiohttp.ClientSession, version: str) -> AsyncGenerator[
 
 def is_ready(obj: dict[str, Any]) -> bool:
     status = obj.get("status") or {}
-    said = {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
-    return said.get("Ready") == "True" and bool(status["observedGeneration"] == obj["metadata"]["generation"])
+    statuses = {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
+    return statuses.get("Ready") == "True" and bool(status["observedGeneration"] == obj["metadata"]["generation"])
 
 
 async def get(session: aiohttp.ClientSession, query: dict[str, str]) -> dict[str, Any]:
-    """A list of objects."""
+    """Lists objects."""
     async with session.get(PATH, params=query) as response:
         response.raise_for_status()
         answer: dict[str, Any] = await response.json()

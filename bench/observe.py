@@ -1,7 +1,7 @@
-"""What noticing costs inside PostgreSQL: `observe()` for one change, and the procedure `watch` as it runs.
+"""Measures detection inside PostgreSQL: `observe()` for one change, and the running procedure `watch`.
 
-`python -m bench.observe --dsn DSN [--sizes 10,1000,10000]` against a server that may be filled with roles: it leaves it
-as it found it but for schema pgrole. CPU is read from /proc, so the server must be on this machine.
+`python -m bench.observe --dsn DSN [--sizes 10,1000,10000]` fills a server with roles and afterwards removes everything
+except schema pgrole. It reads CPU from /proc, so the server must be on this machine.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pgrole_controller.postgres.watch import TICK
 
 T = TypeVar("T")
 
-#: As observe() looks first, and every time when nothing changed.
+#: The first query of observe(), and the only one if nothing changed.
 GATE = """
 SELECT pg_current_snapshot()::text,
        array_agg(n.catalog) FILTER (WHERE f.recent IS DISTINCT FROM n.recent),
@@ -31,7 +31,7 @@ SELECT pg_current_snapshot()::text,
 FROM pgrole.fingerprint_now AS n LEFT JOIN pgrole.fingerprint AS f ON f.catalog = n.catalog
 """
 
-#: The fingerprint that needs no memory of what was seen: every row's identity and xmin hashed.
+#: A fingerprint without stored state, for comparison: hashes every row's identity and xmin.
 HASHED = """
 SELECT
     (SELECT bit_xor(hashint8extended((oid::bigint << 32) | xmin::text::bigint, 0)) FROM pg_authid),
@@ -42,7 +42,7 @@ SELECT
     (SELECT bit_xor(hashint8extended((objoid::bigint << 32) | xmin::text::bigint, 0)) FROM pg_shdescription)
 """
 
-#: What is done to one role among many: name, statement, what undoes it.
+#: Changes to one role among many: name, statement, and the statement that undoes it.
 CHANGES = (
     ("create", "CREATE ROLE bench_one", "DROP ROLE bench_one"),
     ("alter", "ALTER ROLE bench_5 CREATEDB", "ALTER ROLE bench_5 NOCREATEDB"),
@@ -65,7 +65,7 @@ ROUNDS = 40
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of some durations in milliseconds."""
+    """Quantiles of durations in milliseconds."""
 
     p50: float
     p90: float
@@ -85,7 +85,7 @@ class Quantiles:
 
 
 async def fill(connection: "asyncpg.Connection[Any]", size: int) -> None:
-    """Makes `size` roles bench_1…, as many memberships, and half as many settings and comments each."""
+    """Creates `size` roles bench_1…, as many memberships, and half as many settings and comments each."""
     await connection.execute(f"""
         DO $$ BEGIN
             CREATE ROLE bench_group;
@@ -120,7 +120,7 @@ async def _took(connection: "asyncpg.Connection[Any]", statement: str) -> float:
 
 
 async def measure_observe(connection: "asyncpg.Connection[Any]") -> dict[str, float]:
-    """Medians in milliseconds: the two fingerprints, and `observe()` after nothing and after each kind of change."""
+    """Medians in milliseconds: the two fingerprints, and `observe()` after no change and after each kind of change."""
     took: dict[str, list[float]] = {}
 
     async def note(what: str, statement: str) -> None:
@@ -144,13 +144,13 @@ async def measure_observe(connection: "asyncpg.Connection[Any]") -> dict[str, fl
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that a process has used."""
+    """User and system time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def transactions(connection: "asyncpg.Connection[Any]", pid: int) -> int:
-    """How many transactions a backend has begun: PostgreSQL counts the commits of a procedure only when it ends."""
+    """Transactions that a backend has begun: PostgreSQL counts a procedure's commits only when it ends."""
     return int(
         await connection.fetchval(
             "SELECT split_part(virtualtransaction, '/', 2) FROM pg_locks WHERE pid = $1 AND locktype = 'virtualxid'",
@@ -165,7 +165,7 @@ async def _watch(connection: "asyncpg.Connection[Any]") -> NoReturn:
 
 
 async def _commit(connection: "asyncpg.Connection[Any]", rate: float | None, count: list[int]) -> None:
-    """Commits of no concern, `rate` a second, or as many as there can be; counts them."""
+    """Makes and counts unrelated commits, `rate` per second, or as many as possible."""
     due = time.monotonic()
     while rate != 0:
         await connection.execute("SELECT pg_current_xact_id()")
@@ -175,7 +175,7 @@ async def _commit(connection: "asyncpg.Connection[Any]", rate: float | None, cou
 
 
 async def watched(dsn: str, rate: float | None, work: Callable[[int, list[int]], Awaitable[T]]) -> T:
-    """Does `work`, given the process id of the backend that runs `watch` and the count of unrelated commits."""
+    """Runs `work` with the process id of the backend that runs `watch` and the count of unrelated commits."""
     count = [0]
     watcher, *others = [await asyncpg.connect(dsn) for _ in range(3)]
     try:
@@ -194,7 +194,9 @@ async def watched(dsn: str, rate: float | None, work: Callable[[int, list[int]],
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of the watch backend: CPU in percent of one core, and commits a second. `unrelated`: those of others."""
+    """CPU of the watch backend in percent of one core, and its commits per second. `unrelated`: those of other
+    sessions.
+    """
 
     cpu: float
     commits: float
@@ -222,8 +224,8 @@ async def measure_share(dsn: str, rate: float | None, seconds: float) -> Share:
 
 
 async def measure_detection(dsn: str, rate: float | None, changes: int) -> Quantiles:
-    """From the commit of ALTER ROLE to the notification in a client."""
-    hand, listener = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    """Measures from the commit of ALTER ROLE to the notification in a client."""
+    client, listener = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     heard = asyncio.Event()
     await listener.add_listener("pgrole", lambda *_: heard.set())
 
@@ -231,19 +233,19 @@ async def measure_detection(dsn: str, rate: float | None, changes: int) -> Quant
         took: list[float] = []
         for turn in range(changes):
             heard.clear()
-            await hand.execute(f"ALTER ROLE bench_5 CONNECTION LIMIT {turn + 1}")
+            await client.execute(f"ALTER ROLE bench_5 CONNECTION LIMIT {turn + 1}")
             start = time.perf_counter()
             with anyio.fail_after(30):
                 await heard.wait()
             took.append(time.perf_counter() - start)
-            # at any phase of the tick, and after the rest that a look is followed by
+            # at any phase of the tick, and after the pause that follows a read
             await anyio.sleep(0.15 + (turn * 7.3 % 10) / 1000)
         return Quantiles.of(took)
 
     try:
         return await watched(dsn, rate, work)
     finally:
-        hand.terminate()
+        client.terminate()
         listener.terminate()
 
 

@@ -1,8 +1,8 @@
-"""How soon roles are right, and objects Ready, after PostgreSQL was away: `python -m bench.outage [--sizes 100,1000]`.
+"""Measures how soon roles are right, and objects Ready, after an outage: `python -m bench.outage [--sizes 100,1000]`.
 
-PostgreSQL is stopped fast. While it is away some roles drift, in its single-user mode, and as many objects ask for
-something else. It is started again, and the clock begins at the first success of a client of its own, which connects
-every 20 ms. When a role was repaired PostgreSQL says (track_commit_timestamp), by the same machine's clock.
+PostgreSQL is stopped in mode fast. During the outage some roles drift, in single-user mode, and as many objects change.
+The clock starts when, after the restart, a client that connects every 20 ms first succeeds. PostgreSQL tells when a
+role was repaired (track_commit_timestamp), on the same machine's clock.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from pgrole_controller.controller.worker import HEALTHY_SECONDS
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.postgres import Stop
 
-#: So many roles drift while PostgreSQL is away, and so many other objects change.
+#: Number of roles that drift during the outage, and of other objects that change.
 CHANGED = 10
-#: From the stop to the start of PostgreSQL, in seconds, and between two attempts of the client.
+#: Seconds PostgreSQL is down, and between two connection attempts.
 AWAY_SECONDS = 3.0
 CLIENT_SECONDS = 0.02
-#: Between two outages, in seconds: longer than what the controller takes for one outage with a session in between.
+#: Seconds between two outages: a shorter session would make the controller count them as one.
 _REST = HEALTHY_SECONDS + 2.0
 
 _SECONDS = 120.0
@@ -48,9 +48,11 @@ HAVING NOT bool_or(a.rolbypassrls) AND bool_and(a.rolconnlimit = $3 OR NOT a.rol
 
 @dataclass(frozen=True, slots=True)
 class OutageFigures:
-    """Seconds from the first success of the client: the last drift repaired, the last changed object's role altered,
-    every object Ready for its generation. `said`: of so many objects it was said meanwhile that there is no server.
-    `cpu_seconds`: of the controller, from the stop of PostgreSQL until all were Ready.
+    """Seconds from the client's first success until the last drift is repaired, the last changed object's role altered,
+    and every object Ready for its generation.
+
+    `reported`: number of objects that reported the outage. `cpu_seconds`: the controller's, from the stop of PostgreSQL
+    until all were Ready.
     """
 
     objects: int
@@ -58,23 +60,23 @@ class OutageFigures:
     drifted: float
     changed: float
     ready: float
-    said: int
+    reported: int
     cpu_seconds: float
 
 
 @dataclass(slots=True)
 class _Objects:
-    """Which objects are not Ready, as the API server tells it."""
+    """Tracks which objects are not Ready, as the API server reports it."""
 
     unready: set[str] = field(default_factory=set)
-    said: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     all_ready: anyio.Event = field(default_factory=anyio.Event)
     ready_at: float = 0.0
 
     def note(self, name: str, *, ready: bool) -> None:
         if not ready:
             self.unready.add(name)
-            self.said.add(name)
+            self.reported.add(name)
             return
         self.unready.discard(name)
         if not self.unready:
@@ -89,7 +91,7 @@ class _Objects:
 
 
 async def measure_outage(made: Stand, objects: int, away: float = AWAY_SECONDS) -> OutageFigures:
-    """With the controller running and `objects` objects Ready, bench-0 and so on. Leaves all as it was."""
+    """Requires a running controller and `objects` Ready objects, bench-0 and so on. Restores everything afterwards."""
     numbers = random.sample(range(objects), min(objects, 2 * CHANGED))
     drifting, changing = numbers[::2], numbers[1::2]
     limit = _LIMIT + random.randrange(1000)
@@ -122,12 +124,12 @@ async def measure_outage(made: Stand, objects: int, away: float = AWAY_SECONDS) 
         used = cpu_seconds(pid) - used
         tasks.cancel_scope.cancel()
     return OutageFigures(
-        objects, away, drifted - began, changed - began, max(seen.ready_at - began, 0.0), len(seen.said), used
+        objects, away, drifted - began, changed - began, max(seen.ready_at - began, 0.0), len(seen.reported), used
     )
 
 
 def _drift(made: Stand, names: Sequence[str]) -> None:
-    """In single-user mode: the server itself is stopped."""
+    """Uses single-user mode, because the server itself is stopped."""
     statements = "".join(f"ALTER ROLE {name} BYPASSRLS\n" for name in names)
     command = made.server.single_user("track_commit_timestamp=on")
     done = subprocess.run(command, input=statements, text=True, capture_output=True, check=False)
@@ -143,7 +145,7 @@ async def _change(requests: aiohttp.ClientSession, number: int, limit: int) -> N
 
 
 async def _connect(made: Stand) -> tuple[asyncpg.Connection, float]:
-    """A connection every 20 ms, until one is had; and when that was."""
+    """Tries to connect every 20 ms; returns the connection and its time."""
     with anyio.fail_after(_SECONDS):
         while True:
             due = anyio.current_time() + CLIENT_SECONDS
@@ -156,7 +158,7 @@ async def _connect(made: Stand) -> tuple[asyncpg.Connection, float]:
 async def _repaired(
     client: asyncpg.Connection, drifting: Collection[int], changing: Collection[int], limit: int
 ) -> float:
-    """When the last of these roles was set back, or altered as its object asks."""
+    """Returns when the last of these roles was set back, or altered as its object declares."""
     names = [[role_name(number) for number in some] for some in (drifting, changing)]
     with anyio.fail_after(_SECONDS):
         while True:
@@ -174,7 +176,7 @@ async def _follow(requests: aiohttp.ClientSession, version: str, seen: _Objects)
 async def measure(sizes: Sequence[int], rounds: int, away: float) -> None:
     display = Display(sys.stderr)
     present = 0
-    print("objects  away/s  drift repaired/s  spec applied/s  all Ready/s  said not Ready  controller CPU/s")
+    print("objects  away/s  drift repaired/s  spec applied/s  all Ready/s  reported down  controller CPU/s")
     async with stand(display) as made:
         await made.start_controller()
         for size in sizes:
@@ -193,7 +195,7 @@ async def measure(sizes: Sequence[int], rounds: int, away: float) -> None:
 
 def _line(one: OutageFigures) -> str:
     return (
-        f"{one.objects:7} {one.away:7.1f} {one.drifted:17.2f} {one.changed:15.2f} {one.ready:12.2f} {one.said:15}"
+        f"{one.objects:7} {one.away:7.1f} {one.drifted:17.2f} {one.changed:15.2f} {one.ready:12.2f} {one.reported:15}"
         f" {one.cpu_seconds:17.2f}"
     )
 

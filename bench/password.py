@@ -1,4 +1,6 @@
-"""From the commit of a changed password to the commit that sets it back: the Secret is read and hashed in between."""
+"""Measures from the commit of a changed password to the commit that restores it; in between the Secret is read and
+hashed.
+"""
 
 from base64 import b64encode
 
@@ -8,7 +10,7 @@ from bench.repair import Repairs, measure_repairs
 from bench.stand import NAMESPACE, Stand
 from pgrole_controller.core.scram import Verifier, verifies
 
-#: So many roles have a password, beside all the others; so many drifts each are no contest.
+#: Number of roles with a password, besides all others; this many drifts each are no contest.
 ROLES = 20
 MOST_DRIFTS = 80
 
@@ -21,7 +23,9 @@ def _role_name(number: int) -> str:
 
 
 async def measure_passwords(stand: Stand, roles: int, drifts: int) -> Repairs:
-    """At most `MOST_DRIFTS`, one at a time, among `roles` others. The roles and objects are there only meanwhile."""
+    """Makes at most `MOST_DRIFTS` drifts, one at a time, among `roles` other roles. Its roles and objects are
+    temporary.
+    """
     await stand.api.request(
         "POST",
         f"/api/v1/namespaces/{NAMESPACE}/secrets",

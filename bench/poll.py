@@ -1,4 +1,4 @@
-"""What one round of Poll costs, where `watch` cannot be: the question to the server and the comparison in memory."""
+"""Measures one round of mode Poll: the query to the server and the comparison in memory."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from pgrole_controller.postgres.poll import Poller
 
 _ROUNDS = 15
 
-#: Between two rounds, in seconds: all processes have slept.
+#: Seconds between two rounds, so that all processes have slept.
 _PAUSE = 0.1
 
 _ROLE = "bench_poll"
@@ -22,7 +22,7 @@ _ROLE = "bench_poll"
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """Medians in milliseconds, after: nothing, a commit of no concern, a change of one role."""
+    """Medians in milliseconds: after no commit, after an unrelated commit, after a change of one role."""
 
     nothing: float
     commit: float
@@ -30,9 +30,9 @@ class Poll:
 
 
 async def measure_poll(stand: Stand) -> Poll:
-    """The rounds are made here, as the controller would make one in each interval."""
-    async with stand.connect() as hand, connect(Endpoint(stand.server.dsn()), "poll") as connection:
-        await hand.execute(f"DROP ROLE IF EXISTS {_ROLE}; CREATE ROLE {_ROLE}")
+    """Polls in this process, as the controller would in each interval."""
+    async with stand.connect() as client, connect(Endpoint(stand.server.dsn()), "poll") as connection:
+        await client.execute(f"DROP ROLE IF EXISTS {_ROLE}; CREATE ROLE {_ROLE}")
         poller = Poller(connection, anyio.Lock(), await identify(connection))
         await poller.compare()
         statements = ("SELECT 1", "SELECT pg_current_xact_id()", f"ALTER ROLE {_ROLE} LOGIN")
@@ -41,19 +41,19 @@ async def measure_poll(stand: Stand) -> Poll:
             for statement, seconds in took.items():
                 await _settle(poller)
                 await anyio.sleep(_PAUSE)
-                await hand.execute(statement)
+                await client.execute(statement)
                 start = time.perf_counter()
                 names = await poller.compare()
                 seconds.append(time.perf_counter() - start)
                 if (_ROLE in names) != ("ALTER" in statement):
                     raise AssertionError(f"after {statement!r} Poll has seen {names}")
-            await hand.execute(f"ALTER ROLE {_ROLE} NOLOGIN")
-        await hand.execute(f"DROP ROLE {_ROLE}")
+            await client.execute(f"ALTER ROLE {_ROLE} NOLOGIN")
+        await client.execute(f"DROP ROLE {_ROLE}")
     return Poll(*_medians(list(took.values())))
 
 
 async def _settle(poller: Poller) -> None:
-    """Until all that happened has been told, and told again."""
+    """Polls until every past change has been reported twice."""
     while await poller.compare():
         pass
 

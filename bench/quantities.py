@@ -1,4 +1,4 @@
-"""Everything that is measured, by name: its unit, which way is better, its goal, and its floor."""
+"""All quantities by name: unit, which direction is better, goal and floor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ FLOOR = "floor."
 class Quantity:
     """One kind of figure.
 
-    `goals`: by the most roles up to which each holds; None as key: for what is measured without a number of roles.
-    `floor`: the name of what nobody could do without, measured in the same run. `paced`: a slower machine makes the
-    figure and its floor worse alike, so that a figure is no worse than before when it has grown as its floor has.
-    `margin`: smaller differences, as a share, are never more than noise; nor are those below `resolution`, in the unit.
+    - `goals`: each with the largest number of roles it applies to; key None if the quantity has no number of roles.
+    - `floor`: name of the unavoidable part, measured in the same run.
+    - `paced`: a slower machine scales figure and floor alike, so growth in proportion to the floor is no regression.
+    - `margin`, `resolution`: differences below this share, or below this amount in the unit, are always noise.
     """
 
     name: str
@@ -43,20 +43,20 @@ _REPAIR = "floor.repair"
 _REQUEST = "floor.request"
 _RETURN = "floor.return"
 
-#: Of a distribution: how far its figures vary from run to run by themselves.
+#: How much quantiles of a distribution vary between runs by themselves.
 _MARGINS = {"p50": 0.10, "p90": 0.20, "p99": 0.40}
 
 #: Two or more ticks of the kernel's clock in an idle window of 15 s, in percent of a core.
 _TICKS = 0.1
 
-#: Pages of memory come and go as the kernel likes, in MiB.
+#: The kernel keeps or drops pages at will, in MiB.
 _PAGES = 1.0
 
 
 def _distribution(
     name: str, goals: Mapping[int | None, float | None] | None = None, floor: str | None = None
 ) -> tuple[Quantity, ...]:
-    """The goal is that of the median."""
+    """The goal applies to the median."""
     return tuple(
         Quantity(f"{name}.{which}", "ms", (goals or {}) if which == "p50" else {}, floor, margin=margin)
         for which, margin in _MARGINS.items()
@@ -64,7 +64,7 @@ def _distribution(
 
 
 def _repairs(name: str, goals: Mapping[int | None, float | None] | None = None) -> tuple[Quantity, ...]:
-    """From commit to repair, and its two parts, before and after the NOTIFY."""
+    """Commit to repair, and its two parts, before and after the NOTIFY."""
     return (
         *_distribution(name, goals, _REPAIR),
         *_distribution(f"{name}.heard"),

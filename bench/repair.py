@@ -1,9 +1,8 @@
-"""From the commit of a drift to the commit that repairs it, and the floor: what nobody could do without.
+"""Measures from the commit of a drift to the commit that repairs it, and the floor below which no controller could be.
 
-All moments are of one clock, CLOCK_REALTIME of this machine, in seconds. A drift begins when its COMMIT has returned
-to the client; it is noticed when a second client hears the NOTIFY; it is repaired when PostgreSQL says that the
-transaction committed which repaired it (track_commit_timestamp): the one that counted the drift in the claim. So nobody
-polls while the controller works.
+All times are seconds of one clock, this machine's CLOCK_REALTIME. A drift begins when its COMMIT has returned to the
+client. It is noticed when a second client receives the NOTIFY. It is repaired when the transaction that counted the
+drift in the claim committed (track_commit_timestamp), so nothing polls while the controller works.
 """
 
 import random
@@ -20,7 +19,7 @@ from bench.observe import Quantiles
 from bench.stand import Connection, Stand
 from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_names
 
-#: Unrelated commits a second when the server is busy.
+#: Unrelated commits per second on a busy server.
 BUSY_RATE = 200.0
 
 _REPAIR_SECONDS = 30.0
@@ -28,13 +27,13 @@ _FLOOR_ROUNDS = 60
 _FLOOR_CHANNEL = "bench_floor"
 _FLOOR_ROLE = "bench_floor"
 
-#: How often the role has drifted, and the moment of the last repair.
+#: How often the role has drifted, and the time of the last repair.
 _CLAIM = """
 SELECT c.drift_count, extract(epoch FROM pg_xact_commit_timestamp(c.xmin))::float8 AS written
 FROM pgrole.claim AS c WHERE c.role_name = $1
 """
 
-#: All that can drift but the password; a role without a date may have had one.
+#: Everything that can drift except the password; a role without an expiry may have had one.
 _CONTENT = """
 SELECT (to_jsonb(r) || jsonb_build_object(
     'rolvaliduntil', coalesce(r.rolvaliduntil, 'infinity'),
@@ -62,7 +61,7 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Repairs:
-    """Of many drifts: commit to repair, and its two parts, before and after the NOTIFY."""
+    """Many drifts: commit to repair, and its two parts, before and after the NOTIFY."""
 
     whole: Quantiles
     detection: Quantiles
@@ -70,7 +69,7 @@ class Repairs:
 
 
 class _Listener:
-    """Notes when a role was heard of, each time."""
+    """Records each time that a notification named the role."""
 
     def __init__(self) -> None:
         self._expected = ""
@@ -87,7 +86,7 @@ class _Listener:
             self._heard.set()
 
     async def wait(self, times: int) -> float:
-        """Until it was heard of so often. Several may come at once."""
+        """Waits for so many notifications; several may come at once. Returns the time of the last."""
         while len(self._moments) < times:
             self._heard = anyio.Event()
             await self._heard.wait()
@@ -95,49 +94,50 @@ class _Listener:
 
 
 async def measure_floor(stand: Stand, pause: float) -> Floor:
-    """NOTIFY to another connection and heard there, one role read, one ALTER ROLE committed; the controller rests.
+    """Measures a NOTIFY received on another connection, one role read, and one ALTER ROLE committed, while the
+    controller is idle.
 
-    `pause`, in seconds, before each round: a drift, too, finds processes that have slept.
+    `pause`: seconds before each round, since a drift also finds processes asleep.
     """
     took: list[tuple[float, ...]] = []
     heard = anyio.Event()
-    async with stand.connect() as hand, stand.connect() as listener:
+    async with stand.connect() as client, stand.connect() as listener:
         await listener.add_listener(_FLOOR_CHANNEL, lambda *_: heard.set())
-        await hand.execute(f"DROP ROLE IF EXISTS {_FLOOR_ROLE}; CREATE ROLE {_FLOOR_ROLE}")
+        await client.execute(f"DROP ROLE IF EXISTS {_FLOOR_ROLE}; CREATE ROLE {_FLOOR_ROLE}")
         for turn in range(_FLOOR_ROUNDS):
             heard = anyio.Event()
             await anyio.sleep(pause)
             moments = [time.perf_counter()]
-            await hand.execute(f"NOTIFY {_FLOOR_CHANNEL}, '{turn}'")
+            await client.execute(f"NOTIFY {_FLOOR_CHANNEL}, '{turn}'")
             await heard.wait()
             moments.append(time.perf_counter())
-            await hand.fetch(_READ, _FLOOR_ROLE)
+            await client.fetch(_READ, _FLOOR_ROLE)
             moments.append(time.perf_counter())
-            await hand.execute(f"ALTER ROLE {_FLOOR_ROLE} {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
+            await client.execute(f"ALTER ROLE {_FLOOR_ROLE} {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
             moments.append(time.perf_counter())
             took.append(tuple(end - start for start, end in pairwise(moments)))
-        await hand.execute(f"DROP ROLE {_FLOOR_ROLE}")
+        await client.execute(f"DROP ROLE {_FLOOR_ROLE}")
     return Floor(*(Quantiles.of(each).p50 for each in zip(*took, strict=True)))
 
 
-#: Seconds over which the next drift is spread: more than the watch looks away at any size, so that any phase is met.
+#: Seconds over which the next drift is spread: longer than the watch pauses at any size, so that every phase occurs.
 PHASES = 0.25
 
 
 async def measure_repairs(
     stand: Stand, spread: Spread, roles: int, drifts: int, *, busy: bool, among: int | None = None
 ) -> Repairs:
-    """`drifts` drifts of roles at random, one at a time, at any phase of the watch.
+    """Makes `drifts` drifts of random roles, one at a time, at any phase of the watch.
 
-    `roles` are those that may drift, `among` all that there are (None: as many). Raises AssertionError when a repair
-    was held back, or a role is not as it was.
+    `roles` may drift; `among` is the number of existing roles (None: the same). Raises AssertionError if a repair was
+    held back, or a role differs afterwards.
     """
     whole, detection, reaction = [], [], []
     listener = _Listener()
-    async with stand.connect() as hand, stand.connect() as listening, _commits(stand, BUSY_RATE if busy else 0.0):
+    async with stand.connect() as client, stand.connect() as listening, _commits(stand, BUSY_RATE if busy else 0.0):
         await listening.add_listener(CHANNEL, listener.receive)
         for turn in range(drifts):
-            began, heard, repaired = await _drift(hand, listener, *await spread.draw(roles))
+            began, heard, repaired = await _drift(client, listener, *await spread.draw(roles))
             whole.append(repaired - began)
             detection.append(heard - began)
             reaction.append(repaired - heard)
@@ -148,49 +148,55 @@ async def measure_repairs(
 
 
 async def note_repairs(stand: Stand, spread: Spread, roles: int, took: list[float]) -> None:
-    """Drifts of the first `roles` roles, one at a time, until cancelled: appends seconds from commit to repair."""
+    """Makes drifts of the first `roles` roles, one at a time, until cancelled; appends the seconds from commit to
+    repair.
+    """
     listener = _Listener()
-    async with stand.connect() as hand, stand.connect() as listening:
+    async with stand.connect() as client, stand.connect() as listening:
         await listening.add_listener(CHANNEL, listener.receive)
         while True:
-            began, _, repaired = await _drift(hand, listener, *await spread.draw(roles))
+            began, _, repaired = await _drift(client, listener, *await spread.draw(roles))
             took.append(repaired - began)
             await anyio.sleep(_rest(roles) + random.uniform(0, PHASES))
 
 
 def _rest(roles: int) -> float:
-    """Longer than the watch looks away after a look, which grows with the roles: one drift shall not delay the next."""
+    """Returns a pause longer than the watch's after a read, which grows with the roles, so that no drift delays the
+    next.
+    """
     return 0.08 + 1e-5 * roles
 
 
 def _check_no_contest(stand: Stand) -> None:
-    """A repair that was held back says nothing about how fast one is."""
-    contested = [said["object"] for said in stand.said("object is not ready") if said["reason"] == "Contested"]
+    """Raises AssertionError after a contest, whose repairs are delayed on purpose."""
+    contested = [
+        record["object"] for record in stand.log_records("object is not ready") if record["reason"] == "Contested"
+    ]
     if contested:
         raise AssertionError(f"repairs were held back as contested: {', '.join(sorted(set(contested)))}")
 
 
-async def _drift(hand: Connection, listener: _Listener, name: str, statement: str) -> tuple[float, float, float]:
-    """When it was committed, heard of and repaired. Returns when the repair has been heard of, too."""
-    count, content = (await _claim(hand, name))[0], await hand.fetchval(_CONTENT, name)
+async def _drift(client: Connection, listener: _Listener, name: str, statement: str) -> tuple[float, float, float]:
+    """Returns when the drift was committed, noticed and repaired, after the repair was noticed too."""
+    count, content = (await _claim(client, name))[0], await client.fetchval(_CONTENT, name)
     listener.expect(name)
-    await hand.execute(statement)
+    await client.execute(statement)
     began = time.time()
     with anyio.fail_after(_REPAIR_SECONDS):
         heard = await listener.wait(1)
         await listener.wait(2)
         while True:
-            counted, repaired = await _claim(hand, name)
+            counted, repaired = await _claim(client, name)
             if counted > count:
                 break
             await anyio.sleep(0.005)
-    if counted != count + 1 or await hand.fetchval(_CONTENT, name) != content:
+    if counted != count + 1 or await client.fetchval(_CONTENT, name) != content:
         raise AssertionError(f"after {statement!r} the role is not as it was")
     return began, heard, repaired
 
 
-async def _claim(hand: Connection, name: str) -> tuple[int, float]:
-    row = await hand.fetchrow(_CLAIM, name)
+async def _claim(client: Connection, name: str) -> tuple[int, float]:
+    row = await client.fetchrow(_CLAIM, name)
     if row is None:
         raise AssertionError(f"role {name} has no claim")
     return row["drift_count"], row["written"]
@@ -198,7 +204,7 @@ async def _claim(hand: Connection, name: str) -> tuple[int, float]:
 
 @asynccontextmanager
 async def _commits(stand: Stand, rate: float) -> AsyncIterator[None]:
-    """While this lasts somebody commits what is of no concern, `rate` times a second."""
+    """Makes unrelated commits, `rate` per second, during the context."""
     if rate == 0:
         yield
         return

@@ -1,7 +1,7 @@
-"""What one status costs the controller's process: server-side apply by its client, and by a bare connection.
+"""Measures the CPU that one status write costs: server-side apply by the controller's client, and by a bare connection.
 
-Both send the status that the object has, with another lastTransitionTime, and read the answer. CPU is that of this
-process; what the API server does with it is not in it.
+Both send the object's current status with another lastTransitionTime, and read the answer. CPU is that of this process,
+without the API server's.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def measure_request(stand: Stand) -> float:
-    """CPU in milliseconds, mean of many, one after the other. The object `bench-0` is there, and no controller."""
+    """Mean CPU in milliseconds of many sequential requests. Needs the object `bench-0`, and no controller."""
     used = 0.0
     async with Client.connect(str(stand.api.kubeconfig)) as client:
         stored = pack(parse(await client.request("GET", PGROLES.path(NAMESPACE, _OBJECT))))
@@ -40,7 +40,7 @@ async def measure_request(stand: Stand) -> float:
 
 
 async def measure_bare_request(stand: Stand) -> float:
-    """The same bytes, made beforehand, through a connection that nothing looks after."""
+    """Sends the same bytes, made beforehand, through a plain connection."""
     read = await stand.api.request("GET", PGROLES.path(NAMESPACE, _OBJECT))
     used = 0.0
     async with _connect(stand) as streams:
@@ -55,7 +55,9 @@ async def measure_bare_request(stand: Stand) -> float:
 
 
 def _changed(status: dict[str, Any], turn: int) -> dict[str, Any]:
-    """It says the same, so that the controller will find nothing to write; yet the API server has to write it."""
+    """Changes the status without changing its meaning: the API server must write it, but the controller will not
+    react.
+    """
     moment = f"2026-01-01T{turn // 60:02}:{turn % 60:02}:00Z"
     return {**status, "conditions": [{**one, "lastTransitionTime": moment} for one in status["conditions"]]}
 
@@ -76,7 +78,7 @@ def _request(stand: Stand, read: dict[str, Any], status: dict[str, Any]) -> byte
 
 
 async def _send(streams: Streams, request: bytes) -> tuple[int, bytes]:
-    """Status and body of the answer."""
+    """Returns status and body of the answer."""
     reader, writer = streams
     writer.write(request)
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -1,4 +1,4 @@
-"""How soon a controller that starts has looked at everything that there was before it."""
+"""Measures how soon a starting controller has reconciled everything that existed before."""
 
 import random
 import time
@@ -19,14 +19,14 @@ FROM pg_authid AS a WHERE a.rolname = ANY ($1) HAVING NOT bool_or(a.rolbypassrls
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """From the start of the process to the repair of the last of `drifts` drifts that had happened before."""
+    """Seconds from the start of the process to the repair of the last of `drifts` earlier drifts."""
 
     drifts: int
     seconds: float
 
 
 async def drift_meanwhile(stand: Stand, roles: int) -> list[str]:
-    """Changes roles at random, spread over all of them, while there is no controller. Their names."""
+    """Changes random roles without a controller; returns their names."""
     names = [role_name(number) for number in random.sample(range(roles), min(roles, _MOST_DRIFTS))]
     async with stand.connect() as connection:
         await connection.execute("; ".join(f"ALTER ROLE {name} BYPASSRLS" for name in names))

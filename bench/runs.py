@@ -1,4 +1,4 @@
-"""One run: its figures, and where and of what they were measured. Stored as JSON, to compare later ones with."""
+"""A run: its figures and their circumstances, stored as JSON for comparison with later runs."""
 
 import json
 import os
@@ -20,14 +20,14 @@ _MEASURED = ("pgrole_controller", "sql", "crds", "bench")
 
 
 class BadRun(Exception):
-    """A file that is no stored run; the message names it."""
+    """The file is not a stored run; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """`commit` ends in `+` where files differed from it, and is empty without git. `minutes`: how long it took.
+    """`commit` ends in `+` if files differed from it, and is empty without git. `minutes`: duration.
 
-    `stolen`: percent of the processors' time that this machine's host gave to others meanwhile.
+    `stolen`: percent of CPU time that the machine's host gave to others meanwhile.
     """
 
     date: str
@@ -44,7 +44,7 @@ class RunInfo:
     stolen: float
 
     def differences(self, other: "RunInfo") -> tuple[str, ...]:
-        """What of the surroundings is not the same, so that figures may differ without a change of the project."""
+        """Describes differences between the circumstances that may change figures without a change of the project."""
         names = ("machine", "kernel", "python", "postgresql", "kubernetes")
         pairs = ((name, getattr(self, name), getattr(other, name)) for name in names)
         return tuple(f"{name}: {ours}, was {theirs}" for name, ours, theirs in pairs if ours != theirs)
@@ -64,7 +64,7 @@ class Run:
 
     @classmethod
     def load(cls, path: Path) -> "Run":
-        """Raises BadRun. Quantities that are not measured any more are left out."""
+        """Loads a run. Raises BadRun. Drops quantities that are no longer measured."""
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["format"] != _FORMAT:
@@ -103,7 +103,7 @@ def _short(value: float) -> float:
 def originate(
     *, command: str, seconds: float, postgresql: str, kubernetes: str, repetitions: int, stolen: float
 ) -> RunInfo:
-    """Of a run that has just ended here."""
+    """Describes a run that has just ended here."""
     return RunInfo(
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         command=command,
@@ -121,7 +121,7 @@ def originate(
 
 
 def processors_time() -> tuple[int, int]:
-    """Ticks of all processors so far, and those of them that the host gave to others."""
+    """Returns CPU ticks of all processors so far, and those that the host gave to others."""
     first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
     ticks: Sequence[int] = [int(field) for field in first.split()[1:9]]
     return sum(ticks), ticks[7]
@@ -134,7 +134,7 @@ def _commit() -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What it says; empty where there is no git or no repository."""
+    """Returns git's output; empty without git or a repository."""
     try:
         done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Figures: what was measured of each quantity, once in each repetition."""
+"""Collects figures: the values measured for each quantity, one per repetition."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from bench.repair import Floor, Repairs
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One quantity at one number of roles (None: at none in particular). `values`: one or more, in its unit.
+    """A quantity at one number of roles (None: independent of it). `values`: one or more, in its unit.
 
-    `goal` and `floor` are in the same unit; the floor is that of the same run.
+    `goal` and `floor` are in the same unit; the floor is from the same run.
     """
 
     quantity: Quantity
@@ -33,25 +33,25 @@ class Figure:
 
     @property
     def noise(self) -> float | None:
-        """How far apart the repetitions are, in the unit; None: there was one alone."""
+        """Spread of the repetitions in the unit; None if there is only one."""
         return max(self.values) - min(self.values) if len(self.values) > 1 else None
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is; None: there is none."""
+        """Whether the goal is met; None without a goal."""
         if self.goal is None:
             return None
         return self.value <= self.goal if self.quantity.better == "lower" else self.value >= self.goal
 
 
 class Sheet:
-    """Where figures are noted as they are measured."""
+    """Collects values as they are measured."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, int | None], list[float]] = {}
 
     def note(self, name: str, value: float, roles: int | None = None) -> None:
-        """One repetition of a known quantity. Raises KeyError for another."""
+        """Records one repetition of a known quantity. Raises KeyError for another."""
         self._values.setdefault((QUANTITIES[name].name, roles), []).append(value)
 
     def note_floor(self, floor: Floor, hot: Floor, roles: int) -> None:
@@ -62,7 +62,7 @@ class Sheet:
         self.note("floor.hot", hot.total, roles)
 
     def note_repairs(self, name: str, repairs: Repairs, roles: int, floor: Floor | None = None) -> None:
-        """`floor`: the multiple of it from NOTIFY to repair is a figure, too."""
+        """Also records, given a `floor`, the repair after the NOTIFY as a multiple of it."""
         for suffix, part in (("", repairs.whole), (".heard", repairs.detection), (".reaction", repairs.reaction)):
             self._note_quantiles(f"{name}{suffix}", part, roles)
         if floor is not None:
@@ -75,7 +75,7 @@ class Sheet:
         self.note("idle.controller", idle.controller, roles)
 
     def figures(self) -> tuple[Figure, ...]:
-        """In the order of `QUANTITIES`, then of roles."""
+        """Figures in the order of `QUANTITIES`, then of roles."""
         ranks = {name: rank for rank, name in enumerate(QUANTITIES)}
         keys = sorted(self._values, key=lambda key: (ranks[key[0]], key[1] or 0))
         return tuple(self._figure(name, roles) for name, roles in keys)
@@ -86,7 +86,7 @@ class Sheet:
         return Figure(quantity, roles, tuple(self._values[name, roles]), quantity.goal(roles), floor)
 
     def _median(self, name: str, where: Iterable[int | None]) -> float | None:
-        """At the first of these numbers of roles at which it was measured."""
+        """Returns the median at the first of these numbers of roles for which values exist."""
         found = (self._values[name, roles] for roles in where if (name, roles) in self._values)
         return next((median(values) for values in found), None)
 

@@ -1,4 +1,4 @@
-"""What is measured: a real API server, a real PostgreSQL, and the controller as its own process."""
+"""The measured setup: a real API server, a real PostgreSQL, and the controller as a separate process."""
 
 import json
 import os
@@ -29,7 +29,7 @@ NAMESPACE = "bench"
 
 _START_SECONDS = 60.0
 
-#: The server itself says when it committed: nobody has to ask it again and again while it is measured.
+#: PostgreSQL itself tells when it committed, so nothing has to poll it during a measurement.
 _SETTINGS = {"track_commit_timestamp": "on"}
 
 
@@ -55,14 +55,14 @@ class Stand:
             with anyio.CancelScope(shield=True):
                 await connection.close(timeout=5)
 
-    def said(self, message: str) -> list[dict[str, Any]]:
-        """What the controller has logged with this message, as written."""
+    def log_records(self, message: str) -> list[dict[str, Any]]:
+        """Returns the controller's log records with this message."""
         lines = self.controller.log.read_text(encoding="utf-8").splitlines()
         logged = [json.loads(line) for line in lines if message in line and line.startswith("{")]
         return [line for line in logged if line["message"] == message]
 
     async def start_controller(self) -> None:
-        """Start it, and wait until it works. Raises LocalError with the end of its log."""
+        """Starts the controller, and waits until it works. Raises LocalError with the end of its log."""
         log = self.controller.log
         before = log.stat().st_size if log.exists() else 0
         await self.controller.start()
@@ -77,8 +77,8 @@ class Stand:
 
 @asynccontextmanager
 async def stand(display: Display, profile: Path | None = None) -> AsyncIterator[Stand]:
-    """All of it, with a namespace and without objects; the controller is not started yet. Leaves nothing, but for
-    `profile`: where cProfile writes what the controller did.
+    """Yields all of it, with a namespace and no objects; the controller is not started yet. Leaves nothing except
+    `profile`, where cProfile writes what the controller did.
     """
     binaries = await find(display)
     with TemporaryDirectory(prefix="pgrole-bench-") as folder:

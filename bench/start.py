@@ -1,4 +1,4 @@
-"""What a start costs: CPU and memory of the controller until its first request to the API server."""
+"""Measures a start: CPU and memory of the controller until its first request to the API server."""
 
 import asyncio
 import os
@@ -22,14 +22,14 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The median of several; the first, for which files are read from the disk, is left out."""
+    """Median of several starts without the first one, which reads files from disk."""
 
     cpu_seconds: float
     resident: float
 
 
 async def measure_start(stand: Stand) -> Start:
-    """Of processes that reach a port where nobody answers, in place of the API server."""
+    """Starts the controller with a port as API server where nothing answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener, TemporaryDirectory(prefix="pgrole-bench-") as folder:
         listener.setblocking(False)
         kubeconfig = Path(folder) / "kubeconfig"

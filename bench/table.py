@@ -1,4 +1,4 @@
-"""The figures of a run as the Markdown table of the README, as a list, and beside those of a stored run."""
+"""Renders the figures of a run as the README's Markdown table, as a list, and in comparison with a stored run."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _SIGNS = {"lower": "≤", "higher": "≥"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Quantities that are shown in one cell, in this order; the goal is that of the first."""
+    """Quantities shown in one cell, in this order; the goal is that of the first."""
 
     label: str
     names: tuple[str, ...]
@@ -78,7 +78,7 @@ ROWS = (
 
 
 def render_markdown(run: Run) -> str:
-    """What stands under Measured in the README. Rows that nothing was measured for are left out."""
+    """Renders the table under Measured in the README. Rows without figures are omitted."""
     figures = {figure.key: figure for figure in run.figures}
     sizes = sorted({figure.roles for figure in run.figures}, key=lambda roles: roles or 0)
     headings = ["any" if roles is None else f"{roles:,}" for roles in sizes]
@@ -91,7 +91,7 @@ def render_markdown(run: Run) -> str:
 
 
 def describe(origin: RunInfo) -> str:
-    """Where and of what it was measured, in one sentence without its full stop."""
+    """Describes machine and circumstances in one sentence without its full stop."""
     return (
         f"`{origin.command}` of {origin.controller} ({origin.commit or 'no commit known'}) on {origin.date}, "
         f"{origin.minutes:.0f} min, {origin.repetitions} repetitions (medians): {origin.machine}, "
@@ -119,12 +119,12 @@ def _goals(cells: Sequence[Sequence[Figure]]) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or so, never an exponent."""
+    """Formats about three digits, never with an exponent."""
     return f"{value:,.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
 
 
 def render_list(run: Run) -> str:
-    """A line for each figure: value, how far its repetitions are apart, goal, floor."""
+    """Renders one line per figure: value, spread, goal, floor."""
     headings = ("figure", "roles", "value", "unit", "noise", "goal", "floor")
     return _align([headings, *map(_listed, run.figures)])
 
@@ -143,7 +143,7 @@ def _listed(figure: Figure) -> tuple[str, ...]:
 
 
 def render_comparison(compared: Sequence[Comparison], missing: Sequence[Figure]) -> str:
-    """Figure by figure, then how many of each verdict, and what the stored run has beyond this one."""
+    """Renders the figures, the number of each verdict, and what only the stored run has."""
     headings = ("figure", "roles", "stored", "now", "unit", "ratio", "beside floors", "noise of both", "")
     counts = {verdict: sum(one.verdict is verdict for one in compared) for verdict in Verdict}
     lines = [
@@ -179,7 +179,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text: numbers to the right."""
+    """Aligns columns of text, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(_pad, row, widths, range(len(row)))).rstrip() for row in rows)
 
