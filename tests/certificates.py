@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the program openssl: authorities, and what they sign."""
+"""Makes test certificates with the program openssl: authorities, and certificates that they sign."""
 
 import subprocess
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Two files. `chain` is what a server shows: its own certificate and those between it and the authority."""
+    """A certificate's two files. `chain` is what a server presents: its certificate and any intermediates."""
 
     chain: Path
     key: Path
@@ -68,11 +68,13 @@ class Certificates:
         (folder / "index.txt").touch()
 
     def authority(self, name: str, *, bare: bool = False) -> Certificate:
-        """Signs itself. `bare`: without key usage and key identifiers, as scripts and operators make them."""
+        """Makes a self-signed authority. `bare`: without key usage and key identifiers, as scripts and operators make
+        them.
+        """
         return self._sign_itself(name, f"/CN={name}", "bare" if bare else "whole")
 
     def self_signed(self, name: str, names: str) -> Certificate:
-        """Of a server; `names` as in subjectAltName: ``DNS:localhost``."""
+        """Makes a server's self-signed certificate; `names` as in subjectAltName: ``DNS:localhost``."""
         return self._sign_itself(name, f"/CN={name}", "alone", names)
 
     def intermediate(self, name: str, issuer: Certificate) -> Certificate:
@@ -89,9 +91,10 @@ class Certificates:
         ends: timedelta = _DAY,
         through: Certificate | None = None,
     ) -> Certificate:
-        """Signed by `issuer`; `names` as in subjectAltName, none: the common name `subject` alone; times from now.
+        """Makes a server's certificate signed by `issuer`. `names` as in subjectAltName; without them, only the common
+        name `subject`. Times are relative to now.
 
-        `through`: the intermediate that is shown with it.
+        `through`: the intermediate presented with it.
         """
         made = self._sign(name, f"/CN={subject}", "named" if names else "unnamed", names, issuer, begins, ends)
         if through is not None:

@@ -13,9 +13,9 @@ _PACKAGE = Path(__file__).parent.parent / "pgrole_controller"
 
 
 def find_duplicates(package: Path) -> dict[str, list[str]]:
-    """Class names that are defined more than once below `package`, with `path:line` of each definition.
+    """Returns class names defined more than once below `package`, with `path:line` of each definition.
 
-    Private names count too, except where both are private: those are seen in their own module alone.
+    Private names count too, except if both are private, since those are visible only in their own modules.
     """
     places: dict[str, list[str]] = defaultdict(list)
     for path in sorted(package.rglob("*.py")):

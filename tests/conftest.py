@@ -1,4 +1,4 @@
-"""The real things that tests run against: started once for a session, and only when a test asks for one."""
+"""Shared fixtures: the real servers that tests run against, started once per session and only on demand."""
 
 import os
 import secrets
@@ -29,12 +29,12 @@ SERVERS = pytest.StashKey[Servers]()
 _TESTS = Path(__file__).parent
 #: Only `make test-all` runs these; their modules need no mark.
 _SLOW = (_TESTS / "deploy", _TESTS / "docs")
-#: What several processes begin with: whatever takes longest. What takes milliseconds fills their last seconds.
+#: Order of folders for parallel runs: slowest first, so that tests of milliseconds fill the last seconds.
 _ORDER = ("docs", "deploy", "acceptance", "integration", "unit")
 
-# The programs in Go live for a test or two: collecting garbage less often saves a quarter of an API server's start.
+# The Go programs run for a test or two: collecting garbage less often saves a quarter of an API server's start.
 os.environ.setdefault("GOGC", "400")
-# How long an example takes tells of the machine.
+# How long an example takes depends on the machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
@@ -58,14 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVERS] = chosen = read_choice(config.getoption("--postgres"))
     if (
         chosen.docker or config.getoption("--kubernetes") != k3s.CHOICES[0]
-    ):  # Docker's client leaves its Unix sockets to the collector
+    ):  # Docker's client leaves its Unix sockets to the garbage collector
         config.addinivalue_line("filterwarnings", r"ignore:unclosed <socket.socket fd=\d+, family=1,:ResourceWarning")
     config.addinivalue_line("markers", "postgres: runs against the PostgreSQL of --postgres (set by itself)")
     config.addinivalue_line("markers", "since(version, what): is about what PostgreSQL has since a version")
     config.addinivalue_line("markers", "before(version, what): is about how PostgreSQL was before a version")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     version = config.stash[SERVERS].version
     if hasattr(config, "workerinput"):
@@ -84,34 +84,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _Schedule(LoadScopeScheduling):  # type: ignore[misc]
-    """A module, or a class of one, stays together, except where tests wait long and share nothing."""
+    """Keeps a module, or a class of one, on one worker, except where tests wait long and share nothing."""
 
     def _split_scope(self, nodeid: str) -> str:
         alone = nodeid.startswith("tests/docs/test_pages.py::") or goes_alone(nodeid)
         return nodeid if alone else nodeid.rsplit("::", 1)[0]
 
 
-@pytest.hookimpl(optionalhook=True)  # with -p no:xdist there is none
+@pytest.hookimpl(optionalhook=True)  # missing with -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     return _Schedule(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def shown(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
-    """What is written meanwhile is seen at once: how far something is that takes long."""
+    """Shows output at once, for the progress of slow steps."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     return nullcontext() if capture is None else capture.global_and_fixture_disabled()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def binaries(request: pytest.FixtureRequest) -> Binaries:
-    """kube-apiserver and etcd. When they must be built first, pytest shows how far that is."""
+    """kube-apiserver and etcd. If they must be built first, pytest shows the progress."""
     with nullcontext() if find_present() else shown(request):
         return await find(Display(sys.stderr))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def servers(request: pytest.FixtureRequest) -> AsyncIterator[Servers]:
-    """Starts servers of the version that --postgres asks for, which is fetched first when it must be."""
+    """Starts servers of the version given by --postgres, which is downloaded first if needed."""
     chosen = request.config.stash[SERVERS]
     if chosen.docker:
         if why := missing_docker():
@@ -126,7 +126,7 @@ async def servers(request: pytest.FixtureRequest) -> AsyncIterator[Servers]:
 
 @pytest.fixture(scope="session")
 def shared_binaries(request: pytest.FixtureRequest) -> Binaries | None:
-    """What an API server that tests share is run with; None: it is in a container."""
+    """The programs of the shared API server; None if it runs in a container."""
     if request.config.getoption("--kubernetes") == k3s.CHOICES[0]:
         found: Binaries = request.getfixturevalue("binaries")
         return found
@@ -145,21 +145,21 @@ async def api_server(shared_binaries: Binaries | None) -> AsyncIterator[ApiServe
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def postgres_server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    """One PostgreSQL for all tests: never stop, freeze or kill this one. Roles are common to all its databases."""
+    """One PostgreSQL for all tests: never stop, freeze or kill this one. All its databases share their roles."""
     async with servers.run() as server:
         yield server
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
-    """A PostgreSQL for one test alone (0.6 s), which may do with it what it likes."""
+    """A PostgreSQL for one test (0.6 s), which may do anything with it."""
     async with servers.run() as server:
         yield server
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def namespace(api_server: ApiServer) -> str:
-    """The name of a namespace that no other test has."""
+    """A new namespace for one test; its name."""
     name = f"test-{secrets.token_hex(4)}"
     await create_namespace(api_server, name)
     return name
@@ -167,9 +167,9 @@ async def namespace(api_server: ApiServer) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def database(postgres_server: PostgresServer, servers: Servers) -> AsyncIterator[str]:
-    """The DSN, as superuser, of an empty database that no other test has."""
+    """A new empty database for one test; its DSN, as superuser."""
     name = f"test_{secrets.token_hex(4)}"
-    cheaply = "STRATEGY file_copy" if servers.version >= 15 else ""  # half the CPU, and all that there is before 15
+    cheaply = "STRATEGY file_copy" if servers.version >= 15 else ""  # halves the CPU; the default before 15
     connection = await asyncpg.connect(postgres_server.dsn())
     try:
         await connection.execute(f'CREATE DATABASE "{name}" {cheaply}')

@@ -1,8 +1,8 @@
-"""An API server for the faults that the real one cannot produce on demand.
+"""A fake API server for faults that the real one cannot produce on demand.
 
-It knows one resource, without schema: list in pages, watch, create, merge-patch and delete, with one counter of
-versions. It passes the same contract test as the real one (tests/integration/test_kube_reflector.py). A test
-injects faults: `faults` are taken one by one, each for the next request of its verb.
+It serves one resource without a schema: list in pages, watch, create, merge-patch and delete, with one version counter.
+It passes the same contract test as the real one (tests/integration/test_kube_reflector.py). A test injects faults
+through `faults`, each for the next request with its verb.
 """
 
 import json
@@ -28,7 +28,7 @@ WIDGETS = Resource("example.dev", "v1", "widgets")
 
 
 async def define_widgets(client: Client) -> None:
-    """Makes the real API server serve what the fake serves; harmless when it does already."""
+    """Defines the fake's resource on the real API server, unless it is already defined."""
     free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     schema = {"type": "object", "properties": {"spec": free, "status": free}}
     version = {"name": WIDGETS.version, "served": True, "storage": True, "subresources": {"status": {}}}
@@ -59,7 +59,7 @@ async def _are_served(client: Client) -> bool:
 
 
 async def make_namespace(client: Client) -> str:
-    """A namespace of its own for a test on the real API server; its name."""
+    """Creates a namespace for a test on the real API server; returns its name."""
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"generateName": "kube-"}}
     made = json.loads(await client.request("POST", NAMESPACES.path(), body=body))
     return str(made["metadata"]["name"])
@@ -98,7 +98,7 @@ def refuse(code: int, reason: str, headers: dict[str, str] | None = None) -> Fau
 
 
 def plain(code: int, text: str) -> Fault:
-    """Answers with text/plain, as a proxy does."""
+    """Answers with text/plain, like a proxy."""
 
     async def fault(_: web.Request) -> web.StreamResponse:
         return web.Response(status=code, text=text)
@@ -107,7 +107,7 @@ def plain(code: int, text: str) -> Fault:
 
 
 def say(*chunks: bytes) -> Fault:
-    """A watch that says these bytes and ends."""
+    """Sends these bytes as a watch, and ends it."""
 
     async def fault(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -120,7 +120,7 @@ def say(*chunks: bytes) -> Fault:
 
 
 def freeze(*, headers: bool) -> Fault:
-    """Takes the request and never says anything more, or nothing beyond the headers."""
+    """Accepts the request, then sends nothing, or nothing after the headers."""
 
     async def fault(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -139,7 +139,7 @@ class FakeApiServer:
         self.history: list[tuple[int, dict[str, Any]]] = []
         self.version = 100
         self.faults: dict[Verb, deque[Fault]] = {"list": deque(), "watch": deque(), "post": deque(), "patch": deque()}
-        self.always: dict[Verb, Fault] = {}  # for every request of the verb, after `faults`
+        self.always: dict[Verb, Fault] = {}  # for every request with the verb, once `faults` are used up
         self.requests: list[web.Request] = []
         self._moved = anyio.Event()
 
@@ -167,7 +167,7 @@ class FakeApiServer:
             await runner.cleanup()
 
     def put(self, namespace: str, name: str, **content: object) -> dict[str, Any]:
-        """Creates or changes an object, as a client of the server would."""
+        """Creates or changes an object, like another client."""
         before = self.objects.get((namespace, name))
         metadata = {"namespace": namespace, "name": name, "resourceVersion": self._next()}
         metadata["uid"] = before["metadata"]["uid"] if before else str(uuid.uuid4())

@@ -1,4 +1,4 @@
-"""An API server that knows one Lease and fails as it is told to, and processes that want to lead by it."""
+"""A fake API server with one Lease and injected faults, and processes that compete for it."""
 
 import json
 from collections import deque
@@ -26,13 +26,13 @@ Failing = Literal["refuses", "hangs", "unheard", "slow"]
 
 
 class Api:
-    """One Lease, as an API server keeps it. `faults`: each for the next request of its verb."""
+    """One Lease, as an API server keeps it. `faults`: each for the next request with its verb."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
         self.version = 100
         self.faults: dict[str, deque[Fault]] = {"GET": deque(), "PUT": deque(), "POST": deque()}
-        self.holders: list[str] = []  # each that wrote it, in order
+        self.holders: list[str] = []  # every holder that was written, in order
         self._moved = anyio.Event()
         self._history: list[tuple[int, dict[str, Any]]] = []
 
@@ -119,7 +119,7 @@ LEASE_METADATA = {"namespace": LEASE.namespace, "name": LEASE.name}
 
 
 async def lose_the_answer(answer: Answer) -> bytes:
-    """It arrived, and nobody hears of it."""
+    """The request succeeds, but its answer is lost."""
     await answer()
     raise Unreachable("reset")
 
@@ -137,7 +137,7 @@ def answer_with(status: int, reason: str) -> Fault:
 
 
 def late(seconds: float) -> Fault:
-    """It is done at once, and said so only when the deadline is over: as to a process that was paused."""
+    """The request succeeds, but the answer arrives after the deadline, as at a paused process."""
 
     async def fault(answer: Answer) -> bytes:
         said = await answer()
@@ -148,7 +148,7 @@ def late(seconds: float) -> Fault:
 
 
 class Line:
-    """Between one process and the API server. `unheard`: what is asked arrives, and no answer comes back."""
+    """The connection of one process to the API server. `unheard`: requests arrive, but their answers are lost."""
 
     def __init__(self, api: Api) -> None:
         self.reachability = Reachability()
@@ -185,7 +185,7 @@ class Line:
 
 
 class Process:
-    """One elector, term after term, as long as `running`."""
+    """One elector, term after term, while `running`."""
 
     def __init__(self, api: Api, identity: str) -> None:
         self.line = Line(api)
@@ -200,7 +200,7 @@ class Process:
             await self.elector.run(self.term)
 
     async def follows(self) -> None:
-        """Until it watches the Lease."""
+        """Waits until it watches the Lease."""
         with anyio.fail_after(DEADLINE):
             while not self.elector.answered.is_set():  # noqa: ASYNC110 -- time passes at once
                 await anyio.sleep(0.01)

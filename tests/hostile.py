@@ -1,4 +1,6 @@
-"""PostgreSQL's protocol as a hostile server may speak it: messages, a server of a few answers, and what a loop did."""
+"""Hostile use of PostgreSQL's protocol: messages, scripted servers, a mutating proxy, and timing of a loop's
+callbacks.
+"""
 
 import asyncio
 import socket
@@ -58,9 +60,9 @@ GREETING = LET_IN + PARAMETERS + KEY + AT_REST
 
 @dataclass(slots=True)
 class Server:
-    """Says `first` to whoever comes, and then something for each piece that arrives; then it keeps quiet, or `ends`.
+    """Sends `first` to each client, then one answer for each piece that arrives; then it is silent, or `ends`.
 
-    `flood` is sent without end after that, from a thread of its own.
+    Afterwards it sends `flood` endlessly, from a thread of its own.
     """
 
     first: bytes
@@ -117,7 +119,7 @@ def serving(
 
 @dataclass(slots=True)
 class Account:
-    """What the callbacks of a loop took of its thread, in seconds of CPU."""
+    """CPU seconds that a loop's callbacks took of its thread."""
 
     longest: float = 0.0
     by: str = ""
@@ -149,19 +151,19 @@ Mutation = Callable[[bytes, bytes], list[bytes]]
 
 @dataclass(slots=True)
 class Proxy:
-    """Between a client and a real server: `mutate` gets the kind and the body of each message of the server's."""
+    """Between a client and a real server: `mutate` gets kind and body of each message from the server."""
 
     host: str
     server_port: int
     mutate: Callable[[], Mutation]
     port: int = 0
-    #: To the clients, in the order in which they came.
+    #: To the clients, in the order of connecting.
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _clients: list[socket.socket] = field(default_factory=list)
 
     def accept(self, listener: socket.socket) -> None:
-        with suppress(BlockingIOError, ConnectionError):  # it is gone already
+        with suppress(BlockingIOError, ConnectionError):  # already closed
             client, _ = listener.accept()
             client.setblocking(False)
             self._clients.append(client)
@@ -195,7 +197,7 @@ class Proxy:
         finally:
             for one in writers:
                 one.transport.abort()
-            await asyncio.sleep(0)  # for the transports to close their sockets
+            await asyncio.sleep(0)  # lets the transports close their sockets
 
     async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -222,13 +224,13 @@ class Proxy:
             writer.close()
 
 
-#: In what a mutation returns: the connection ends here, or a moment passes.
+#: Returned by a mutation: end the connection here, or pause briefly.
 END, PAUSE = b"END", b"PAUSE"
 
 
 @asynccontextmanager
 async def proxying(host: str, port: int, mutate: Callable[[], Mutation]) -> AsyncIterator[Proxy]:
-    """Accepts connections itself: a server of asyncio's leaks one that it accepts while it is closed."""
+    """Accepts connections itself: asyncio's server leaks one that it accepts while it closes."""
     proxy, loop = Proxy(host, port, mutate), asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)

@@ -1,6 +1,6 @@
-"""Data directories for PostgreSQL servers: initdb makes one for each test process, and each server gets a copy of it.
+"""Data directories for PostgreSQL servers: initdb makes one per test process, and each server gets a copy.
 
-A copy has a system identifier and a superuser's password of its own, as if initdb had made it, for a third of the CPU.
+A copy has its own system identifier and superuser password, as if initdb had made it, for a third of the CPU.
 """
 
 import os
@@ -17,17 +17,17 @@ import anyio.to_thread
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
 from pgrole_controller.local.workspace import server_folder
 
-#: Nothing of a test outlasts a loss of power.
+#: Test data need not survive a power failure.
 UNSAFE = {"fsync": "off", "full_page_writes": "off"}
 _IDENTIFIER = struct.Struct("=Q")
 _WAL_IDENTIFIER_AT = 24  # XLogLongPageHeaderData.xlp_sysid
 _CRC = struct.Struct("=I")
-_CRC_AT_LEAST = 200  # ControlFileData is longer than that in every version
+_CRC_AT_LEAST = 200  # ControlFileData is longer in every version
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What is copied: the data directory of a server that has run once and stopped."""
+    """What is copied: the data directory of a server that ran once and stopped."""
 
     version: int
     programs: Path
@@ -45,7 +45,7 @@ async def initialised(version: int) -> AsyncIterator[Original]:
 
 @asynccontextmanager
 async def copied(original: Original, settings: Mapping[str, str]) -> AsyncIterator[PostgresServer]:
-    """A running server with a copy of `original`, stopped and removed at the end."""
+    """Runs a server with a copy of `original`; stops and removes it at the end."""
     with server_folder(None, "pgrole-postgres-") as folder:
         password = secrets.token_urlsafe(18)
         await anyio.to_thread.run_sync(_copy, original, folder, password)
@@ -69,7 +69,7 @@ def _copy(original: Original, folder: Path, password: str) -> None:
 
 
 def identify(data: Path, identifier: int) -> None:
-    """Give the stopped server another system identifier, in its control file and in its WAL. Raises ValueError."""
+    """Gives the stopped server another system identifier, in its control file and in its WAL. Raises ValueError."""
     control = data / "global" / "pg_control"
     content = bytearray(control.read_bytes())
     at = next(at for at, crc in _crcs(content) if at >= _CRC_AT_LEAST and _CRC.unpack_from(content, at)[0] == crc)
@@ -87,14 +87,14 @@ def identify(data: Path, identifier: int) -> None:
 
 
 def _write(path: Path, at: int, content: bytes | bytearray) -> None:
-    """In place: its owner stays."""
+    """Writes in place, which keeps the file's owner."""
     with path.open("r+b") as file:
         file.seek(at, os.SEEK_SET)
         file.write(content)
 
 
 def _crcs(content: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """CRC-32C of each prefix whose length is a multiple of four, with that length."""
+    """Yields the CRC-32C of each prefix whose length is a multiple of four, with that length."""
     crc = 0xFFFFFFFF
     for at, byte in enumerate(content):
         if at % 4 == 0:

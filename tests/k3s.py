@@ -1,7 +1,7 @@
-"""The second way to an API server: K3s in a container, for whoever has Docker and neither Go nor the programs.
+"""An alternative API server: K3s in a container, for machines with Docker but without Go and the programs.
 
-Chosen by --kubernetes k3s. It is asked as the local one is, by the same tokens, and keeps the same audit log. Unlike
-there, Kubernetes' own controllers run in it: what is owned by what was deleted goes, and namespaces end.
+Selected by --kubernetes k3s. It is used like the local one, with the same tokens and audit log. In addition,
+Kubernetes' own controllers run in it: dependents of deleted objects are garbage-collected, and namespaces terminate.
 """
 
 import base64
@@ -29,7 +29,7 @@ _WITHOUT = "traefik,metrics-server,servicelb,local-storage,coredns"
 
 
 class K3s(RemoteApiServer):
-    """A test that would stop or freeze it is skipped."""
+    """Skips tests that would stop or freeze it."""
 
     def _refuse(self, what: str) -> NoReturn:
         pytest.skip(f"this test has the API server {what}: run it without --kubernetes k3s")
@@ -37,7 +37,7 @@ class K3s(RemoteApiServer):
 
 @asynccontextmanager
 async def api_server(binaries: Binaries | None) -> AsyncIterator[ApiServer]:
-    """On this machine with an audit log, or without `binaries` in a container."""
+    """Runs on this machine with an audit log or, without `binaries`, in a container."""
     if binaries is not None:
         async with local_api_server(binaries=binaries, audit=True) as server:
             yield server
@@ -49,7 +49,7 @@ async def api_server(binaries: Binaries | None) -> AsyncIterator[ApiServer]:
 
 @asynccontextmanager
 async def _container(folder: Path) -> AsyncIterator[ApiServer]:
-    """`folder` is mounted at its own path, so that what the API server is told of its files holds in the container."""
+    """Mounts `folder` at its own path, so that paths given to the API server are valid in the container."""
     from testcontainers.community.k3s import K3SContainer
 
     tokens = credentials.write_tokens(folder / "tokens.csv", {})

@@ -1,4 +1,4 @@
-"""What libpq itself makes of a server: the library that comes with a fetched PostgreSQL, in a process of its own."""
+"""Asks libpq itself about a server: uses the library of a downloaded PostgreSQL in a separate process."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ print(json.dumps(answers))
 async def ask_libpq(
     programs: Path, connections: list[dict[str, str]], environment: Mapping[str, str]
 ) -> list[str | None]:
-    """For each connection, given by libpq's keywords: why it was refused; None when it was not."""
+    """Returns for each connection, given by libpq's keywords, why it failed; None if it succeeded."""
     name = "libpq.5.dylib" if sys.platform == "darwin" else "libpq.so.5"
     asked = {"library": str(programs.parent / "lib" / name), "connections": connections}
     with anyio.fail_after(30):

@@ -1,6 +1,6 @@
-"""Runs the suite for each version of PostgreSQL, and prints a table: `make test-matrix`.
+"""Runs the suite with each version of PostgreSQL, and prints a table: `make test-matrix`.
 
-What uses no PostgreSQL is a row of its own (`none`) and runs once. Fails when anything failed, or when nothing ran.
+Tests without PostgreSQL are one more row (`none`) and run once. Fails if anything failed, or nothing ran.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ REST = "none"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How the tests went against one PostgreSQL (`of`: as --postgres has it, or REST)."""
+    """Test results with one PostgreSQL (`of`: in the notation of --postgres, or REST)."""
 
     of: str
     passed: int
@@ -36,7 +36,7 @@ class Result:
 
 
 def run(of: str, arguments: Sequence[str]) -> Result:
-    """Runs pytest, whose output is seen as it comes."""
+    """Runs pytest and passes its output through."""
     chosen = ["-m", "not postgres"] if of == REST else ["-m", "postgres", "--postgres", of]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -46,7 +46,7 @@ def run(of: str, arguments: Sequence[str]) -> Result:
 
 
 def read(of: str, code: int, report: str | None) -> Result:
-    """What pytest's exit code and report (JUnit XML; None: there is none) say."""
+    """Interprets pytest's exit code and report (JUnit XML; None: missing)."""
     suites = [] if report is None else list(ElementTree.fromstring(report).iter("testsuite"))
 
     def total(key: str) -> int:
@@ -68,9 +68,9 @@ def table(results: Sequence[Result]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`[none|VERSION|docker:VERSION …] [-- ARGUMENTS OF PYTEST]`: what is named, else everything on this machine.
+    """`[none|VERSION|docker:VERSION …] [-- PYTEST ARGUMENTS]`; by default everything on this machine.
 
-    0: all went well, or Docker is not there for what asked for it; 1: something failed; 2: no such version.
+    Exit codes: 0 success, or Docker is required and missing; 1 failures; 2 no such version.
     """
     split = arguments.index("--") if "--" in arguments else len(arguments)
     named, passed_on = arguments[:split], arguments[split + 1 :]

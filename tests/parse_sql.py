@@ -1,4 +1,6 @@
-"""Parses every file under sql/ with PostgreSQL's own parser, PL/pgSQL too; with exit code 1 it names what fails."""
+"""Parses every file under sql/ with PostgreSQL's own parser, including PL/pgSQL; exits with 1 and names files that
+fail.
+"""
 
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "sql"
 
 
 class _Routines(Visitor):
-    """Collects the texts of CREATE FUNCTION and CREATE PROCEDURE in PL/pgSQL."""
+    """Collects the bodies of CREATE FUNCTION and CREATE PROCEDURE in PL/pgSQL."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -24,7 +26,7 @@ class _Routines(Visitor):
 
 
 def parse(text: str) -> None:
-    """Raises ParseError for what is not SQL, or holds PL/pgSQL that is not."""
+    """Raises ParseError for invalid SQL or PL/pgSQL."""
     routines = _Routines()
     routines(parse_sql(text))
     for routine in routines.texts:

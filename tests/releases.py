@@ -1,4 +1,4 @@
-"""The release before this one, as it was: its controller, its CRDs, its SQL."""
+"""The previous release: its controller, CRDs and SQL."""
 
 import atexit
 import shutil
@@ -14,7 +14,7 @@ _PACKED = "pgrole_controller/_data/"
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """`schema` is the version of schema pgrole that it installs."""
+    """A release; `schema` is the version of schema pgrole that it installs."""
 
     version: str
     schema: int
@@ -33,22 +33,24 @@ class Release:
         return wheel
 
     def install_sql(self) -> str:
-        """All of schema pgrole as one script, as its controller runs it; in a transaction, SET LOCAL is in it."""
+        """All of schema pgrole as one script, as its controller runs it; it contains SET LOCAL, so run it in a
+        transaction.
+        """
         files = sorted((_unpacked(self.wheel) / "sql" / "install").glob("*.sql"))
         return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
     def unpack(self, into: Path) -> dict[str, str]:
-        """Unpacks the controller; the environment that `python -m pgrole_controller` needs to be that one."""
+        """Unpacks the controller; returns the environment in which `python -m pgrole_controller` runs it."""
         if not into.exists():
             with zipfile.ZipFile(self.wheel) as archive:
                 archive.extractall(into)
-        # else the working directory would come first, which is this checkout
+        # otherwise the working directory, this checkout, would come first
         return {"PYTHONPATH": str(into), "PYTHONSAFEPATH": "1"}
 
 
 @cache
 def _unpacked(wheel: Path) -> Path:
-    """The files that are not Python, until the end of the process."""
+    """Files other than Python, until the process ends."""
     folder = tempfile.mkdtemp(prefix="pgrole-release-")
     atexit.register(shutil.rmtree, folder)
     with zipfile.ZipFile(wheel) as archive:
@@ -56,5 +58,5 @@ def _unpacked(wheel: Path) -> Path:
     return Path(folder) / _PACKED
 
 
-#: The one that this release can be upgraded from, and set back to.
+#: The release that this one upgrades from, and can be rolled back to.
 BEFORE = Release("0.2.0", schema=3)

@@ -1,4 +1,4 @@
-"""Strategies: role names, texts and roles as hostile as PostgreSQL can hold."""
+"""Hypothesis strategies: role names, texts and roles as hostile as PostgreSQL can hold."""
 
 from datetime import UTC, datetime
 
@@ -15,13 +15,13 @@ _HOSTILE = st.sampled_from(
 
 
 def texts() -> st.SearchStrategy[str]:
-    """Any text without NUL and without lone surrogates, which UTF-8 cannot say."""
+    """Any text without NUL and lone surrogates, which UTF-8 cannot encode."""
     plain = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=40)
     return st.one_of(plain, st.lists(_HOSTILE, max_size=12).map("".join))
 
 
 def names() -> st.SearchStrategy[str]:
-    """What can be a role's name: 1 to 63 bytes, not pg_*, not a reserved word."""
+    """Valid role names: 1 to 63 bytes, not pg_*, not a reserved word."""
     return texts().filter(
         lambda name: (
             1 <= len(name.encode()) <= NAME_BYTES and not name.startswith("pg_") and name not in ("public", "none")
@@ -48,7 +48,7 @@ def memberships() -> st.SearchStrategy[tuple[Membership, ...]]:
     )
 
 
-#: Hashed once: a clear text of hostile signs, the shortest salt, and another count of iterations are among them.
+#: Hashed once. Includes a clear text of special characters, the shortest salt, and another number of iterations.
 PASSWORDS = tuple(
     Password(verifier.digest, verifier)
     for verifier in (

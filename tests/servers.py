@@ -1,4 +1,4 @@
-"""Which PostgreSQL the tests run against: of any version that is supported, on this machine or in a container."""
+"""Selects the PostgreSQL for the tests: any supported version, on this machine or in a container."""
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
@@ -20,20 +20,20 @@ VERSIONS = (14, 15, 16, 17, 18)
 DEFAULT = str(DEFAULT_VERSION)
 _PORT = 5432
 _OF_THIS_MACHINE = frozenset({"process", "programs", "folder", "data", "log"})
-#: As on this machine: the tests count on the order of locale C.
+#: As on this machine: the tests rely on the sort order of locale C.
 _INITDB_ARGS = "--auth=scram-sha-256 --encoding=UTF8 --locale=C"
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Starts servers as the option --postgres asks: `16` on this machine, `docker:16` in containers."""
+    """Starts servers as requested by --postgres: `16` on this machine, `docker:16` in containers."""
 
     version: int
     docker: bool = False
     original: Original | None = None
 
     def run(self, settings: Mapping[str, str] | None = None) -> AbstractAsyncContextManager[PostgresServer]:
-        """A server for as long as the context lasts; `settings` are those of postgresql.conf."""
+        """Runs a server for the lifetime of the context; `settings` are those of postgresql.conf."""
         if self.docker:
             return container(self.version, settings or {})
         if self.original is not None:
@@ -42,7 +42,7 @@ class Servers:
 
 
 class ContainerServer(PostgresServer):
-    """A PostgreSQL in a container. A test that would break it, or reads its files, is skipped."""
+    """A PostgreSQL in a container. Skips tests that would break it or read its files."""
 
     def __init__(self, host: str, port: int, password: str) -> None:
         self.host, self.port, self.password = host, port, password
@@ -69,7 +69,7 @@ class ContainerServer(PostgresServer):
 
 
 def read_choice(text: str) -> Servers:
-    """What the option --postgres says. Raises pytest.UsageError."""
+    """Parses the option --postgres. Raises pytest.UsageError."""
     place, _, version = text.rpartition(":")
     if place not in ("", "docker") or version not in map(str, VERSIONS):
         known = ", ".join(map(str, VERSIONS))
@@ -78,7 +78,7 @@ def read_choice(text: str) -> Servers:
 
 
 def missing_docker() -> str | None:
-    """Why no container can be started here; None when one can."""
+    """Returns why no container can be started here; None if one can."""
     import docker  # type: ignore[import-untyped]
     from docker.errors import DockerException  # type: ignore[import-untyped]
 
@@ -95,7 +95,7 @@ def missing_docker() -> str | None:
 
 @asynccontextmanager
 async def container(version: int, settings: Mapping[str, str]) -> AsyncIterator[PostgresServer]:
-    """The official image of a version, removed with its data at the end."""
+    """Runs the official image of a version; removes it with its data at the end."""
     from testcontainers.community.postgres import PostgresContainer
 
     password = secrets.token_urlsafe(18)
@@ -112,7 +112,7 @@ async def container(version: int, settings: Mapping[str, str]) -> AsyncIterator[
 
 @asynccontextmanager
 async def started(container: "DockerContainer") -> AsyncIterator[None]:
-    """Removed at the end, as far as it came to be one: its image may not be had."""
+    """Removes it at the end, if it was created: its image may be unavailable."""
     try:
         await anyio.to_thread.run_sync(container.start)
         yield
@@ -123,7 +123,7 @@ async def started(container: "DockerContainer") -> AsyncIterator[None]:
 
 
 async def _reach(container: "DockerContainer") -> str:
-    """This machine, where its port is open here. What testcontainers says is a guess, from /.dockerenv."""
+    """Returns this machine if the port is reachable here. testcontainers only guesses, from /.dockerenv."""
     try:
         async with await anyio.connect_tcp(PostgresServer.host, int(container.get_exposed_port(_PORT))):
             return PostgresServer.host

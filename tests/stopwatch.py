@@ -1,8 +1,8 @@
-"""`python -m tests.stopwatch FILE run …`: the controller, with each callback of its event loops timed.
+"""`python -m tests.stopwatch FILE run …`: runs the controller and times each callback of its event loops.
 
-FILE has the longest ones, by CPU time of the thread, which does not depend on what else the machine does: what takes
-long there delays every server. Nothing of this is in the product. Nothing else of the tests is imported, since what the
-process holds in memory is measured as well.
+Writes the longest callbacks to FILE, by CPU time of the thread, which does not depend on other load: a long callback
+delays every server. The product contains nothing of this. It imports nothing else from the tests, because the process's
+memory is measured as well.
 """
 
 import atexit
@@ -18,15 +18,15 @@ from pathlib import Path
 
 from pgrole_controller.cli import main
 
-#: How many callbacks FILE has.
+#: Number of callbacks in FILE.
 _KEPT = 5
-#: How often FILE is written and each loop's stack looked at, in seconds. Longer callbacks are shown with theirs.
+#: How often, in seconds, FILE is written and each loop's stack sampled. Longer callbacks are shown with their stack.
 _LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """`cpu` and `wall` in seconds; `stack` is where it was seen last, empty where it was too short to be."""
+    """`cpu` and `wall` are in seconds; `stack` is the last sample, empty for a short callback."""
 
     cpu: float
     wall: float
@@ -37,7 +37,7 @@ class Callback:
 
 @dataclass(slots=True)
 class _Turn:
-    """What the loop of one thread is at."""
+    """The current callback of one thread's loop."""
 
     began: float = 0.0
     stack: str = ""
@@ -81,7 +81,7 @@ class Stopwatch:
                 if turn.began and time.monotonic() - turn.began > _LOOK_SECONDS and frame is not None:
                     turn.stack = "".join(traceback.format_stack(frame, limit=12))
             if self.changed:
-                with suppress(OSError):  # a test may leave it no descriptor: the next time, then
+                with suppress(OSError):  # a test may exhaust its descriptors; try again next time
                     self._write()
 
     def _write(self) -> None:
@@ -97,7 +97,7 @@ def _describe(handle: events.Handle) -> str:
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, Task):
         return f"task {owner.get_name()}"
-    # Not its repr: that of a response that has not begun keeps aiohttp from reading its headers later.
+    # Not its repr: that of a response before its start keeps aiohttp from reading its headers later.
     named = getattr(callback, "func", callback)
     return f"{type(owner).__name__} {getattr(named, '__qualname__', type(named).__name__)}"
 

@@ -1,6 +1,6 @@
-"""An event loop whose time passes only while nothing can be done, and then at once: minutes of waiting take none.
+"""An event loop whose clock advances only when nothing can run, and then at once: minutes of waiting take no time.
 
-For what does no I/O. Time is the loop's, `anyio.current_time()`.
+For tests without I/O. The clock is the loop's, `anyio.current_time()`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class Timelapse(asyncio.SelectorEventLoop):
         return self._now
 
     def pause(self, seconds: float) -> None:
-        """As if the process had been stopped for so long."""
+        """Simulates a stopped process."""
         self._now += seconds
 
 
@@ -41,14 +41,14 @@ class _Selector(selectors.SelectSelector):
 
 
 def pause(seconds: float) -> None:
-    """The process is stopped for so long, and then goes on."""
+    """Stops the process for that many seconds of the loop's clock."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, Timelapse)
     loop.pause(seconds)
 
 
 def in_timelapse(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs an async test in such a loop of its own."""
+    """Runs an async test in such a loop."""
 
     @wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -1,4 +1,4 @@
-"""One controller process for the tests that do not disturb it; those that do start their own."""
+"""Fixtures of one shared controller process; tests that would disturb it start their own."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -48,7 +48,7 @@ def refusals() -> Refusals:
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_refused(refusals: Refusals) -> Iterator[None]:
-    """The rights of deploy/ are enough: what takes some away on purpose does so for other users, or elsewhere."""
+    """The rights in deploy/ must suffice. Tests that remove some do so for other users or elsewhere."""
     refusals.skip()
     yield
     refusals.check()
@@ -56,14 +56,14 @@ def _nothing_refused(refusals: Refusals) -> Iterator[None]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def api_server(api_server: ApiServer, refusals: Refusals) -> ApiServer:
-    """One for all tests, where no controller stays: never stop, freeze or kill this one."""
+    """One for all tests, on which no controller stays: never stop, freeze or kill this one."""
     refusals.watch(api_server)
     return api_server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def own_api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
-    """With the CRDs, for one module: what it does concerns all namespaces, or the CRDs, or it needs a second one."""
+    """For one module, with the CRDs: it changes all namespaces or the CRDs, or needs a second API server."""
     async with serving(binaries) as server:
         await apply_crds(server)
         yield server
@@ -89,7 +89,7 @@ async def shared_api_server(shared_binaries: Binaries | None, refusals: Refusals
 async def controller(
     shared_api_server: ApiServer, shared_postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Controller]:
-    """The shared controller, over all namespaces: never stop or kill this one."""
+    """The shared controller, for all namespaces: never stop or kill this one."""
     folder = tmp_path_factory.mktemp("controller")
     async with running(ExecutedController(shared_api_server, shared_postgres.dsn(), folder)) as started:
         yield started
@@ -97,14 +97,14 @@ async def controller(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def database(shared_postgres: PostgresServer, controller: Controller) -> AsyncIterator[Database]:
-    """A superuser's session on the server of the shared controller."""
+    """A superuser's session on the shared controller's server."""
     async with open_database(shared_postgres.dsn()) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def kube(shared_api_server: ApiServer, controller: Controller) -> AsyncIterator[Kube]:
-    """A namespace that the shared controller looks at; what is left in it is deleted."""
+    """A namespace that the shared controller watches; objects left in it are deleted."""
     made = await make_kube(shared_api_server)
     yield made
     await made.delete_all()
@@ -119,7 +119,7 @@ def namespaces(api_server: ApiServer) -> NamespacePool:
 async def stage(
     request: pytest.FixtureRequest, namespaces: NamespacePool, own_postgres: PostgresServer, tmp_path: Path
 ) -> AsyncIterator[Stage]:
-    """For a test that breaks things: everything but the API server is its own, the namespace as good as new."""
+    """For tests that break things: everything except the API server is their own; the namespace is as good as new."""
     failed = request.session.testsfailed
     async with namespaces.lend() as kube:
         yield Stage(kube, own_postgres, tmp_path)
@@ -131,7 +131,7 @@ async def stage(
 async def two_teams_in_session(
     api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[TwoTeams]:
-    async with open_two_teams(api_server, servers, tmp_path_factory.mktemp("court")) as opened:
+    async with open_two_teams(api_server, servers, tmp_path_factory.mktemp("two-teams")) as opened:
         yield opened
 
 

@@ -1,4 +1,4 @@
-"""Copies of a server as administrators make them: a base backup, a standby, a dump restored, an upgrade."""
+"""Copies a server as administrators do: base backup, standby, dump and restore, upgrade."""
 
 import os
 import shutil
@@ -19,12 +19,12 @@ _SECONDS = 180.0
 
 
 def client(server: PostgresServer, name: str) -> Path:
-    """A program that speaks with this server: its own, or a newer one."""
+    """Returns a client program for this server: its own, or a newer one."""
     return server.psql.parent / name
 
 
 async def back_up(server: PostgresServer, folder: Path, *options: str) -> Path:
-    """A base backup of the running server; with the option -R it starts as its standby."""
+    """Makes a base backup of the running server; with option -R it starts as a standby."""
     folder = _owned(folder)
     await _run(server, client(server, "pg_basebackup"), "-D", folder / "data", "-c", "fast", "--no-sync", *options)
     return folder
@@ -34,7 +34,7 @@ async def back_up(server: PostgresServer, folder: Path, *options: str) -> Path:
 async def serving(
     like: PostgresServer, folder: Path, port: int, programs: Path | None = None
 ) -> AsyncIterator[PostgresServer]:
-    """A server from the data in `folder`, with the superuser's password of the one that it was made from."""
+    """Runs a server on the data in `folder`, with the superuser's password of the original."""
     server = PostgresServer(folder, programs or like.programs, port=port, password=like.password, settings=_SETTINGS)
     try:
         await server.start()
@@ -45,23 +45,23 @@ async def serving(
 
 
 async def dump(server: PostgresServer, path: Path) -> None:
-    """All of the server as SQL, as `pg_dumpall` writes it: roles come in the order of their names."""
+    """Dumps the whole server with `pg_dumpall`, which orders roles by name."""
     await _run(server, client(server, "pg_dumpall"), "-f", _owned(path.parent) / path.name)
 
 
 async def dump_schema(server: PostgresServer, schema: str, path: Path) -> None:
-    """One schema of database postgres as SQL."""
+    """Dumps one schema of database postgres."""
     folder = _owned(path.parent)
     await _run(server, client(server, "pg_dump"), "--schema", schema, "-f", folder / path.name, "postgres")
 
 
 async def restore(server: PostgresServer, path: Path, database: str = "postgres") -> None:
-    """Every statement of a dump, with psql, which goes on where something is there already, as the superuser is."""
+    """Restores a dump with psql, which continues where something already exists, such as the superuser."""
     await _run(server, server.psql, "-q", "-d", database, "-f", path)
 
 
 async def upgrade(old: PostgresServer, folder: Path, version: int) -> Path:
-    """The folder of programs of that major version, which then serve the data of the stopped server from `folder`."""
+    """Upgrades the stopped server's data into `folder`; returns the folder with that major version's programs."""
     programs = await find_programs(version, Display(sys.stderr))
     folder, password = _owned(folder), folder / "password"
     password.write_text(old.password)
@@ -85,7 +85,7 @@ def _owned(folder: Path) -> Path:
 
 
 async def _run(server: PostgresServer, *command: str | Path, cwd: Path | None = None) -> None:
-    """A client program, or one of the server's, as whom the server runs. Fails with what it says."""
+    """Runs a client or server program as the user that runs the server. Fails with its output."""
     environment = {
         **os.environ,
         "PGHOST": server.host,

@@ -1,4 +1,4 @@
-"""A small disk below a running PostgreSQL, which can be filled and freed."""
+"""Moves a running PostgreSQL onto a small disk that can be filled and freed."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ class Disk:
         return self.folder / "filler"
 
     def fill(self) -> None:
-        """Until not another block can be written."""
+        """Fills the disk to its last block."""
         with self._filler.open("ab", buffering=0) as file, suppress(OSError):
             while file.write(bytes(_BLOCK)):
                 pass
@@ -36,9 +36,9 @@ class Disk:
 
 @asynccontextmanager
 async def small_disk(server: PostgresServer, part: str, megabytes: int) -> AsyncIterator[Disk]:
-    """The server, started again with this part of its data directory ("." for all of it) on a disk of its own.
+    """Restarts the server with this part of its data directory ("." for all of it) on a disk of its own.
 
-    Skips the test where this process may not mount one.
+    Skips the test if this process may not mount one.
     """
     place, disk = server.folder / "disk", server.data / part
     place.mkdir()

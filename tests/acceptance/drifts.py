@@ -1,11 +1,11 @@
-"""What somebody does to a role behind the controller's back, for every mode of detection."""
+"""Drifts of a role, for every detection mode."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Tampering:
-    """`{}` stands for the role. `field` is its name in lastDrift, `column` where pg_roles shows it."""
+    """`{}` is the role. `field` is its name in lastDrift, `column` its column in pg_roles."""
 
     statement: str
     field: str
@@ -23,13 +23,13 @@ ATTRIBUTES = (
     Tampering("COMMENT ON ROLE {} IS 'tampered'", "comment", "comment"),
     Tampering("COMMENT ON ROLE {} IS NULL", "comment", "comment"),
 )
-#: Only a superuser takes these away.
+#: Only a superuser can revoke these.
 POWERFUL = (
     Tampering("ALTER ROLE {} SUPERUSER", "superuser", "rolsuper"),
     Tampering("ALTER ROLE {} REPLICATION", "replication", "rolreplication"),
     Tampering("ALTER ROLE {} BYPASSRLS", "bypassrls", "rolbypassrls"),
 )
-#: Without those of a role's existence.
+#: All except creating and dropping the role.
 OTHERS = (
     Tampering("ALTER ROLE {} SET work_mem = '1MB'", "parameters", "rolconfig"),
     Tampering("ALTER ROLE {} RESET ALL", "parameters", "rolconfig"),

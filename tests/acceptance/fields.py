@@ -1,7 +1,7 @@
-"""Every field of PgRoleSpec: how it is declared, seen from outside and changed behind the controller's back.
+"""A table of every field of PgRoleSpec: how to declare it, observe it from outside, and make it drift.
 
-In specs, SQL and expected values `$` stands for the name of the role, which the object has too. Before each test there
-are the roles `$_a` and `$_b`, and the Secrets `$-one` and `$-two`, each with the keys `password` and `other`.
+In specs, SQL and expected values `$` stands for the name of the role and its object. Before each test, the roles `$_a`
+and `$_b` and the Secrets `$-one` and `$-two`, each with the keys `password` and `other`, exist.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,14 +17,14 @@ from tests.acceptance.world import Database, Json, Kube
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one test has its object and its role, both named `name`."""
+    """One test's object and role, both named `name`."""
 
     kube: Kube
     database: Database
     name: str
 
     def fill(self, value: Any) -> Any:
-        """The value with the role's name in place of each `$`."""
+        """Replaces each `$` in the value by the role's name."""
         match value:
             case str():
                 return value.replace("$", self.name)
@@ -44,13 +44,14 @@ Do = Callable[[Place], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A field that is kept as declared.
+class StateField:
+    """A field that the controller maintains.
 
-    `specs` are two that differ in this field alone (one where it is immutable), `seen` what is seen of each; `without`
-    is the first of them without the field (None where it is immutable), `default` what is seen then. `see` and `drift`
-    are SQL, or functions. `drifted` is what is seen after the drift of the first, `told` its name in lastDrift.
-    `ignorable`: it may be left to others (drift.ignore).
+    - `specs`: two that differ only in this field (one if it is immutable); `seen`: what is observed for each.
+    - `without`: the first one without the field (None if immutable); `default`: what is observed then.
+    - `see`, `drift`: SQL or functions. `drifted`: what is observed after the first one drifts.
+    - `drift_name`: the field's name in lastDrift.
+    - `ignorable`: drift.ignore may name it.
     """
 
     specs: tuple[Json, ...]
@@ -60,10 +61,10 @@ class Kept:
     see: str | See
     drift: str | Do
     drifted: Any
-    told: str
+    drift_name: str
     since: int = 0
     ignorable: bool = True
-    annotations: dict[str, str] = field(default_factory=dict)  # set with a change, where it needs them to be seen
+    annotations: dict[str, str] = field(default_factory=dict)  # set together with a change that only they make visible
 
     async def look(self, place: Place) -> Any:
         if isinstance(self.see, str):
@@ -78,15 +79,17 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A field that is no state of the role: the test that shows its effect, as pytest names it in tests/acceptance."""
+class EffectField:
+    """A field that is not part of the role's state: names the test of its effect, in pytest's notation in
+    tests/acceptance.
+    """
 
     test: str
 
 
-def _flag(name: str, column: str, option: str, *, default: bool = False) -> Kept:
-    """An attribute of CREATE ROLE that is on or off."""
-    return Kept(
+def _flag(name: str, column: str, option: str, *, default: bool = False) -> StateField:
+    """A boolean attribute of CREATE ROLE."""
+    return StateField(
         specs=({name: not default}, {name: default}),
         seen=(not default, default),
         without={},
@@ -94,7 +97,7 @@ def _flag(name: str, column: str, option: str, *, default: bool = False) -> Kept
         see=f"SELECT {column} FROM pg_roles WHERE rolname = '$'",
         drift=f"ALTER ROLE $ {option if default else 'NO' + option}",
         drifted=default,
-        told=name,
+        drift_name=name,
     )
 
 
@@ -103,14 +106,14 @@ THEIRS = "theirs"
 
 
 async def prepare(place: Place) -> None:
-    """What the entries of the table refer to."""
+    """Creates what the entries of the table refer to."""
     await place.database.execute(place.fill("CREATE ROLE $_a; CREATE ROLE $_b"))
     for name, (password, other) in _CLEAR.items():
         await place.kube.apply_secret(place.fill(name), password=password, other=other)
 
 
 async def _password(place: Place) -> str | None:
-    """With which of the known passwords the role logs in; None: with none at all."""
+    """Returns which of the known passwords the role has; None for no password."""
     verifier = await place.database.verifier(place.name)
     if verifier is None:
         return None
@@ -118,21 +121,21 @@ async def _password(place: Place) -> str | None:
     return next((password for password in known if verifies(password, verifier)), "unknown")
 
 
-def _password_kept(specs: tuple[Json, Json], seen: tuple[str | None, str | None]) -> Kept:
-    return Kept(
+def _password_kept(specs: tuple[Json, Json], seen: tuple[str | None, str | None]) -> StateField:
+    return StateField(
         specs=tuple({"password": spec} for spec in specs),
         seen=seen,
         without={},
-        default=seen[0],  # not managed any more: it stays
+        default=seen[0],  # no longer managed: it stays
         see=_password,
         drift=f"ALTER ROLE $ PASSWORD '{THEIRS}'",
         drifted=THEIRS,
-        told="password",
+        drift_name="password",
     )
 
 
 async def _delivered(place: Place) -> tuple[Json | None, bool]:
-    """The connection Secret, and whether the role logs in with what it holds."""
+    """Returns the connection Secret, and whether the role logs in with its content."""
     secret = await place.secret("$-connection")
     if secret is None:
         return None, False
@@ -146,7 +149,7 @@ async def _length(place: Place) -> tuple[int, bool]:
 
 
 async def _rotation(place: Place) -> tuple[float | None, bool]:
-    """After how many seconds the next password is made."""
+    """Returns in how many seconds the password will be rotated."""
     secret, works = await _delivered(place)
     obj = await place.kube.get(place.name)
     following = obj and obj["status"].get("nextRotation")
@@ -156,13 +159,17 @@ async def _rotation(place: Place) -> tuple[float | None, bool]:
     return (datetime.fromisoformat(following) - made.replace(microsecond=0)).total_seconds(), works
 
 
-def _generated(name: str, values: tuple[Any, Any], see: See, seen: tuple[Any, Any], default: Any, **other: Any) -> Kept:
-    """A field of `generate`; `other` is another one, since server-side apply makes null of a map that it empties."""
+def _generated(
+    name: str, values: tuple[Any, Any], see: See, seen: tuple[Any, Any], default: Any, **other: Any
+) -> StateField:
+    """A field of `generate`. `other` is another one, because server-side apply turns a map that it empties into
+    null.
+    """
 
     def spec(**generate: Any) -> Json:
         return {"password": {"generate": generate}, "connectionSecret": {"name": "$-connection"}}
 
-    return Kept(
+    return StateField(
         specs=tuple(spec(**{name: value}) for value in values),
         seen=tuple((value, True) for value in seen),
         without=spec(**other),
@@ -170,7 +177,7 @@ def _generated(name: str, values: tuple[Any, Any], see: See, seen: tuple[Any, An
         see=see,
         drift=f"ALTER ROLE $ PASSWORD '{THEIRS}'",
         drifted=(seen[0], False),
-        told="password",
+        drift_name="password",
         ignorable=False,
         annotations={ROTATE: "now"},
     )
@@ -185,8 +192,8 @@ async def _delete_connection(place: Place) -> None:
     await place.kube.delete_secret(place.fill("$-first"))
 
 
-def _templated(template: Callable[[str], Json], see: Callable[[Json], Any], default: Any) -> Kept:
-    """A part of the template of a connection Secret, whose value is a text."""
+def _templated(template: Callable[[str], Json], see: Callable[[Json], Any], default: Any) -> StateField:
+    """A part of a connection Secret's template, whose value is a text."""
 
     def spec(text: str) -> Json:
         return {"connectionSecret": {"name": "$-connection", "template": template(text)}}
@@ -200,7 +207,7 @@ def _templated(template: Callable[[str], Json], see: Callable[[Json], Any], defa
         change["stringData"] = change.pop("data", {})
         await place.kube.patch_secret(place.fill("$-connection"), change)
 
-    return Kept(
+    return StateField(
         specs=(spec("first"), spec("second")),
         seen=("first", "second"),
         without={"connectionSecret": {"name": "$-connection"}},
@@ -208,17 +215,17 @@ def _templated(template: Callable[[str], Json], see: Callable[[Json], Any], defa
         see=look,
         drift=tamper,
         drifted=THEIRS,
-        told="connectionSecret",
+        drift_name="connectionSecret",
         ignorable=False,
     )
 
 
-def _membership_option(name: str, *, default: bool) -> Kept:
+def _membership_option(name: str, *, default: bool) -> StateField:
     word = name.upper()
-    # before PostgreSQL 16 neither INHERIT nor SET has a column
+    # before PostgreSQL 16 INHERIT and SET have no columns
     see = f"SELECT bool_or((to_jsonb(m) ->> '{name}_option')::boolean) FROM pg_auth_members AS m WHERE member = "
     drift = f"GRANT $_a TO $ WITH {word} TRUE" if default else f"REVOKE {word} OPTION FOR $_a FROM $"
-    return Kept(
+    return StateField(
         specs=tuple({"memberOf": [{"role": "$_a", name: value}]} for value in (not default, default)),
         seen=(not default, default),
         without={"memberOf": [{"role": "$_a"}]},
@@ -226,7 +233,7 @@ def _membership_option(name: str, *, default: bool) -> Kept:
         see=f"{see} to_regrole('$')",
         drift=drift,
         drifted=default,
-        told="memberOf",
+        drift_name="memberOf",
         since=0 if name == "admin" else 16,
     )
 
@@ -241,9 +248,9 @@ def _in_database(database: str, memory: str) -> Json:
     return {"databaseParameters": [{"database": database, "parameters": {"work_mem": memory}}]}
 
 
-TABLE: dict[str, Kept | Shown] = {
-    "serverRef.name": Shown("test_roles.py::test_an_object_for_a_server_that_nobody_declared_says_so"),
-    "name": Kept(
+TABLE: dict[str, StateField | EffectField] = {
+    "serverRef.name": EffectField("test_roles.py::test_an_object_for_a_server_that_nobody_declared_says_so"),
+    "name": StateField(
         specs=({"name": "$"},),
         seen=(["$"],),
         without=None,
@@ -251,7 +258,7 @@ TABLE: dict[str, Kept | Shown] = {
         see="SELECT array_agg(rolname::text) FROM pg_roles WHERE rolname IN ('$', '$_stolen')",
         drift="ALTER ROLE $ RENAME TO $_stolen",
         drifted=["$_stolen"],
-        told="name",
+        drift_name="name",
         ignorable=False,
     ),
     "login": _flag("login", "rolcanlogin", "LOGIN"),
@@ -261,7 +268,7 @@ TABLE: dict[str, Kept | Shown] = {
     "inherit": _flag("inherit", "rolinherit", "INHERIT", default=True),
     "replication": _flag("replication", "rolreplication", "REPLICATION"),
     "bypassrls": _flag("bypassrls", "rolbypassrls", "BYPASSRLS"),
-    "connectionLimit": Kept(
+    "connectionLimit": StateField(
         specs=({"connectionLimit": 7}, {"connectionLimit": 0}),
         seen=(7, 0),
         without={},
@@ -269,9 +276,9 @@ TABLE: dict[str, Kept | Shown] = {
         see="SELECT rolconnlimit FROM pg_roles WHERE rolname = '$'",
         drift="ALTER ROLE $ CONNECTION LIMIT 99",
         drifted=99,
-        told="connectionLimit",
+        drift_name="connectionLimit",
     ),
-    "validUntil": Kept(
+    "validUntil": StateField(
         specs=({"validUntil": "2031-01-01T00:00:00Z"}, {"validUntil": "2032-06-01T12:30:00+02:00"}),
         seen=("2031-01-01 00:00:00", "2032-06-01 10:30:00"),
         without={},
@@ -279,9 +286,9 @@ TABLE: dict[str, Kept | Shown] = {
         see="SELECT (nullif(rolvaliduntil, 'infinity') AT TIME ZONE 'UTC')::text FROM pg_roles WHERE rolname = '$'",
         drift="ALTER ROLE $ VALID UNTIL '2040-01-01 00:00:00+00'",
         drifted="2040-01-01 00:00:00",
-        told="validUntil",
+        drift_name="validUntil",
     ),
-    "comment": Kept(
+    "comment": StateField(
         specs=({"comment": "first"}, {"comment": "second"}),
         seen=("first", "second"),
         without={},
@@ -289,7 +296,7 @@ TABLE: dict[str, Kept | Shown] = {
         see="SELECT shobj_description(oid, 'pg_authid') FROM pg_roles WHERE rolname = '$'",
         drift=f"COMMENT ON ROLE $ IS '{THEIRS}'",
         drifted=THEIRS,
-        told="comment",
+        drift_name="comment",
     ),
     "password.secretRef.name": _password_kept(
         ({"secretRef": {"name": "$-one"}}, {"secretRef": {"name": "$-two"}}), ("pass-one", "pass-two")
@@ -303,7 +310,7 @@ TABLE: dict[str, Kept | Shown] = {
         "rotateEvery", ("1h", "1h30m"), _rotation, (3600.0, 5400.0), None, length=20
     ),
     "password.disabled": _password_kept(({"disabled": True}, {"secretRef": {"name": "$-one"}}), (None, "pass-one")),
-    "memberOf.role": Kept(
+    "memberOf.role": StateField(
         specs=({"memberOf": [{"role": "$_a"}]}, {"memberOf": [{"role": "$_b"}]}),
         seen=(["$_a"], ["$_b"]),
         without={},
@@ -311,12 +318,12 @@ TABLE: dict[str, Kept | Shown] = {
         see="SELECT array_agg(DISTINCT roleid::regrole::text) FROM pg_auth_members WHERE member = to_regrole('$')",
         drift="REVOKE $_a FROM $; GRANT $_b TO $",
         drifted=["$_b"],
-        told="memberOf",
+        drift_name="memberOf",
     ),
     "memberOf.admin": _membership_option("admin", default=False),
     "memberOf.inherit": _membership_option("inherit", default=True),
     "memberOf.set": _membership_option("set", default=True),
-    "parameters": Kept(
+    "parameters": StateField(
         specs=({"parameters": {"work_mem": "64MB"}}, {"parameters": {"work_mem": "32MB", "app.tenant": "a"}}),
         seen=(["work_mem=64MB"], ["app.tenant=a", "work_mem=32MB"]),
         without={},
@@ -324,9 +331,9 @@ TABLE: dict[str, Kept | Shown] = {
         see="SELECT array_agg(item ORDER BY item) FROM pg_roles, unnest(rolconfig) AS item WHERE rolname = '$'",
         drift="ALTER ROLE $ SET work_mem = '1MB'",
         drifted=["work_mem=1MB"],
-        told="parameters",
+        drift_name="parameters",
     ),
-    "databaseParameters.database": Kept(
+    "databaseParameters.database": StateField(
         specs=(_in_database("postgres", "64MB"), _in_database("template1", "64MB")),
         seen=("postgres work_mem=64MB", "template1 work_mem=64MB"),
         without={},
@@ -334,9 +341,9 @@ TABLE: dict[str, Kept | Shown] = {
         see=_IN_DATABASES,
         drift="ALTER ROLE $ IN DATABASE postgres RESET ALL; ALTER ROLE $ IN DATABASE template1 SET work_mem = '1MB'",
         drifted="template1 work_mem=1MB",
-        told="databaseParameters",
+        drift_name="databaseParameters",
     ),
-    "databaseParameters.parameters": Kept(
+    "databaseParameters.parameters": StateField(
         specs=(_in_database("postgres", "64MB"), _in_database("postgres", "32MB")),
         seen=("postgres work_mem=64MB", "postgres work_mem=32MB"),
         without={},
@@ -344,9 +351,9 @@ TABLE: dict[str, Kept | Shown] = {
         see=_IN_DATABASES,
         drift="ALTER ROLE $ IN DATABASE postgres SET work_mem = '1MB'",
         drifted="postgres work_mem=1MB",
-        told="databaseParameters",
+        drift_name="databaseParameters",
     ),
-    "connectionSecret.name": Kept(
+    "connectionSecret.name": StateField(
         specs=({"connectionSecret": {"name": "$-first"}}, {"connectionSecret": {"name": "$-second"}}),
         seen=(["$-first"], ["$-second"]),
         without={},
@@ -354,7 +361,7 @@ TABLE: dict[str, Kept | Shown] = {
         see=_connection_names,
         drift=_delete_connection,
         drifted=[],
-        told="connectionSecret",
+        drift_name="connectionSecret",
         ignorable=False,
     ),
     "connectionSecret.template.metadata.labels": _templated(
@@ -372,16 +379,18 @@ TABLE: dict[str, Kept | Shown] = {
         lambda secret: secret["text"].get("uri", "").partition(":")[0],
         "postgresql",
     ),
-    "drift.policy": Shown("test_every_field.py::test_a_drift_is_only_told_of_under_report"),
-    "drift.ignore": Shown("test_every_field.py::test_a_drift_of_what_is_left_to_others_stays"),
-    "adopt": Shown("test_roles.py::test_a_role_that_exists_is_refused_and_adopt_takes_it_over"),
-    "deletionPolicy": Shown("test_roles.py::test_drop_drops_the_role_before_the_object_goes"),
-    "reassignOwnedTo": Shown(
+    "drift.policy": EffectField("test_every_field.py::test_a_drift_is_only_told_of_under_report"),
+    "drift.ignore": EffectField("test_every_field.py::test_a_drift_of_what_is_left_to_others_stays"),
+    "adopt": EffectField("test_roles.py::test_a_role_that_exists_is_refused_and_adopt_takes_it_over"),
+    "deletionPolicy": EffectField("test_roles.py::test_drop_drops_the_role_before_the_object_goes"),
+    "reassignOwnedTo": EffectField(
         "test_deletion.py::TestTheHeir::test_gets_all_that_the_role_owns_and_nothing_else_is_dropped"
     ),
-    "terminateSessions": Shown("test_deletion.py::TestOpenSessions::test_are_waited_for_while_nobody_else_logs_in"),
-    "suspend": Shown("test_roles.py::test_a_suspended_object_changes_nothing_and_goes_on_afterwards"),
+    "terminateSessions": EffectField(
+        "test_deletion.py::TestOpenSessions::test_are_waited_for_while_nobody_else_logs_in"
+    ),
+    "suspend": EffectField("test_roles.py::test_a_suspended_object_changes_nothing_and_goes_on_afterwards"),
 }
 
-KEPT = {path: entry for path, entry in TABLE.items() if isinstance(entry, Kept)}
-SHOWN = {path: entry for path, entry in TABLE.items() if isinstance(entry, Shown)}
+STATE_FIELDS = {path: entry for path, entry in TABLE.items() if isinstance(entry, StateField)}
+EFFECT_FIELDS = {path: entry for path, entry in TABLE.items() if isinstance(entry, EffectField)}

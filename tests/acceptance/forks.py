@@ -1,10 +1,10 @@
-"""Controllers forked from a process that has imported everything they need: a process each, without the imports.
+"""Starts controllers by forking a process that has imported everything they need, which saves the imports.
 
-`Forked` is a `Process` whose command are the arguments of `pgrole-controller`. The first one starts the fork server
+`Forked` is a `Process` whose command is the arguments of `pgrole-controller`. The first one starts the fork server
 (`python -m tests.acceptance.forks DESCRIPTOR`); `close` ends it.
 
-Guarantees: a session, an environment, a log, a state of all modules and an exit code of its own, as after an exec; on
-Linux the kernel ends it when the fork server ends, and that one when the tests end.
+Guarantees: each has a session, an environment, a log, module state and an exit code of its own, as after exec. On Linux
+the kernel ends it when the fork server ends, and the fork server when the tests end.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Standard output and standard error go to the end of the file `log`."""
+    """What to start. Standard output and error are appended to the file `log`."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -38,7 +38,7 @@ class _Start:
 
 
 class Forked(Process):
-    """A controller; `command` are its arguments."""
+    """A controller; `command` is its arguments."""
 
     _exit: "_Exit | None" = None
 
@@ -69,7 +69,7 @@ class Forked(Process):
 
 
 class _Exit(asyncio.Protocol):
-    """What the fork server tells of one process: a line with its id, and one with its exit code."""
+    """Receives news of one process from the fork server: a line with its id, and one with its exit code."""
 
     def __init__(self) -> None:
         self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -87,7 +87,7 @@ class _Exit(asyncio.Protocol):
                 future.set_result(int(line))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- as of every protocol
-        """Without an exit code: the fork server has ended, and with it what it started."""
+        """Without an exit code, the fork server has ended, and its children with it."""
         if not self.started.done():
             self.started.set_exception(LocalError("the fork server has ended"))
         if not self.code.done():
@@ -95,7 +95,7 @@ class _Exit(asyncio.Protocol):
 
 
 class _ForkServer:
-    """The process that is forked, seen from the tests."""
+    """The fork server, as seen by the tests."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
@@ -124,13 +124,13 @@ def _server() -> _ForkServer:
 
 
 def close() -> None:
-    """Ends the fork server, if there is one, and every controller that still runs."""
+    """Ends the fork server, if it runs, and all its controllers."""
     while _started:
         _started.pop().close()
 
 
 def _serve(control: socket.socket) -> _Start:
-    """Returns in each process that is forked, with what it shall be. Ends with the tests."""
+    """Returns in each forked process, with what to start there. Ends with the tests."""
     replies: dict[int, socket.socket] = {}
     awake, waker = socket.socketpair()
     waker.setblocking(False)
@@ -192,7 +192,7 @@ def _become(request: _Start) -> NoReturn:
 
 
 def _import_all() -> None:
-    """What `run` imports, in its way, and the models."""
+    """Imports what `run` imports, in the same way, and the models."""
     from pgrole_controller.api import reading
     from pgrole_controller.imports import import_plain, startup_imports
 

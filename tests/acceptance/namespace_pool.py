@@ -1,4 +1,4 @@
-"""Namespaces that one test has after the other: to install a controller for one takes longer than most tests."""
+"""Namespaces that tests use one after another: installing a controller for one takes longer than most tests."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ _CONTENTS = ("secrets", "configmaps", "events")
 
 
 class NamespacePool:
-    """Of one API server."""
+    """The namespaces of one API server."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
@@ -20,12 +20,12 @@ class NamespacePool:
         self._abandoned: set[str] = set()
 
     def abandon(self, kube: Kube) -> None:
-        """No other test gets it: a controller may still look at it."""
+        """Removes the namespace from the pool, because a controller may still watch it."""
         self._abandoned.add(kube.namespace)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Kube]:
-        """An empty one. At the end no controller looks at it any more."""
+        """Lends an empty namespace. When it is returned, no controller watches it any more."""
         kube = self._free.pop() if self._free else await make_kube(self._server)
         before = await self._metadata(kube)
         yield kube
@@ -35,7 +35,7 @@ class NamespacePool:
             self._free.append(kube)
 
     async def _metadata(self, kube: Kube) -> Json:
-        """Another one for a namespace that was relabelled, or that is terminating."""
+        """Differs for a namespace that was relabelled or is terminating."""
         metadata: Json = (await self._server.request("GET", f"/api/v1/namespaces/{kube.namespace}"))["metadata"]
         return {name: value for name, value in metadata.items() if name not in ("resourceVersion", "managedFields")}
 

@@ -1,4 +1,4 @@
-"""What RBAC allows the controller, verb by verb, and what it uses of that."""
+"""The controller's RBAC permissions, verb by verb."""
 
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -11,9 +11,9 @@ from tests.acceptance.world import Json
 
 @dataclass(frozen=True, slots=True, order=True)
 class Permission:
-    """One verb on one resource (with its subresource), in one namespace or ("") all, for one name or ("") any.
+    """One verb on one resource (including its subresource), in one namespace or ("") all, for one name or ("") any.
 
-    `role` is what gives it, as kind and name.
+    `role` is its source, as kind and name.
     """
 
     verb: str
@@ -35,12 +35,12 @@ class Permission:
 
 
 def read_permissions(installation: RightsScope) -> list[Permission]:
-    """All of an installation, in the order of the files."""
+    """Returns all permissions of an installation, in the order of the files."""
     return [one for document in read_rights(installation) for one in list_permissions(document)]
 
 
 def list_permissions(document: Json) -> Iterator[Permission]:
-    """Those of a role; none of what is no role."""
+    """Yields those of a role; none for other kinds."""
     role = document["kind"], document["metadata"]["name"]
     for rule in document.get("rules", ()):
         for group in rule["apiGroups"]:
@@ -51,7 +51,7 @@ def list_permissions(document: Json) -> Iterator[Permission]:
 
 
 def take_away(documents: Iterable[Json], taken: Permission) -> Json:
-    """The role as it is without this permission alone."""
+    """Returns the role without this one permission."""
     role = next(deepcopy(one) for one in documents if (one["kind"], one["metadata"]["name"]) == taken.role)
     role["rules"] = [
         {"apiGroups": [one.group], "resources": [one.resource], "verbs": [one.verb]}

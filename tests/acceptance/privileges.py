@@ -1,4 +1,4 @@
-"""The controller's role as docs/privileges.md makes it, and what its messages ask a superuser for."""
+"""The controller's role as docs/privileges.md creates it, and the SQL that its messages ask a superuser to run."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,13 @@ from tests.acceptance.world import Database, Json, condition
 
 PAGE = Path(__file__).parents[2] / "docs" / "privileges.md"
 
-#: The role of the documentation, and its password there.
-STEWARD = "pgrole_controller"
+#: The documentation's role and its password there.
+CONTROLLER_ROLE = "pgrole_controller"
 PASSWORD = "change-me"
 
 
 def documented_sql(heading: str) -> str:
-    """The first SQL under a heading of docs/privileges.md."""
+    """Returns the first SQL under a heading of docs/privileges.md."""
     text = PAGE.read_text(encoding="utf-8")
     found = re.search(rf"^## {re.escape(heading)}\n.*?^```sql\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert found, heading
@@ -21,12 +21,12 @@ def documented_sql(heading: str) -> str:
 
 
 def role_sql(version: int) -> str:
-    """What makes the controller's role on a major version."""
+    """Returns the SQL that creates the controller's role on a major version."""
     return documented_sql("PostgreSQL 16 and later" if version >= 16 else "PostgreSQL 14 and 15")
 
 
 def remedies(obj: Json) -> list[str]:
-    """The SQL for a superuser in the message of Ready, statement by statement."""
+    """Returns the SQL for a superuser in Ready's message, by statement."""
     message = condition(obj, "Ready")["message"]
     parts = re.findall(r" can (?:allow|do) it(?:, in database [^:]*)?: (.*?)(?=\. [A-Z]|$)", message)
     assert parts, message
@@ -34,7 +34,7 @@ def remedies(obj: Json) -> list[str]:
 
 
 async def follow(database: Database, obj: Json) -> list[str]:
-    """Executes, as a superuser, what the message asks for."""
+    """Runs, as a superuser, what the message asks for."""
     asked = remedies(obj)
     for statement in asked:
         await database.execute(statement)

@@ -1,4 +1,4 @@
-"""For each thing that RBAC allows the controller: what has it done, and where it is said when it may not be done."""
+"""For each RBAC permission of the controller: how to make it use the permission, and where it reports a denial."""
 
 import secrets
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ SERVER = "main"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An installation at work on one namespace, whose requests pass a relay."""
+    """An installation for one namespace, whose requests pass a relay."""
 
     account: ServiceAccount
     kube: Kube
@@ -34,11 +34,11 @@ class Place:
         return self.account.server
 
     async def declare(self, name: str, **spec: object) -> None:
-        """A PgRole of this name, for a role of this name."""
+        """Declares a PgRole with this name, for a role with this name."""
         await self.kube.apply(name, name=name, serverRef={"name": SERVER}, **spec)
 
     async def tidy(self) -> None:
-        """No objects are left, and no servers but the first."""
+        """Deletes all objects, and all PgServers except the first."""
         await self.kube.delete_all()
         await self.kube.wait_number(0)
         for obj in (await self.server.request("GET", self.servers.path()))["items"]:
@@ -47,7 +47,7 @@ class Place:
                 await self.servers.wait_gone(obj["metadata"]["name"])
 
     async def wait_used(self, permission: Permission, since: int, *, refused: bool = False) -> None:
-        """Until the audit log has a request that this is for, and that was allowed, or was refused."""
+        """Waits until the audit log has a request that used this permission, allowed or refused."""
 
         async def is_so() -> bool:
             entries = self.server.audit.read(since)
@@ -60,7 +60,7 @@ class Place:
 
 Do = Callable[[Place, str], Awaitable[object]]
 
-#: Whether these words are said, of what was done under this name, in the log from that character on.
+#: Tells whether the log, from this character on, contains these words about this name.
 PendingStatus = Callable[[Place, str, str, int], Awaitable[bool]]
 
 
@@ -70,9 +70,9 @@ async def do_nothing(place: Place, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """`do` (with a name of its own) has the controller do it; `said` tells where it says that it may not.
+    """`do`, given a unique name, makes the controller use the permission; `said` tells where it reports a denial.
 
-    `prepare` is what must have been done before, under the same name.
+    `prepare` is run first, with the same name.
     """
 
     do: Do
@@ -102,7 +102,7 @@ def lease_path(place: Place) -> str:
 
 
 async def lead(place: Place, name: str) -> None:
-    """Wait for what it does by itself."""
+    """Waits for what the leader does by itself."""
 
     async def is_led() -> bool:
         try:
@@ -118,13 +118,13 @@ async def lead(place: Place, name: str) -> None:
 
 
 async def begin_anew(place: Place, name: str) -> None:
-    """Its Lease is another's, who gives it up: it is read and taken, and all is listed and watched again."""
+    """Gives the Lease to another holder, who releases it: the controller takes it, and lists and watches again."""
     body = {"spec": {"holderIdentity": ""}}
     await place.server.request("PATCH", lease_path(place), body, content_type="application/merge-patch+json")
 
 
 async def lose_the_lease(place: Place, name: str) -> None:
-    """It is made again."""
+    """Deletes the Lease; the controller creates it again."""
     await place.server.request("DELETE", lease_path(place))
 
 
@@ -133,12 +133,12 @@ async def declare_role(place: Place, name: str) -> None:
 
 
 async def declare_dropped_role(place: Place, name: str) -> None:
-    """Which gets a finalizer."""
+    """Declares a role that gets a finalizer."""
     await place.declare(name, deletionPolicy="Drop")
 
 
 async def declare_role_that_goes(place: Place, name: str) -> None:
-    """It is gone by the time that the finalizer is set: whether it is, is asked."""
+    """The object is deleted before the finalizer is set, so the controller asks whether it still exists."""
     place.relay.forestall("PATCH", place.kube.path(name), partial(place.kube.delete, name))
     await declare_dropped_role(place, name)
 
@@ -153,7 +153,7 @@ async def declare_server_that_goes(place: Place, name: str) -> None:
 
 
 async def declare_server_with_ca(place: Place, name: str) -> None:
-    """What PostgreSQL answers to a client that wants TLS does not matter here."""
+    """How PostgreSQL answers a TLS client does not matter here."""
     path = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/{name}"
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"ca.crt": "a CA"}}
     await apply(place.server, path, body)
@@ -197,7 +197,7 @@ async def have_drifted(place: Place, name: str) -> None:
 
 
 async def drift(place: Place, name: str) -> None:
-    """The second time it is the same Event again, and counted in a series."""
+    """The second drift adds to the same Event's series."""
     await place.database.execute(f'ALTER ROLE "{name}" CREATEDB')
 
 
@@ -207,20 +207,20 @@ async def have_another(place: Place, name: str) -> None:
 
 
 async def declare_when_another_went(place: Place, name: str) -> None:
-    """Its namespace may be another one of that name since."""
+    """The namespace may have been created again since."""
     await place.kube.delete(f"{name}-gone")
     await place.declare(name)
 
 
 _FOLLOWED = Use(begin_anew, log_says, lead)
 
-#: By verb and resource; of Secrets in the controller's own namespace alone, as "own secrets".
+#: By verb and resource; Secrets in the controller's own namespace are "own secrets".
 USES = {
     ("get", "leases"): _FOLLOWED,
     ("create", "leases"): Use(lose_the_lease, log_says, lead),
     ("list", "leases"): _FOLLOWED,
     ("watch", "leases"): _FOLLOWED,
-    ("update", "leases"): Use(do_nothing, log_says),  # each two seconds, by itself
+    ("update", "leases"): Use(do_nothing, log_says),  # every two seconds, by itself
     ("get", "configmaps"): Use(declare_server_with_ca, server_says),
     ("list", "configmaps"): _FOLLOWED,
     ("watch", "configmaps"): _FOLLOWED,
@@ -252,7 +252,7 @@ USES = {
 
 
 def use_of(permission: Permission) -> Use:
-    """Raises KeyError for what nothing here is known to need."""
+    """Raises KeyError for a permission that nothing here is known to need."""
     own = permission.resource == "secrets" and permission.namespace == OWN_NAMESPACE
     return USES[permission.verb, f"own {permission.resource}" if own else permission.resource]
 

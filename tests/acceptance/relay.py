@@ -1,4 +1,4 @@
-"""Passes requests on to the API server, can keep back what a watch tells, and be ahead of a request."""
+"""A proxy before the API server that can delay watch events, and act just before a request."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +12,7 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.workspace import free_port
 from tests.acceptance.world import Json
 
-#: Whether an event of this resource about this object is kept back.
+#: Tells whether to delay an event of this resource about this object.
 Holds = Callable[[str, Json], bool]
 
 _PASSED_ON = ("Authorization", "Accept", "Content-Type")
@@ -20,7 +20,7 @@ _LINE_BYTES = 1 << 22
 
 
 class Relay:
-    """Made by `relay`. Its `url` is for a controller under test."""
+    """Created by `relay`. The controller under test uses its `url`."""
 
     def __init__(self, server: ApiServer, session: aiohttp.ClientSession) -> None:
         self._server = server
@@ -33,7 +33,7 @@ class Relay:
 
     @asynccontextmanager
     async def holding(self, holds: Holds) -> AsyncIterator[None]:
-        """Keeps back the events for which `holds` is true, and tells them at the end to whoever listens still."""
+        """Delays the events for which `holds` is true, and sends them at the end to clients still connected."""
         self._holds = holds
         try:
             yield
@@ -45,7 +45,7 @@ class Relay:
                     await stream.write(line)
 
     def forestall(self, method: str, path: str, act: Callable[[], Awaitable[object]]) -> None:
-        """Does this before the next such request is passed on."""
+        """Runs `act` before the next such request is forwarded."""
         self._before[method, path] = act
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

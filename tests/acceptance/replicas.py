@@ -1,7 +1,7 @@
-"""Two processes of one installation, told apart by everything that they write.
+"""Two replicas of one installation, whose writes can be told apart.
 
-Each has a ServiceAccount of its own, for the audit log, and a role of its own in PostgreSQL, for the server's log; the
-Lease, the objects and the database are common to both.
+Each has its own ServiceAccount, for the audit log, and its own role in PostgreSQL, for the server's log. They share the
+Lease, the objects and the database.
 """
 
 import json
@@ -24,7 +24,7 @@ from tests.acceptance.world import PATIENCE, Controller, Database, Json, Stage, 
 from tests.servers import Servers
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
-#: What it logs.
+#: Log message of a leader.
 LEADS = "session with PostgreSQL begins"
 STANDS_BY = "ready to lead"
 _RBAC = "rbac.authorization.k8s.io/v1"
@@ -35,7 +35,7 @@ _PASSWORD = "of a replica"
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One of them. It is not started."""
+    """One replica, not started."""
 
     controller: Controller
     user: str  # in Kubernetes
@@ -46,11 +46,11 @@ class Replica:
         await self.controller.start()
 
     async def leads(self, times: int = 1, seconds: float = PATIENCE) -> None:
-        """Until it has begun to lead, and to work, so many times."""
+        """Waits until it has begun to lead, and to work, this many times."""
         await self.controller.wait_count(LEADS, times, seconds)
 
     async def stands_by(self, times: int = 1, seconds: float = PATIENCE) -> None:
-        """Until it was ready to lead so many times."""
+        """Waits until it became a standby this many times."""
         await self.controller.wait_count(STANDS_BY, times, seconds)
 
     def pause(self) -> None:
@@ -74,7 +74,7 @@ class Replica:
             return {**said, "status": answer.status}
 
     async def wait_readiness(self, wanted: Json) -> None:
-        """Until it says all of this."""
+        """Waits until its readiness contains all of this."""
         said: list[Json] = []
 
         async def is_said() -> bool:
@@ -84,9 +84,9 @@ class Replica:
         assert await reached(is_said, PATIENCE), f"{wanted} expected within {PATIENCE} s, but {said}"
 
     def wrote(self, since: int = 0) -> list[tuple[str, str, str, int]]:
-        """What it wrote to the API server since the audit log had this size: verb, resource, name, code.
+        """Returns its writes since the audit log had this size: verb, resource, name, code.
 
-        Without what the API server did not take: what was on its way names an older version, or nobody waits for it.
+        Leaves out writes that the API server rejected, since requests under way may be outdated or abandoned.
         """
         entries = self.stage.kube.server.audit.read(since)
         return [
@@ -96,7 +96,7 @@ class Replica:
         ]
 
     def changed(self, since: int = 0) -> tuple[int, int]:
-        """How often it sent DDL since the server's log had this size, and how often that was refused to it."""
+        """Counts DDL sent since the server's log had this size, and how much of it was refused."""
         sent = refused = 0
         for line in read_log(self.stage, since).splitlines():
             if f" {self.role}|" not in line:
@@ -119,7 +119,7 @@ class Replicas:
     lease: str
 
     async def start(self) -> None:
-        """The first leads, the second stands by."""
+        """Starts both: the first leads, the second is standby."""
         await self.first.start()
         await self.first.leads()
         await self.second.start()
@@ -134,15 +134,15 @@ class Replicas:
         await server.request("PATCH", path, body, content_type="application/merge-patch+json")
 
     async def drift(self, name: str, seconds: float = PATIENCE) -> float:
-        """Makes a role a superuser, and waits until it is none; how long that took, in seconds."""
+        """Makes a role a superuser, and waits until it no longer is; returns the seconds."""
         began = anyio.current_time()
         await self.database.execute(f'ALTER ROLE "{name}" SUPERUSER')
         await self.database.wait_role(name, lambda role: not role["rolsuper"], "NOSUPERUSER", seconds)
         return anyio.current_time() - began
 
     def writers(self, since: int = 0) -> list[str]:
-        """Whose DDL the database took since its log had this size, one after the other: `first`, `second`."""
-        sent: dict[str, str] = {}  # by process: whose DDL it sent last
+        """Returns in order whose DDL the database accepted since its log had this size: `first`, `second`."""
+        sent: dict[str, str] = {}  # sender of the last DDL, by process
         took: list[tuple[str, str]] = []
         for line in read_log(self.stage, since).splitlines():
             for one in (self.first, self.second):
@@ -173,7 +173,7 @@ def read_log(stage: Stage, since: int = 0) -> str:
 
 @asynccontextmanager
 async def replicas(stage: Stage, *arguments: str, url: str = "", second_url: str = "") -> AsyncIterator[Replicas]:
-    """At the end neither runs. `url`: what the first reaches the API server by; `second_url`: the second."""
+    """Starts neither; both are stopped at the end. `url` and `second_url`: addresses of the API server for each."""
     lease = f"pgrole-controller-{stage.kube.namespace}-{secrets.token_hex(2)}"
     async with stage.database() as database:
         await database.execute("ALTER SYSTEM SET log_statement = 'ddl'")
@@ -214,7 +214,7 @@ async def _make(
 
 
 async def _share_lease(stage: Stage, installation: RightsScope, lease: str) -> None:
-    """Both have the Lease of the one installation that they are."""
+    """Gives both access to the Lease of the one installation."""
     server = stage.kube.server
     name = f"{installation.name}-shares"
     metadata = {"name": name, "namespace": OWN_NAMESPACE}
@@ -241,7 +241,7 @@ Scene = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
 async def side_by_side(stage: Stage, servers: Servers, *scenes: Scene) -> None:
-    """Plays each with a namespace and a PostgreSQL of its own, all at once: what they do most is to wait."""
+    """Runs each scene with its own namespace and PostgreSQL, all in parallel, since they mostly wait."""
 
     async def play(number: int, scene: Scene) -> None:
         folder = stage.folder / f"scene-{number}"

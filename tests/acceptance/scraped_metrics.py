@@ -1,4 +1,4 @@
-"""What a controller measures, as Prometheus would read it."""
+"""Reads a controller's metrics like Prometheus."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class ScrapedMetrics:
     samples: dict[Series, float]
 
     def get(self, name: str, **labels: str) -> float | None:
-        """The one sample with these labels; None when there is none."""
+        """Returns the one sample with these labels; None if there is none."""
         return self.samples.get((name, frozenset(labels.items())))
 
     def sum(self, name: str, **labels: str) -> float:
-        """Of all samples that have at least these labels."""
+        """Sums all samples that have at least these labels."""
         return sum(
             value for (of, held), value in self.samples.items() if of == name and labels.items() <= dict(held).items()
         )
@@ -45,7 +45,7 @@ async def scrape(controller: Controller) -> ScrapedMetrics:
 
 
 async def wait_figures(controller: Controller, true: Callable[[ScrapedMetrics], bool], what: str) -> ScrapedMetrics:
-    """The figures as soon as `true` holds for them."""
+    """Returns the metrics once `true` holds for them."""
     last: list[ScrapedMetrics] = []
 
     async def is_so() -> bool:

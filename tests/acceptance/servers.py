@@ -1,4 +1,4 @@
-"""PgServers as an administrator handles them, for the tests of many servers."""
+"""Creates PgServers like an administrator, for the tests of many servers."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -34,7 +34,7 @@ class PgServers:
         return f"{GROUP}/pgservers" + (f"/{name}" if name else "")
 
     async def apply(self, name: str, postgres: PostgresServer, *, allow: Json | None = None, **spec: Any) -> Json:
-        """Declares a server of the tests, with its superuser's credentials in a Secret of the same name."""
+        """Declares a test server, with its superuser's credentials in a Secret of the same name."""
         await self.apply_credentials(name, "postgres", postgres.password)
         connection = {
             "hosts": ["127.0.0.1"],
@@ -79,7 +79,7 @@ class PgServers:
         return await self.wait_for(name, lambda obj: condition(obj, "Ready").get("status") == "True", "Ready")
 
     async def wait_younger(self, name: str) -> None:
-        """Until what is made now is younger than this one: its age is in whole seconds."""
+        """Waits until anything created from now on is younger than this one: ages are whole seconds."""
         obj = await self.get(name)
         assert obj is not None
         made = datetime.fromisoformat(obj["metadata"]["creationTimestamp"])
@@ -97,13 +97,13 @@ class PgServers:
             raise AssertionError(f"PgServer {name} was not gone: {await self.get(name)}")
 
     async def table(self) -> Json:
-        """What `kubectl get pgs` prints."""
+        """Returns what `kubectl get pgs` prints."""
         return await self.server.request("GET", self.path(), accept="application/json;as=Table;g=meta.k8s.io;v=v1")
 
 
 @asynccontextmanager
 async def pgservers(server: ApiServer) -> AsyncIterator[PgServers]:
-    """Nobody names a server yet, whatever tests before left behind; at the end all of them are gone."""
+    """Starts without PgServers, whatever earlier tests left behind; deletes them at the end."""
     made = PgServers(server)
     await create_namespace(server, OWN_NAMESPACE)
     for obj in (await server.request("GET", f"{GROUP}/pgroles"))["items"]:

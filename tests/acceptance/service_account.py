@@ -1,4 +1,4 @@
-"""The account that a controller under test has, with the rights of deploy/ and no others, and what it was refused."""
+"""The ServiceAccount of a controller under test, with exactly the rights of deploy/, and what it was denied."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,25 +12,25 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.credentials import write_kubeconfig
 from pgrole_controller.local.rights import RightsScope, install
 
-#: Of all installations of the tests; each has a name of its own.
+#: For all installations of the tests; each has a unique name.
 OWN_NAMESPACE = "pgrole-system"
 
 
 def installation_for(namespace: str | None = None) -> RightsScope:
-    """The one for all namespaces, or for this one: its account has the rights of that overlay alone."""
+    """Returns the installation for all namespaces, or for one, whose account has only that overlay's rights."""
     if namespace is None:
         return RightsScope(namespace=OWN_NAMESPACE)
     return RightsScope(f"pgrole-controller-{namespace}", OWN_NAMESPACE, namespace)
 
 
 def find_namespace(arguments: Sequence[str]) -> str | None:
-    """What `--namespace` is given in a command line."""
+    """Returns the argument of `--namespace` in a command line."""
     return arguments[arguments.index("--namespace") + 1] if "--namespace" in arguments else None
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceAccount:
-    """Of one installation; its kubeconfig is in `folder`, for the API server or what stands before it at `url`."""
+    """The account of one installation. Its kubeconfig is in `folder`, for the API server, or a proxy at `url`."""
 
     server: ApiServer
     installation: RightsScope
@@ -42,7 +42,7 @@ class ServiceAccount:
         return self.folder / f"{self.installation.name}.kubeconfig"
 
     async def prepare(self) -> dict[str, str]:
-        """Installs it unless it is, and writes its kubeconfig. The environment that its Deployment would have."""
+        """Installs it if needed, and writes its kubeconfig. Returns the environment that its Deployment sets."""
         user, server = self.installation.user, self.server
         if user not in server.users:
             await install(server, self.installation)
@@ -57,21 +57,21 @@ class ServiceAccount:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Makes sure that API servers refused ServiceAccounts nothing."""
+    """Verifies that API servers denied ServiceAccounts nothing."""
 
     _read: dict[ApiServer, int] = field(default_factory=dict)
 
     def watch(self, server: ApiServer) -> None:
-        """From now on."""
+        """Starts to watch an API server."""
         self._read[server] = server.audit.size
 
     def skip(self) -> None:
-        """What was refused until now is nobody's concern: tests of other folders are refused on purpose."""
+        """Ignores denials so far: tests of other folders cause some on purpose."""
         for server in self._read:
             self._read[server] = server.audit.size
 
     def check(self) -> None:
-        """Raises AssertionError with what was refused since the last time."""
+        """Raises AssertionError with what was denied since the last call."""
         refused: list[AuditEntry] = []
         for server, since in self._read.items():
             self._read[server] = server.audit.size
@@ -81,7 +81,7 @@ class Refusals:
 
 @asynccontextmanager
 async def serving(binaries: Binaries) -> AsyncIterator[ApiServer]:
-    """An API server for one test, which may break it; it refuses ServiceAccounts nothing, once it is ready."""
+    """Runs an API server that one test may break; once ready, it must deny ServiceAccounts nothing."""
     async with run_api_server(binaries=binaries, audit=True) as server:
         yield server
         _check_none(list(server.audit.refused(server.audit.ready_from)))

@@ -1,4 +1,4 @@
-"""The commands of a page of docs/, typed as they stand there."""
+"""Runs the commands of a page of docs/ as written."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _SECONDS = 120.0
 
 
 def blocks(page: str, heading: str) -> list[str]:
-    """Those of one section, down to the next heading; SQL as it is given to psql."""
+    """Returns the blocks of one section, up to the next heading; SQL is passed to psql."""
     text = (_DOCS / page).read_text(encoding="utf-8")
     found = re.search(rf"^#+ {re.escape(heading)}$\n(.*?)(?=^#+ |\Z)", _hide_code(text), re.MULTILINE | re.DOTALL)
     assert found, heading
@@ -31,19 +31,21 @@ def blocks(page: str, heading: str) -> list[str]:
 
 
 def _hide_code(text: str) -> str:
-    """Of the same length; a comment in a script is no heading."""
+    """Keeps the length; a comment in a script is not a heading."""
     return re.sub(r"^```.*?^```$", lambda code: re.sub(r"[^\n]", " ", code[0]), text, flags=re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """With kubectl, psql and pg_dump, and the variables that the pages name. `folder` is the working directory."""
+    """A shell with kubectl, psql and pg_dump, and the variables that the pages use. `folder` is the working
+    directory.
+    """
 
     folder: Path
     environment: dict[str, str]
 
     async def run(self, text: str) -> str:
-        """What it says; it stops at what fails. Raises AssertionError with all that it said."""
+        """Returns the output; stops at the first failure. Raises AssertionError with all output."""
         with anyio.fail_after(_SECONDS):
             done = await anyio.run_process(
                 ["bash", "--noprofile", "--norc", "-euo", "pipefail", "-c", text],
@@ -57,7 +59,7 @@ class Shell:
 
 
 async def make_shell(server: ApiServer, postgres: PostgresServer, folder: Path) -> Shell:
-    """An administrator's. Raises NoPrograms where there is no kubectl."""
+    """An administrator's shell. Raises NoPrograms without kubectl."""
     kubectl = (await find(Display(sys.stderr))).kubectl
     programs = folder / "programs"
     programs.mkdir(parents=True)

@@ -1,6 +1,8 @@
-"""What is watched, in Kubernetes and in PostgreSQL: the change, its effect, and the source taken away.
+"""A table of everything watched in Kubernetes and PostgreSQL: how to change it, the effect, and how to disable the
+source.
 
-Taken away is what is installed in the database, or what the API server tells: nothing of the controller itself.
+To disable a source, tests change what is installed in the database, or delay the API server's events; never the
+controller.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +17,7 @@ from tests.acceptance.world import Controller, Database, Json, Kube
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Where the object of each source is: it, its role and its Secrets have names of `of(source)`."""
+    """The objects of each source: its object, role and Secrets have names from `of(source)`."""
 
     kube: Kube
     database: Database
@@ -44,9 +46,10 @@ Without = Callable[[Scene], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`prepare` makes its object ready (or waiting), `change` is what is to be noticed, `noticed` is seen from outside.
+    """`prepare` makes its object ready (or waiting), `change` is the change to detect, `noticed` is observed from
+    outside.
 
-    `without` takes this source away and no other. `catalog`: the one that it is, in PostgreSQL.
+    `without` disables this source only. `catalog`: the PostgreSQL catalog that it watches.
     """
 
     name: str
@@ -81,11 +84,11 @@ def seen(name: str, sql: str, value: object) -> Is:
     return noticed
 
 
-# --- what is taken away
+# --- how to disable a source
 
 
 def holding(resource: str, *, owned: bool | None = None) -> Without:
-    """The events of a resource; `owned`: of those that have an owner, or have none."""
+    """Delays the events of a resource. `owned`: only those of objects with, or without, an owner."""
 
     def holds(kind: str, obj: Json) -> bool:
         return kind == resource and owned in (None, bool(obj["metadata"].get("ownerReferences")))
@@ -94,7 +97,7 @@ def holding(resource: str, *, owned: bool | None = None) -> Without:
 
 
 def blind_to(catalog: str) -> Without:
-    """The views of what is watched have no rows of this catalog."""
+    """Hides this catalog's rows from the views that detection reads."""
 
     @asynccontextmanager
     async def without(scene: Scene) -> AsyncIterator[None]:
@@ -112,7 +115,7 @@ def blind_to(catalog: str) -> Without:
 
 
 def altered(*functions: tuple[str, str, str]) -> Without:
-    """Functions (name, old text, new text) of schema pgrole are others; then everything is looked at anew."""
+    """Changes functions (name, old text, new text) of schema pgrole, then observes everything again."""
 
     @asynccontextmanager
     async def without(scene: Scene) -> AsyncIterator[None]:
@@ -134,7 +137,7 @@ def altered(*functions: tuple[str, str, str]) -> Without:
 
 
 def silent(table: str, *triggers: str) -> Without:
-    """These triggers of a table of schema pgrole tell nothing."""
+    """Disables these triggers of a table in schema pgrole."""
 
     @asynccontextmanager
     async def without(scene: Scene) -> AsyncIterator[None]:
@@ -147,7 +150,7 @@ def silent(table: str, *triggers: str) -> Without:
     return without
 
 
-#: What a row version alone tells, whatever it holds, is not told; and the attributes are no part of what it holds.
+#: Ignores changes of the row version alone, and of the attributes.
 _ATTRIBUTES = (
     "r.rolcanlogin, r.rolsuper, r.rolcreatedb, r.rolcreaterole, r.rolinherit, r.rolreplication,\n"
     "            r.rolbypassrls, r.rolconnlimit, extract(epoch FROM nullif(r.rolvaliduntil, 'infinity')),"
@@ -210,7 +213,7 @@ async def change_membership(scene: Scene) -> None:
 async def prepare_group(scene: Scene) -> None:
     await scene.kube.apply(scene.of("group"), memberOf=[{"role": scene.of("group", "-group")}])
     await scene.kube.wait_reason(scene.of("group"), "MembershipPending")
-    await scene.controller.weary(scene.kube, scene.of("group"))
+    await scene.controller.back_off(scene.kube, scene.of("group"))
 
 
 async def change_group(scene: Scene) -> None:
@@ -218,7 +221,7 @@ async def change_group(scene: Scene) -> None:
 
 
 async def prepare_claim(scene: Scene) -> None:
-    """The role is another cluster's, which lets go of it."""
+    """The role belongs to another cluster, which releases it."""
     await scene.database.execute(
         f"CREATE ROLE {scene.quoted('claim')};"
         "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object,"
@@ -227,7 +230,7 @@ async def prepare_claim(scene: Scene) -> None:
     )
     await scene.kube.apply(scene.of("claim"), adopt=True, comment="taken")
     await scene.kube.wait_reason(scene.of("claim"), "ClaimedElsewhere")
-    await scene.controller.weary(scene.kube, scene.of("claim"))
+    await scene.controller.back_off(scene.kube, scene.of("claim"))
 
 
 async def change_claim(scene: Scene) -> None:

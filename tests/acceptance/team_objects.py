@@ -1,7 +1,8 @@
-"""What a team has on one server, made by whichever controller runs, for the tests of what comes after it.
+"""A team's objects on one server, for tests of what happens to them under another release or controller.
 
-Of every kind of thing that a release could lose or do twice: a membership, parameters, a password from a Secret, a
-generated one, a role that is dropped with its object, one that was retained, and one whose drift tells who looked.
+They cover everything that a release could lose or do twice: a membership, parameters, a password from a Secret, a
+generated one, a role to be dropped with its object, a retained one, and a canary whose drift shows when a controller
+has reconciled everything.
 """
 
 import atexit
@@ -24,7 +25,7 @@ from tests.acceptance.world import Controller, Database, Json, Kube, make_kube, 
 from tests.releases import Release
 from tests.servers import Servers
 
-SERVER = "estate"
+SERVER = "team"
 CHOSEN = "of their own choice"
 
 ROLES: dict[str, Json] = {
@@ -50,8 +51,8 @@ ROLES: dict[str, Json] = {
     "canary": {},
 }
 
-#: Whatever of these is not as it was, somebody has written. The canary is left out.
-_PICTURE = {
+#: If any of these changes, someone has written. The canary is left out.
+_SNAPSHOT = {
     "roles": "SELECT a.rolname, to_jsonb(a)::text, a.xmin::text FROM pg_authid AS a"
     " WHERE a.oid >= 16384 AND a.rolname <> 'canary'",
     "members": "SELECT m.roleid::regrole::text || m.member::regrole, to_jsonb(m)::text, m.xmin::text"
@@ -59,13 +60,13 @@ _PICTURE = {
     "settings": "SELECT s.setrole::text || s.setdatabase, s.setconfig::text, s.xmin::text FROM pg_db_role_setting AS s"
     " WHERE s.setrole <> 0",
     "comments": "SELECT d.objoid::text, d.description, d.xmin::text FROM pg_shdescription AS d",
-    # which generations were acted on is noted by whoever knows them
+    # the generations last acted on are recorded by any release that knows them
     "claims": "SELECT c.role_name,"
     " (to_jsonb(c) - ARRAY['object_generation', 'server_uid', 'server_generation'])::text FROM pgrole.claim AS c"
     " WHERE c.role_name <> 'canary'",
 }
 
-#: Role → what somebody does to it in the database.
+#: A drift for each role.
 DRIFTS = {
     "readers": "ALTER ROLE readers LOGIN",
     "app": "ALTER ROLE app CREATEDB; REVOKE readers FROM app; ALTER ROLE app PASSWORD 'guessed'",
@@ -83,7 +84,7 @@ class TeamObjects:
     folder: Path
 
     def controller(self, release: Release | None = None, *arguments: str) -> Controller:
-        """That of a release, of this one when none is given; it is not started. It works for all namespaces."""
+        """Returns a release's controller (default: this one), not started, for all namespaces."""
         environment = {} if release is None else _unpack(release)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         return Controller(self.kube.server, "", folder, *arguments, **environment)
@@ -93,7 +94,7 @@ class TeamObjects:
         await self.kube.apply_all({name: self._spec(name) for name in ROLES})
 
     async def make(self) -> None:
-        """All of it is Ready and at rest, its server is kept, and one object has gone whose role stays."""
+        """Creates everything and waits until it is Ready and at rest; one object is deleted and its role retained."""
         await self.make_objects()
         await self.kube.wait_all_ready()
         await self.servers.wait_for(SERVER, lambda obj: "finalizers" in obj["metadata"], "being kept for its PgRoles")
@@ -102,10 +103,12 @@ class TeamObjects:
         await self.kube.delete("retained")
         await self.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NOT NULL", 1)
 
-    async def picture(self) -> dict[str, Any]:
-        """By what it is about: roles with all they have, claims, each with the transaction that wrote it; Secrets."""
+    async def snapshot(self) -> dict[str, Any]:
+        """Returns by topic: roles with everything they have, claims, each with the transaction that wrote it;
+        Secrets.
+        """
         found: dict[str, Any] = {}
-        for what, question in _PICTURE.items():
+        for what, question in _SNAPSHOT.items():
             found |= {
                 f"{what} {row[0]}": tuple(row[1:])
                 for row in await self.database.connection.fetch(f"{question} ORDER BY 1, 2")
@@ -119,20 +122,22 @@ class TeamObjects:
         return found
 
     async def drift_canary(self) -> int:
-        """While nobody looks; whoever repairs it has looked at everything. How often it will have drifted then."""
+        """Makes a drift while no controller runs: whoever repairs it has reconciled everything. Returns the expected
+        drift count.
+        """
         count = drifts(await self._object("canary"))
         await self.database.execute("ALTER ROLE canary CONNECTION LIMIT 3")
         return count + 1
 
     async def wait_canary(self, count: int) -> None:
-        """Until a controller has looked at all of it, and everything says Ready."""
+        """Waits until a controller has reconciled everything, and everything is Ready."""
         await self.kube.wait_for("canary", lambda obj: drifts(obj) >= count, f"{count} drifts")
         await self.kube.wait_all_ready()
 
     async def prove(self, token: str) -> None:
-        """What a controller is for: drift goes, a password is rotated on demand, a role comes and is dropped.
+        """Exercises a controller: drift is repaired, a password rotated on demand, a role created and dropped.
 
-        `token` is another one each time.
+        `token` must differ each time.
         """
         before = {name: drifts(await self._object(name)) for name in DRIFTS}
         for statements in DRIFTS.values():
@@ -159,7 +164,7 @@ class TeamObjects:
         await self.check()
 
     async def check(self) -> None:
-        """The roles are as declared, and log in with what the Secrets hold."""
+        """Checks that roles are as declared, and log in with the content of the Secrets."""
         rows = {name: await self.database.role(name) or {} for name in ROLES}
         assert [name for name, row in rows.items() if row["rolcreaterole"] or row["rolcreatedb"]] == []
         assert [name for name, row in rows.items() if row["rolcanlogin"]] == ["app", "chosen", "passing"]
@@ -174,7 +179,7 @@ class TeamObjects:
         assert verifies(CHOSEN, chosen)
 
     async def take_back(self) -> None:
-        """The object of the retained role is made again."""
+        """Creates the retained role's object again."""
         oid = await self.database.fetchval("SELECT oid FROM pg_roles WHERE rolname = 'retained'")
         await self.kube.apply("retained", **self._spec("retained"))
         obj = await self.kube.wait_ready("retained")
@@ -191,7 +196,7 @@ class TeamObjects:
 
 @cache
 def _unpack(release: Release) -> dict[str, str]:
-    """Once for all tests, and compiled: else every start compiles all that it imports."""
+    """Once for all tests, and compiled: otherwise every start compiles all its imports."""
     folder = Path(tempfile.mkdtemp(prefix="pgrole-release-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     environment = release.unpack(folder / release.version)
@@ -200,7 +205,7 @@ def _unpack(release: Release) -> dict[str, str]:
 
 
 def drifts(obj: Json) -> int:
-    """How often the object's role was set back."""
+    """Returns the object's drift count."""
     return int(obj.get("status", {}).get("driftCount", 0))
 
 
@@ -208,7 +213,9 @@ def drifts(obj: Json) -> int:
 async def open_team_objects(
     server: ApiServer, servers: Servers, folder: Path, **spec: Any
 ) -> AsyncIterator[TeamObjects]:
-    """A namespace, a PgServer (with these fields) and its PostgreSQL; nothing is declared, and no controller runs."""
+    """A namespace, and a PgServer (with these fields) with its PostgreSQL. Nothing is declared yet, and no controller
+    runs.
+    """
     kube = await make_kube(server)
     async with servers.run() as postgres, pgservers(server) as declared, open_database(postgres.dsn()) as database:
         await declared.apply(SERVER, postgres, **spec)

@@ -97,9 +97,9 @@ async def test_a_schema_that_was_dropped_and_restored_has_every_claim(team_objec
     await team_objects.database.execute("DROP SCHEMA pgrole CASCADE")
     await shell.run(SCHEMA)
     assert await team_objects.database.connection.fetch(claims) == before
-    left, canary = await team_objects.picture(), await team_objects.drift_canary()
+    left, canary = await team_objects.snapshot(), await team_objects.drift_canary()
     async with running(team_objects.controller()) as controller:
         await team_objects.wait_canary(canary)
-        assert await team_objects.picture() == left
+        assert await team_objects.snapshot() == left
         assert "schema=present" in controller.log
         await team_objects.prove("second")

@@ -192,7 +192,7 @@ async def test_a_claim_that_an_administrator_releases_is_heard_of_at_once_by_who
         async with running(there.controller):
             await there.kube.apply("app", name="shared", adopt=True)
             await there.kube.wait_reason("app", "ClaimedElsewhere")
-            await there.controller.weary(there.kube, "app")
+            await there.controller.back_off(there.kube, "app")
             await world.claims("release", "--cluster", here.id, "--yes")
             await there.kube.wait_ready("app")  # far sooner than by back-off
             claim = await database.claim("shared")
@@ -226,7 +226,7 @@ async def test_a_rebuilt_cluster_takes_all_claims_of_the_lost_one_over_without_a
             await rebuilt.kube.wait_for("squatter", lambda obj: says(obj, "ClaimedElsewhere"), "ClaimedElsewhere")
 
             for name in declared():
-                await rebuilt.controller.weary(rebuilt.kube, name)
+                await rebuilt.controller.back_off(rebuilt.kube, name)
             said = await world.claims("transfer", "--from", lost.id, "--to", rebuilt.id, "--yes")
             assert "4 claims" in said
             for name in declared():

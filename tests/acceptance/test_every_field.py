@@ -19,27 +19,27 @@ from pgrole_controller.core.role import POWERS
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.fields import KEPT, SHOWN, TABLE, Kept, Place, prepare
+from tests.acceptance.fields import EFFECT_FIELDS, STATE_FIELDS, TABLE, Place, StateField, prepare
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, make_kube, open_database, remove, running
 from tests.servers import Servers
 
 SECRET = "connectionSecret"
 
 
-def entries(true: Callable[[Kept], bool] = bool) -> list[Any]:
+def entries(true: Callable[[StateField], bool] = bool) -> list[Any]:
     """The fields that are kept as declared, of them those for which `true` holds, as parameters of a test."""
     return [
         pytest.param(entry, id=path, marks=[pytest.mark.since(entry.since, path)] if entry.since else [])
-        for path, entry in KEPT.items()
+        for path, entry in STATE_FIELDS.items()
         if true(entry)
     ]
 
 
-def is_mutable(entry: Kept) -> bool:
+def is_mutable(entry: StateField) -> bool:
     return entry.without is not None
 
 
-def is_ignorable(entry: Kept) -> bool:
+def is_ignorable(entry: StateField) -> bool:
     return entry.ignorable
 
 
@@ -80,7 +80,7 @@ async def declare(place: Place, spec: Json, **more: Any) -> Json:
     return await place.kube.wait_ready(place.name)
 
 
-async def wait_seen(place: Place, entry: Kept, expected: Any) -> None:
+async def wait_seen(place: Place, entry: StateField, expected: Any) -> None:
     wanted = place.fill(expected)
     seen: list[Any] = []
 
@@ -92,7 +92,7 @@ async def wait_seen(place: Place, entry: Kept, expected: Any) -> None:
         raise AssertionError(f"{wanted!r} expected within {PATIENCE} s, but {seen[0]!r} is seen")
 
 
-async def look(place: Place, entry: Kept) -> Any:
+async def look(place: Place, entry: StateField) -> Any:
     """What is seen; a function may name things by `$`."""
     return place.fill(await entry.look(place))
 
@@ -126,10 +126,10 @@ def test_every_field_of_the_model_has_an_entry() -> None:
 
 
 def test_every_field_that_can_be_left_to_others_is_drifted() -> None:
-    assert set(get_args(IgnoredField)) == {entry.told for entry in KEPT.values() if entry.ignorable}
+    assert set(get_args(IgnoredField)) == {entry.drift_name for entry in STATE_FIELDS.values() if entry.ignorable}
 
 
-@pytest.mark.parametrize("test", [pytest.param(entry.test, id=path) for path, entry in SHOWN.items()])
+@pytest.mark.parametrize("test", [pytest.param(entry.test, id=path) for path, entry in EFFECT_FIELDS.items()])
 def test_the_effect_of_every_other_field_is_shown_by_a_test_that_exists(test: str) -> None:
     file, *names = test.split("::")
     nodes: list[ast.stmt] = ast.parse((Path(__file__).parent / file).read_text(encoding="utf-8")).body
@@ -140,14 +140,14 @@ def test_the_effect_of_every_other_field_is_shown_by_a_test_that_exists(test: st
 
 
 @pytest.mark.parametrize("entry", entries())
-async def test_what_is_declared_at_creation_is_so(place: Place, entry: Kept) -> None:
+async def test_what_is_declared_at_creation_is_so(place: Place, entry: StateField) -> None:
     obj = await declare(place, entry.specs[0])
     assert await look(place, entry) == place.fill(entry.seen[0]), "Ready before it is so"
     assert drifts(obj) == 0
 
 
 @pytest.mark.parametrize("entry", entries(is_mutable))
-async def test_what_is_changed_in_spec_is_changed_and_is_no_drift(place: Place, entry: Kept) -> None:
+async def test_what_is_changed_in_spec_is_changed_and_is_no_drift(place: Place, entry: StateField) -> None:
     await declare(place, entry.specs[0])
     await declare(place, entry.specs[1])
     await annotate(place, entry)
@@ -158,7 +158,7 @@ async def test_what_is_changed_in_spec_is_changed_and_is_no_drift(place: Place, 
 
 @pytest.mark.parametrize("entry", entries(is_mutable))
 @pytest.mark.slow
-async def test_what_is_taken_out_of_spec_has_its_default(place: Place, entry: Kept) -> None:
+async def test_what_is_taken_out_of_spec_has_its_default(place: Place, entry: StateField) -> None:
     await declare(place, entry.specs[0])
     assert entry.without is not None
     await declare(place, entry.without)
@@ -169,29 +169,29 @@ async def test_what_is_taken_out_of_spec_has_its_default(place: Place, entry: Ke
 
 
 @pytest.mark.parametrize("entry", entries())
-async def test_a_drift_is_repaired_and_told(place: Place, entry: Kept) -> None:
+async def test_a_drift_is_repaired_and_told(place: Place, entry: StateField) -> None:
     await declare(place, entry.specs[0])
     await entry.break_in(place)
-    if entry.told == SECRET:
+    if entry.drift_name == SECRET:
         event = await place.kube.wait_event("SecretRestored", about=place.name)
         assert place.name in event["note"]
     else:
         obj = await place.kube.wait_for(place.name, lambda obj: drifts(obj) >= 1, "driftCount 1")
-        assert obj["status"]["lastDrift"]["fields"] == [entry.told]
+        assert obj["status"]["lastDrift"]["fields"] == [entry.drift_name]
         assert obj["status"]["lastDrift"]["corrected"] is True
     await wait_seen(place, entry, entry.seen[0])
     obj = await place.kube.wait_ready(place.name)
-    assert drifts(obj) == (0 if entry.told == SECRET else 1)
+    assert drifts(obj) == (0 if entry.drift_name == SECRET else 1)
 
 
 @pytest.mark.parametrize("entry", entries(is_ignorable))
 @pytest.mark.slow
-async def test_a_drift_of_what_is_left_to_others_stays(place: Place, entry: Kept) -> None:
-    await declare(place, entry.specs[0], drift={"ignore": [entry.told]})
+async def test_a_drift_of_what_is_left_to_others_stays(place: Place, entry: StateField) -> None:
+    await declare(place, entry.specs[0], drift={"ignore": [entry.drift_name]})
     await wait_seen(place, entry, entry.seen[0])
     await entry.break_in(place)
     # What is not left to others shows that the role was looked at after that.
-    probe, field = ("LOGIN", "login") if entry.told != "login" else ("CREATEDB", "createdb")
+    probe, field = ("LOGIN", "login") if entry.drift_name != "login" else ("CREATEDB", "createdb")
     await place.database.execute(f"ALTER ROLE {place.name} {probe}")
     obj = await place.kube.wait_for(place.name, lambda obj: drifts(obj) >= 1, "driftCount 1")
     assert obj["status"]["lastDrift"]["fields"] == [field]
@@ -200,17 +200,17 @@ async def test_a_drift_of_what_is_left_to_others_stays(place: Place, entry: Kept
 
 @pytest.mark.parametrize("entry", entries())
 @pytest.mark.slow
-async def test_a_drift_is_only_told_of_under_report(place: Place, entry: Kept) -> None:
+async def test_a_drift_is_only_told_of_under_report(place: Place, entry: StateField) -> None:
     await declare(place, entry.specs[0], drift={"policy": "Report"})
     assert await look(place, entry) == place.fill(entry.seen[0])
     await entry.break_in(place)
     obj = await place.kube.wait_reason(place.name, "DriftReported")
-    assert obj["status"]["lastDrift"]["fields"] == [entry.told]
+    assert obj["status"]["lastDrift"]["fields"] == [entry.drift_name]
     assert obj["status"]["lastDrift"]["corrected"] is False
     assert drifts(obj) == 0
     assert await look(place, entry) == place.fill(entry.drifted)
 
 
-async def annotate(place: Place, entry: Kept) -> None:
+async def annotate(place: Place, entry: StateField) -> None:
     if entry.annotations:
         await place.kube.patch(place.name, {"metadata": {"annotations": entry.annotations}})

@@ -8,7 +8,7 @@ import pytest
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from tests.acceptance import copies
-from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
+from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
 from tests.acceptance.world import Database, Stage, is_ready, open_database, running, says
 from tests.servers import Servers
 
@@ -137,19 +137,19 @@ async def test_two_that_were_recorded_at_once_do_not_refuse_each_other(stage: St
 async def test_a_controller_that_may_not_record_its_home_says_once_who_can(stage: Stage, servers: Servers) -> None:
     async with stage.database() as database:
         await database.execute(role_sql(servers.version))
-        controller = stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD))
+        controller = stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD))
         async with running(controller):
             await stage.kube.apply("app", name="app", login=True)
             await stage.kube.wait_ready("app")
             ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = $1"
-            await database.fetchval(ended, STEWARD)
+            await database.fetchval(ended, CONTROLLER_ROLE)
             await controller.wait_count("session with PostgreSQL begins", 2)
             assert controller.log.count(UNRECORDED) == 1
             assert "ALTER DATABASE postgres SET pgrole.home = 'on'" in controller.log
             assert await database.fetchval(RECORDED) == []
             await database.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
-        await database.execute(f"CREATE DATABASE other OWNER {STEWARD}")
-        async with running(stage.controller(stage.postgres.dsn(STEWARD, "other", PASSWORD)), connected=False):
+        await database.execute(f"CREATE DATABASE other OWNER {CONTROLLER_ROLE}")
+        async with running(stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, "other", PASSWORD)), connected=False):
             await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "second home, other"), "refused")
 
 

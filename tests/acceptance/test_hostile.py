@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from pgrole_controller import resources
 from pgrole_controller.core.contest import WINDOW
+from pgrole_controller.core.ddl import quote_literal
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, read_folder
@@ -36,7 +37,7 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-STEWARD, STEWARD_PASSWORD = "steward", "steward's own"
+CONTROLLER_ROLE, CONTROLLER_PASSWORD = "steward", "steward's own"
 
 #: Every role with all that it is and holds, but for what declared drift may change meanwhile.
 ROLES = """
@@ -56,16 +57,16 @@ async def house(
     async with servers.run() as server:
         async with open_database(server.dsn()) as database:
             await database.execute(
-                f"CREATE ROLE {STEWARD} SUPERUSER LOGIN PASSWORD '{STEWARD_PASSWORD.replace(chr(39), chr(39) * 2)}';"
+                f"CREATE ROLE {CONTROLLER_ROLE} SUPERUSER LOGIN PASSWORD {quote_literal(CONTROLLER_PASSWORD)};"
                 "CREATE ROLE anybody LOGIN PASSWORD 'anybody';"
                 "CREATE ROLE root_too SUPERUSER; CREATE ROLE child; GRANT root_too TO child;"
                 "CREATE ROLE grandchild; GRANT child TO grandchild;"
-                f"CREATE ROLE near_steward; GRANT {STEWARD} TO near_steward;"
+                f"CREATE ROLE near_steward; GRANT {CONTROLLER_ROLE} TO near_steward;"
                 "CREATE ROLE reader; GRANT pg_read_server_files TO reader; CREATE ROLE creator CREATEROLE"
             )
         kube = await make_kube(api_server)
         stage = Stage(kube, server, tmp_path_factory.mktemp("house"))
-        async with running(stage.controller(server.dsn(STEWARD, password=STEWARD_PASSWORD))) as controller:
+        async with running(stage.controller(server.dsn(CONTROLLER_ROLE, password=CONTROLLER_PASSWORD))) as controller:
             yield server, controller, kube
         await remove(kube)
 
@@ -137,7 +138,7 @@ async def test_forged_and_malformed_notifications_change_nothing_and_drift_is_st
     assert controller.log.count("session with PostgreSQL begins") == 1
 
 
-@pytest.mark.parametrize("name", ["postgres", STEWARD])
+@pytest.mark.parametrize("name", ["postgres", CONTROLLER_ROLE])
 async def test_the_bootstrap_superuser_and_the_controllers_own_role_are_refused_and_untouched(
     inside: Database, tenants: Kube, name: str
 ) -> None:
@@ -158,7 +159,7 @@ async def test_the_bootstrap_superuser_and_the_controllers_own_role_are_refused_
         ("root_too", "superuser"),
         ("child", "root_too"),
         ("grandchild", "root_too"),
-        ("near_steward", STEWARD),
+        ("near_steward", CONTROLLER_ROLE),
         ("reader", "pg_read_server_files"),
         ("creator", "createrole"),
     ],

@@ -30,16 +30,16 @@ from tests.acceptance.world import (
 )
 from tests.servers import Servers
 
-STEWARD = "steward"
+CONTROLLER_ROLE = "controller_role"
 PASSWORD = "of-the-steward"
 
 #: Nothing but what changes of roles take: neither schema pgrole nor pg_authid.
-BARE = f"CREATE ROLE {STEWARD} LOGIN CREATEROLE CREATEDB PASSWORD '{PASSWORD}'"
+BARE = f"CREATE ROLE {CONTROLLER_ROLE} LOGIN CREATEROLE CREATEDB PASSWORD '{PASSWORD}'"
 #: What Watch takes beside that.
-CREATE = f"GRANT CREATE ON DATABASE postgres TO {STEWARD}"
-READ = f"GRANT SELECT (oid, xmin) ON pg_authid TO {STEWARD}"
+CREATE = f"GRANT CREATE ON DATABASE postgres TO {CONTROLLER_ROLE}"
+READ = f"GRANT SELECT (oid, xmin) ON pg_authid TO {CONTROLLER_ROLE}"
 #: Verifiers too.
-READ_ALL = f"GRANT SELECT ON pg_authid TO {STEWARD}"
+READ_ALL = f"GRANT SELECT ON pg_authid TO {CONTROLLER_ROLE}"
 
 DECLARED: dict[str, Any] = {
     "login": True,
@@ -117,7 +117,7 @@ async def running_place(
     async with servers.run() as server, open_database(server.dsn()) as database:
         for statement in kind.grants or ():
             await database.execute(statement)
-        dsn = server.dsn() if kind.grants is None else server.dsn(STEWARD, password=PASSWORD)
+        dsn = server.dsn() if kind.grants is None else server.dsn(CONTROLLER_ROLE, password=PASSWORD)
         kube = await make_kube(api_server)
         folder = tmp_path_factory.mktemp("modes")
         made = Controller(api_server, dsn, folder, "--namespace", kube.namespace, *kind.arguments)
@@ -216,7 +216,7 @@ async def test_memberships_are_exact(place: Place, role: str) -> None:
     await kube.apply("other", name=f"{role}_other")
     await kube.wait_ready("other")
     await declare(kube, role, memberOf=[{"role": f"{role}_group"}])
-    by = f" GRANTED BY {STEWARD}" if place.kind.grants and place.version >= 16 else ""
+    by = f" GRANTED BY {CONTROLLER_ROLE}" if place.kind.grants and place.version >= 16 else ""
     await database.execute(f"REVOKE {role}_group FROM {role}{by}")
     await kube.wait_for("app", drifts(1), "driftCount 1")
     await database.execute(f"GRANT {role}_other TO {role}{by}")
@@ -294,7 +294,7 @@ async def test_under_report_nothing_is_changed_until_it_ends(place: Place, role:
 async def test_what_exists_is_not_taken_without_adopt(place: Place, role: str) -> None:
     await place.database.execute(f"CREATE ROLE {role} CREATEDB")
     if place.kind.grants and place.version >= 16:
-        await place.database.execute(f"GRANT {role} TO {STEWARD} WITH ADMIN TRUE, INHERIT FALSE, SET FALSE")
+        await place.database.execute(f"GRANT {role} TO {CONTROLLER_ROLE} WITH ADMIN TRUE, INHERIT FALSE, SET FALSE")
     await place.kube.apply("app", name=role, **DECLARED)
     await place.kube.wait_reason("app", "RoleExists")
     row = await place.database.role(role)
@@ -343,7 +343,7 @@ async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place
     if place.kind.grants:
         options = "WITH INHERIT TRUE, SET TRUE" if place.version >= 16 else ""
         for name in (role, f"{role}_heir"):
-            await database.execute(f"GRANT {name} TO {STEWARD} {options}")
+            await database.execute(f"GRANT {name} TO {CONTROLLER_ROLE} {options}")
     await database.execute(f"CREATE SCHEMA of_{role} AUTHORIZATION {role}")
     if place.kind.grants:
         await database.execute(f"GRANT CREATE ON DATABASE postgres TO {role}_heir")
@@ -390,7 +390,7 @@ async def admin(stage: Stage) -> AsyncIterator[Database]:
 
 
 def steward(stage: Stage, *arguments: str) -> Controller:
-    return stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD), *SLOW_TO_ASK, *arguments)
+    return stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD), *SLOW_TO_ASK, *arguments)
 
 
 @pytest.mark.slow

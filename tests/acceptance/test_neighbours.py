@@ -8,7 +8,7 @@ import pytest
 
 from pgrole_controller.local.manifests import create_namespace
 from tests.acceptance.service_account import OWN_NAMESPACE
-from tests.acceptance.two_teams import SERVER, STEWARD, TwoTeams, joining, role, setting
+from tests.acceptance.two_teams import CONTROLLER_ROLE, SERVER, TwoTeams, joining, role, setting
 from tests.acceptance.world import Json, Kube, condition
 
 pytestmark = pytest.mark.slow
@@ -24,12 +24,12 @@ class TestNeighbours:
         await two_teams.database.wait_value(
             "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = 'shared_left'", True
         )
-        before = await two_teams.picture()
+        before = await two_teams.snapshot()
         await a.apply("left", name="shared_left", login=True, deletionPolicy="Drop", serverRef={"name": SERVER})
         await two_teams.refused(a, "left", "RoleExists", "shared_left")
         await a.delete("left")
         await a.wait_gone("left")
-        assert await two_teams.picture() == before
+        assert await two_teams.snapshot() == before
 
     @pytest.mark.parametrize(
         "shield",
@@ -90,10 +90,10 @@ class TestNeighbours:
         }
         await a.server.request("PUT", f"{path}/finalize", body)
         await create_namespace(a.server, again.namespace)
-        before = await two_teams.picture()
+        before = await two_teams.snapshot()
         await again.apply("app", name=name, login=True, serverRef={"name": SERVER})
         await two_teams.refused(again, "app", "RoleExists", name)
-        assert await two_teams.picture() == before
+        assert await two_teams.snapshot() == before
         await again.delete("app")
         await again.wait_gone("app")
 
@@ -127,8 +127,8 @@ class TestNeighbours:
                 "ALTER ROLE {0} SUPERUSER",
                 "ALTER ROLE {0} CREATEROLE",
                 "ALTER ROLE {0} SET log_statement = 'all'",
-                f"REASSIGN OWNED BY {{0}} TO {STEWARD}",
-                f"SET ROLE {STEWARD}",
+                f"REASSIGN OWNED BY {{0}} TO {CONTROLLER_ROLE}",
+                f"SET ROLE {CONTROLLER_ROLE}",
                 "SELECT * FROM pgrole.claim",
                 "UPDATE pgrole.claim SET object_uid = ''",
                 "SELECT pgrole.forget_claim('shared_theirs', '')",
@@ -160,7 +160,7 @@ class TestNewOwners:
         ("new_owner", "words"),
         [
             ("postgres", ["an initial role of PostgreSQL"]),
-            (STEWARD, ["the controller's own role"]),
+            (CONTROLLER_ROLE, ["the controller's own role"]),
             ("@b_app", ["no PgRole in namespace"]),
             ("shared_theirs", ["no PgRole in namespace"]),
             ("readers", ["no PgRole in namespace"]),
@@ -191,10 +191,10 @@ class TestNewOwners:
                 f"CREATE FUNCTION {own}() RETURNS void LANGUAGE sql SECURITY DEFINER AS '';"
                 f"ALTER FUNCTION {own}() OWNER TO {own}"
             )
-            before = await two_teams.picture()
+            before = await two_teams.snapshot()
             await a.delete("mine")
             await two_teams.refused(a, "mine", "DropBlocked", "spec.reassignOwnedTo", *words)
-            assert await two_teams.picture() == before
+            assert await two_teams.snapshot() == before
             owner = f"SELECT proowner::regrole::text FROM pg_proc WHERE proname = '{own}'"
             assert await two_teams.database.fetchval(owner) == own
             await a.patch("mine", {"spec": {"deletionPolicy": "Retain"}})

@@ -3,7 +3,7 @@
 import pytest
 
 from pgrole_controller.local.apiserver import LocalApiError
-from tests.acceptance.two_teams import SERVER, STEWARD, TwoTeams, joining, role, setting
+from tests.acceptance.two_teams import CONTROLLER_ROLE, SERVER, TwoTeams, joining, role, setting
 from tests.acceptance.world import PATIENCE, Json
 
 OWN = {"name": "@a_new"}
@@ -16,7 +16,7 @@ ATTACKS: dict[str, tuple[Json, str, list[str]]] = {
     },
     **{f"is {power}": ({**OWN, power: True}, "NotAllowed", [power]) for power in ("replication", "bypassrls")},
     "adopts the bootstrap superuser": ({"name": "postgres"}, "Protected", ["postgres"]),
-    "adopts the controller's role": ({"name": STEWARD}, "Protected", ["the controller's own role"]),
+    "adopts the controller's role": ({"name": CONTROLLER_ROLE}, "Protected", ["the controller's own role"]),
     "takes another team's name": ({"name": "@b_app"}, "NotAllowed", ["spec.name", "@a_*"]),
     "takes another team's free name": ({"name": "@b_free"}, "NotAllowed", ["spec.name"]),
     "takes a group": ({"name": "readers"}, "NotAllowed", ["spec.name"]),
@@ -25,7 +25,7 @@ ATTACKS: dict[str, tuple[Json, str, list[str]]] = {
     "takes a protected name of its own": ({"name": "@a_holy_one"}, "Protected", ["@a_holy*"]),
     "adopts a way to the superuser": ({"name": "@a_way"}, "NotAllowed", ["adoption", "postgres"]),
     "adopts a long way to the superuser": ({"name": "@a_far"}, "NotAllowed", ["adoption", "postgres"]),
-    "adopts a way to the controller": ({"name": "@a_near"}, "NotAllowed", ["adoption", STEWARD]),
+    "adopts a way to the controller": ({"name": "@a_near"}, "NotAllowed", ["adoption", CONTROLLER_ROLE]),
     "adopts createrole": ({"name": "@a_maker"}, "NotAllowed", ["adoption", "createrole"]),
     "adopts bypassrls": ({"name": "@a_seer"}, "NotAllowed", ["adoption", "bypassrls"]),
     "adopts a member of what it may not join": ({"name": "@a_legacy"}, "NotAllowed", ["adoption", "finance"]),
@@ -40,7 +40,7 @@ ATTACKS: dict[str, tuple[Json, str, list[str]]] = {
         ["adoption", "finance"],
     ),
     "joins a superuser": ({**OWN, **joining("postgres")}, "NotAllowed", ['membership in "postgres"']),
-    "joins the controller": ({**OWN, **joining(STEWARD)}, "NotAllowed", [f'membership in "{STEWARD}"']),
+    "joins the controller": ({**OWN, **joining(CONTROLLER_ROLE)}, "NotAllowed", [f'membership in "{CONTROLLER_ROLE}"']),
     "joins another team": ({**OWN, **joining("@b_app")}, "NotAllowed", ['membership in "@b_app"']),
     "joins another team without inheriting": (
         {**OWN, **joining("@b_app", inherit=False, set=False)},
@@ -51,7 +51,7 @@ ATTACKS: dict[str, tuple[Json, str, list[str]]] = {
     "joins what runs programs": ({**OWN, **joining("pg_execute_server_program")}, "NotAllowed", ["pg_execute"]),
     "joins a way to the superuser": ({**OWN, **joining("@a_way")}, "NotAllowed", ["would reach", "postgres"]),
     "joins a long way to it": ({**OWN, **joining("readers", "@a_far")}, "NotAllowed", ["would reach", "postgres"]),
-    "joins a way to the controller": ({**OWN, **joining("@a_near")}, "NotAllowed", ["would reach", STEWARD]),
+    "joins a way to the controller": ({**OWN, **joining("@a_near")}, "NotAllowed", ["would reach", CONTROLLER_ROLE]),
     "joins a way to programs": ({**OWN, **joining("@a_program")}, "NotAllowed", ["pg_execute_server_program"]),
     "joins createrole": ({**OWN, **joining("@a_maker")}, "NotAllowed", ["@a_maker (createrole)"]),
     "joins replication": ({**OWN, **joining("@a_clone")}, "NotAllowed", ["@a_clone (replication)"]),
@@ -125,20 +125,20 @@ NAMES = [
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_whoever_asks_for_more_is_told_the_rule_and_changes_nothing(two_teams: TwoTeams, attack: str) -> None:
     spec, reason, words = ATTACKS[attack]
-    before = await two_teams.picture()
+    before = await two_teams.snapshot()
     team = two_teams.teams[0]
     await team.apply(
         "attack", **{"adopt": True, "deletionPolicy": "Drop", **two_teams.fill(spec)}, serverRef={"name": SERVER}
     )
     await two_teams.refused(team, "attack", reason, *words)
-    assert await two_teams.picture() == before
+    assert await two_teams.snapshot() == before
     await team.delete("attack")
     await team.wait_gone("attack")
-    assert await two_teams.picture() == before
+    assert await two_teams.snapshot() == before
 
 
 async def test_no_name_that_only_looks_like_the_teams_own_passes(two_teams: TwoTeams) -> None:
-    before = await two_teams.picture()
+    before = await two_teams.snapshot()
     team = two_teams.teams[0]
     names = [two_teams.fill(name.replace("{A}", two_teams.a.upper())) for name in NAMES]
     await team.apply_all(
@@ -149,7 +149,7 @@ async def test_no_name_that_only_looks_like_the_teams_own_passes(two_teams: TwoT
     )
     for number in range(len(names)):
         await two_teams.refused(team, f"name-{number}", "NotAllowed", "spec.name", "@a_*")
-    assert await two_teams.picture() == before
+    assert await two_teams.snapshot() == before
 
 
 @pytest.mark.parametrize(
@@ -178,22 +178,22 @@ async def test_what_cannot_be_is_refused_at_admission(two_teams: TwoTeams, spec:
 @pytest.mark.parametrize("change", [{"name": "@b_app"}, {"name": None}, {"serverRef": {"name": "default"}}])
 async def test_an_object_that_has_a_role_does_not_become_another_ones(two_teams: TwoTeams, change: Json) -> None:
     await two_teams.declare("mine", role())
-    before = await two_teams.picture()
+    before = await two_teams.snapshot()
     with pytest.raises(LocalApiError) as caught:
         await two_teams.teams[0].patch("mine", {"spec": two_teams.fill(change)})
     assert caught.value.status == 422
-    assert await two_teams.picture() == before
+    assert await two_teams.snapshot() == before
 
 
 async def test_a_refused_change_of_a_role_changes_nothing_of_it(two_teams: TwoTeams) -> None:
     name = role()
     await two_teams.declare("mine", name, comment="as it was", memberOf=[{"role": "readers"}])
-    before = await two_teams.picture()
+    before = await two_teams.snapshot()
     await two_teams.teams[0].apply(
         "mine", name=two_teams.fill(name), serverRef={"name": SERVER}, login=True, comment="mine", superuser=True
     )
     await two_teams.refused(two_teams.teams[0], "mine", "NotAllowed", "superuser")
-    assert await two_teams.picture() == before
+    assert await two_teams.snapshot() == before
 
 
 async def test_none_of_this_disturbed_the_neighbour(two_teams: TwoTeams) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.acceptance.two_teams import SERVER, STEWARD, TwoTeams, joining, role, setting
+from tests.acceptance.two_teams import CONTROLLER_ROLE, SERVER, TwoTeams, joining, role, setting
 from tests.acceptance.world import Json, condition
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,9 @@ class TestPowersThatWereAcquired:
         name = role()
         await two_teams.declare("mine", name, drift=drift, memberOf=[{"role": "readers"}])
         name = two_teams.fill(name)
-        await two_teams.database.execute(f"ALTER ROLE {name} SUPERUSER BYPASSRLS; GRANT finance, {STEWARD} TO {name}")
+        await two_teams.database.execute(
+            f"ALTER ROLE {name} SUPERUSER BYPASSRLS; GRANT finance, {CONTROLLER_ROLE} TO {name}"
+        )
         await two_teams.database.wait_role(name, lambda row: not row["rolsuper"] and not row["rolbypassrls"], "neither")
         await two_teams.database.wait_value(GROUPS.format(name), ["readers"])
         await two_teams.teams[0].wait_event("DriftCorrected", about="mine")
@@ -77,14 +79,14 @@ async def test_a_chain_that_an_administrator_makes_powerful_is_said_of_every_lin
     await two_teams.declare("upper", upper, **joining("readers"))
     await two_teams.declare("lower", lower, **joining(upper))
     await two_teams.database.execute("GRANT pg_execute_server_program TO readers")
-    before = await two_teams.picture()
+    before = await two_teams.snapshot()
     # What lies behind a role that was joined is seen when the object is looked at.
     await a.patch("lower", {"metadata": {"labels": {"looked": "at"}}})
     try:
         await a.apply("third", name=two_teams.fill(third), serverRef={"name": SERVER}, **two_teams.fill(joining(lower)))
         await two_teams.refused(a, "third", "NotAllowed", "pg_execute_server_program")
         await two_teams.refused(a, "upper", "NotAllowed", "pg_execute_server_program")
-        assert await two_teams.picture() == before
+        assert await two_teams.snapshot() == before
     finally:
         await two_teams.database.execute("REVOKE pg_execute_server_program FROM readers")
     for name in ("upper", "lower", "third"):
@@ -124,16 +126,16 @@ class TestAPolicyThatChanges:
         await two_teams.allow(**loose)
         await a.apply("mine", name=two_teams.fill(name), serverRef={"name": SERVER}, **two_teams.fill(spec))
         await a.wait_ready("mine")
-        before = await two_teams.picture()
+        before = await two_teams.snapshot()
         await two_teams.allow(**tight)
         await two_teams.refused(a, "mine", "NotAllowed")
         late = role()
         await a.apply("late", name=two_teams.fill(late), serverRef={"name": SERVER}, **two_teams.fill(spec))
         await two_teams.refused(a, "late", "NotAllowed")
-        assert await two_teams.picture() == before
+        assert await two_teams.snapshot() == before
         await self._drift(two_teams, two_teams.fill(name))
         for one in ("mine", "late"):
-            await two_teams.controller.weary(a, one)
+            await two_teams.controller.back_off(a, one)
         await two_teams.allow(**loose)
         # At once: the back-off of what was refused is longer by now.
         await a.wait_ready("mine")
@@ -142,14 +144,14 @@ class TestAPolicyThatChanges:
     async def _drift(self, two_teams: TwoTeams, name: str) -> None:
         """What others do meanwhile is taken back as far as it gives something, and not where it takes something."""
         await two_teams.database.execute(
-            f"ALTER ROLE {name} SUPERUSER REPLICATION LOGIN CONNECTION LIMIT 7; GRANT {STEWARD} TO {name};"
+            f"ALTER ROLE {name} SUPERUSER REPLICATION LOGIN CONNECTION LIMIT 7; GRANT {CONTROLLER_ROLE} TO {name};"
             f"ALTER ROLE {name} SET temp_buffers = '1MB'"
         )
         row = await two_teams.database.wait_role(
             name, lambda row: not (row["rolsuper"] or row["rolreplication"] or row["rolcanlogin"]), "nothing given"
         )
         assert row["rolconnlimit"] == 7
-        assert STEWARD not in (await two_teams.database.fetchval(GROUPS.format(name)) or [])
+        assert CONTROLLER_ROLE not in (await two_teams.database.fetchval(GROUPS.format(name)) or [])
         assert "temp_buffers=1MB" not in (row["rolconfig"] or [])
         obj = await two_teams.teams[0].get("mine")
         assert obj is not None
@@ -158,13 +160,13 @@ class TestAPolicyThatChanges:
     async def test_protects_a_role_from_then_on(self, two_teams: TwoTeams) -> None:
         a, name = two_teams.teams[0], role()
         await two_teams.declare("mine", name, deletionPolicy="Drop")
-        before = await two_teams.picture()
+        before = await two_teams.snapshot()
         await two_teams.servers.patch(SERVER, {"spec": {"protectedRoles": [two_teams.fill(name)]}})
         await two_teams.refused(a, "mine", "Protected", name)
         await a.patch("mine", {"spec": {"comment": "changed"}})
         await a.delete("mine")
         await a.wait_reason("mine", "DropBlocked")
-        assert await two_teams.picture() == before
+        assert await two_teams.snapshot() == before
         await two_teams.servers.patch(SERVER, {"spec": {"protectedRoles": two_teams.fill(["rds*", "@a_holy*"])}})
         await a.wait_gone("mine")
 
@@ -173,14 +175,14 @@ class TestAPolicyThatChanges:
         await two_teams.database.execute(f"CREATE ROLE {there}")
         await two_teams.declare("mine", mine, deletionPolicy="Drop")
         await two_teams.allow(adopt=False, drop=False)
-        before = await two_teams.picture()
+        before = await two_teams.snapshot()
         await a.apply("there", name=there, adopt=True, serverRef={"name": SERVER})
         await two_teams.refused(a, "there", "NotAllowed", "adoption")
         await a.delete("mine")
         await two_teams.refused(a, "mine", "DropBlocked", "does not allow objects to drop")
-        assert await two_teams.picture() == before
+        assert await two_teams.snapshot() == before
         for one in ("there", "mine"):
-            await two_teams.controller.weary(a, one)
+            await two_teams.controller.back_off(a, one)
         await two_teams.allow()
         await a.wait_ready("there")
         await a.wait_gone("mine")

@@ -10,7 +10,7 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
-from tests.acceptance.privileges import PASSWORD, STEWARD, documented_sql, follow, remedies, role_sql
+from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, documented_sql, follow, remedies, role_sql
 from tests.acceptance.world import (
     Controller,
     Database,
@@ -54,7 +54,7 @@ async def steward(
 ) -> AsyncIterator[Controller]:
     """A controller under that role."""
     folder = tmp_path_factory.mktemp("steward")
-    dsn = home.dsn(STEWARD, password=PASSWORD)
+    dsn = home.dsn(CONTROLLER_ROLE, password=PASSWORD)
     made = Controller(kube.server, dsn, folder, "--namespace", kube.namespace, *ALLOW)
     async with running(made) as started:
         yield started
@@ -121,10 +121,12 @@ async def test_detection_is_watch_with_oid_and_xmin_of_pg_authid_alone(steward: 
     granted = await database.connection.fetch(
         "SELECT column_name::text AS name FROM information_schema.column_privileges"
         " WHERE grantee = $1 AND table_name = 'pg_authid'",
-        STEWARD,
+        CONTROLLER_ROLE,
     )
     assert {row["name"] for row in granted} <= {"oid", "xmin"}
-    assert not await database.fetchval("SELECT has_column_privilege($1, 'pg_authid', 'rolpassword', 'SELECT')", STEWARD)
+    assert not await database.fetchval(
+        "SELECT has_column_privilege($1, 'pg_authid', 'rolpassword', 'SELECT')", CONTROLLER_ROLE
+    )
 
 
 async def test_a_password_is_set_and_follows_its_secret_although_it_cannot_be_read_back(
@@ -163,7 +165,7 @@ async def held(database: Database, role: str) -> dict[str, bool]:
 async def test_a_revoked_membership_is_granted_again(kube: Kube, database: Database, role: str) -> None:
     await kube.apply("group", name=f"{role}_group")
     await declare(kube, role, memberOf=[{"role": f"{role}_group"}])
-    by = "" if await version(database) < 16 else f" GRANTED BY {STEWARD}"
+    by = "" if await version(database) < 16 else f" GRANTED BY {CONTROLLER_ROLE}"
     await database.execute(f"REVOKE {role}_group FROM {role}{by}")
     obj = await kube.wait_for("app", drifts(1), "driftCount 1")
     assert obj["status"]["lastDrift"]["fields"] == ["memberOf"]
@@ -188,7 +190,7 @@ class TestRolesThatOthersMade:
         await kube.apply("app", name=role, login=True, adopt=True, deletionPolicy="Drop")
         obj = await blocked(kube, "login")
         assert condition(obj, "Stalled")["status"] == "True"
-        grant = f'GRANT "{role}" TO "{STEWARD}" WITH ADMIN TRUE, INHERIT FALSE, SET FALSE'
+        grant = f'GRANT "{role}" TO "{CONTROLLER_ROLE}" WITH ADMIN TRUE, INHERIT FALSE, SET FALSE'
         assert await follow(database, obj) == [grant]
         await kube.wait_ready("app")
         await kube.delete("app")
@@ -218,7 +220,7 @@ class TestRolesThatOthersMade:
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await declare(kube, role, deletionPolicy="Drop")
-        await database.execute(f"REVOKE {role} FROM {STEWARD}")
+        await database.execute(f"REVOKE {role} FROM {CONTROLLER_ROLE}")
         await kube.delete("app")
         obj = await kube.wait_reason("app", "DropBlocked")
         assert "Retain" in condition(obj, "Ready")["message"]
@@ -235,11 +237,11 @@ class TestRolesThatOthersMade:
         await kube.apply("app", name=role, memberOf=[{"role": group}])
         obj = await blocked(kube, "memberOf")
         assert await follow(database, obj) == [
-            f'GRANT "{group}" TO "{STEWARD}" WITH ADMIN TRUE, INHERIT FALSE, SET FALSE'
+            f'GRANT "{group}" TO "{CONTROLLER_ROLE}" WITH ADMIN TRUE, INHERIT FALSE, SET FALSE'
         ]
         await kube.wait_ready("app")
         assert await held(database, role) == {group: False}
-        await database.execute(f"REVOKE {group} FROM {STEWARD} CASCADE")
+        await database.execute(f"REVOKE {group} FROM {CONTROLLER_ROLE} CASCADE")
 
     @pytest.mark.before(16, "CREATEROLE joins every role but superusers")
     async def test_any_is_joined(self, kube: Kube, database: Database, role: str) -> None:
@@ -281,7 +283,7 @@ class TestGrantsOfOthers:
         await kube.wait_ready("keeper")
         await database.execute(f"GRANT {role}_group TO {role} GRANTED BY {keeper}")
         obj = await blocked(kube, "memberOf")
-        assert remedies(obj) == [f'GRANT "{keeper}" TO "{STEWARD}" WITH INHERIT TRUE, SET FALSE']
+        assert remedies(obj) == [f'GRANT "{keeper}" TO "{CONTROLLER_ROLE}" WITH INHERIT TRUE, SET FALSE']
         await follow(database, obj)
         await kube.wait_ready("app")
         assert await held(database, role) == {}
@@ -295,9 +297,9 @@ class TestAttributes:
     ) -> None:
         await kube.apply("app", name=role, **{attribute: True})
         obj = await blocked(kube)
-        assert await follow(database, obj) == [f'ALTER ROLE "{STEWARD}" {attribute.upper()}']
+        assert await follow(database, obj) == [f'ALTER ROLE "{CONTROLLER_ROLE}" {attribute.upper()}']
         await kube.wait_ready("app")
-        await database.execute(f"ALTER ROLE {STEWARD} NO{attribute}")
+        await database.execute(f"ALTER ROLE {CONTROLLER_ROLE} NO{attribute}")
 
     @pytest.mark.before(16, "only superusers give it")
     @pytest.mark.parametrize("attribute", ["replication", "bypassrls"])
@@ -320,7 +322,7 @@ class TestAttributes:
             await database.wait_role(role, lambda row: not row["rolcanlogin"], "NOLOGIN")
         await follow(database, obj)
         await kube.wait_ready("app")
-        await database.execute(f"ALTER ROLE {STEWARD} NO{attribute}")
+        await database.execute(f"ALTER ROLE {CONTROLLER_ROLE} NO{attribute}")
         row = await database.role(role)
         assert row is not None
         assert not row[f"rol{attribute}"]
@@ -344,7 +346,7 @@ class TestParameters:
     async def test_a_custom_one_needs_a_grant(self, kube: Kube, database: Database, role: str) -> None:
         await kube.apply("app", name=role, parameters={f"{role}.tenant": "1"})
         obj = await blocked(kube, "parameters")
-        assert await follow(database, obj) == [f'GRANT SET ON PARAMETER "{role}"."tenant" TO "{STEWARD}"']
+        assert await follow(database, obj) == [f'GRANT SET ON PARAMETER "{role}"."tenant" TO "{CONTROLLER_ROLE}"']
         await kube.wait_ready("app")
         row = await database.role(role)
         assert row is not None
@@ -395,14 +397,14 @@ async def test_what_may_not_be_done_is_tried_again_with_patience_and_holds_up_no
 @pytest_asyncio.fixture(loop_scope="session")
 async def admin(stage: Stage) -> AsyncIterator[Database]:
     async with stage.database() as opened:
-        await opened.execute(f"CREATE ROLE {STEWARD} LOGIN PASSWORD '{PASSWORD}'")
+        await opened.execute(f"CREATE ROLE {CONTROLLER_ROLE} LOGIN PASSWORD '{PASSWORD}'")
         yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def attempt(stage: Stage, admin: Database) -> AsyncIterator[Controller]:
     """A controller that shall watch, and has a role that can log in, and nothing else."""
-    made = stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD), "--detection", "watch")
+    made = stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD), "--detection", "watch")
     await made.start()
     yield made
     assert await made.stop() == 0
@@ -423,15 +425,15 @@ class TestAccess:
     ) -> None:
         await admin.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
         await stage.kube.apply("app", login=True)
-        system = f'GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO "{STEWARD}"'
-        create = f'GRANT CREATE ON DATABASE "postgres" TO "{STEWARD}"'
-        read = f'GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid TO "{STEWARD}"'
+        system = f'GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO "{CONTROLLER_ROLE}"'
+        create = f'GRANT CREATE ON DATABASE "postgres" TO "{CONTROLLER_ROLE}"'
+        read = f'GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid TO "{CONTROLLER_ROLE}"'
         assert remedies(await not_ready(stage.kube, system)) == [system, create, read]
         await admin.execute(system)
-        alone = f"GRANT CREATE ON DATABASE postgres TO {STEWARD}"
+        alone = f"GRANT CREATE ON DATABASE postgres TO {CONTROLLER_ROLE}"
         assert await follow(admin, await not_ready(stage.kube, alone)) == [alone]
         assert await follow(admin, await not_ready(stage.kube, "table pg_authid")) == [read]
-        assert await follow(admin, await blocked(stage.kube)) == [f'ALTER ROLE "{STEWARD}" CREATEROLE']
+        assert await follow(admin, await blocked(stage.kube)) == [f'ALTER ROLE "{CONTROLLER_ROLE}" CREATEROLE']
         await stage.kube.wait_ready("app")
         await admin.execute("ALTER ROLE app NOLOGIN")
         await stage.kube.wait_for("app", drifts(1), "driftCount 1")
@@ -440,11 +442,13 @@ class TestAccess:
     async def test_of_a_schema_that_a_superuser_installed_it_needs_three_grants_and_not_pg_authid(
         self, stage: Stage, admin: Database
     ) -> None:
-        await admin.execute(f"BEGIN; {queries.install()}; COMMIT; ALTER ROLE {STEWARD} CREATEROLE")
+        await admin.execute(f"BEGIN; {queries.install()}; COMMIT; ALTER ROLE {CONTROLLER_ROLE} CREATEROLE")
         await stage.kube.apply("app", login=True)
         asked = await follow(admin, await not_ready(stage.kube, "USAGE"))
         documented = documented_sql("Where a superuser installed schema pgrole")
-        assert [f"{statement};" for statement in asked] == documented.replace(STEWARD, f'"{STEWARD}"').splitlines()
+        assert [f"{statement};" for statement in asked] == documented.replace(
+            CONTROLLER_ROLE, f'"{CONTROLLER_ROLE}"'
+        ).splitlines()
         await stage.kube.wait_ready("app")
         await admin.execute("ALTER ROLE app NOLOGIN; DROP ROLE app")
         await stage.kube.wait_for("app", drifts(1), "driftCount 1")
@@ -455,14 +459,14 @@ class TestAccess:
     async def test_with_the_privileges_of_the_roles_that_it_made_it_revokes_and_hands_over_what_they_gave_and_own(
         self, stage: Stage, admin: Database
     ) -> None:
-        await admin.execute(f"DROP ROLE {STEWARD}; {role_sql(await version(admin))}")
+        await admin.execute(f"DROP ROLE {CONTROLLER_ROLE}; {role_sql(await version(admin))}")
         await admin.execute(documented_sql("Acting for the roles that it made"))
-        async with running(stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD))):
+        async with running(stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD))):
             for name in ("group", "keeper"):
                 await stage.kube.apply(name, memberOf=[{"role": "group", "admin": True}] if name == "keeper" else [])
             await stage.kube.apply("app", deletionPolicy="Drop", reassignOwnedTo="keeper")
             await stage.kube.wait_all_ready()
-            assert await held(admin, STEWARD) == {"app": True, '"group"': True, "keeper": True}
+            assert await held(admin, CONTROLLER_ROLE) == {"app": True, '"group"': True, "keeper": True}
             await admin.execute('GRANT "group" TO app GRANTED BY keeper')
             obj = await stage.kube.wait_for("app", drifts(1), "driftCount 1")
             assert obj["status"]["lastDrift"]["fields"] == ["memberOf"]
@@ -476,9 +480,9 @@ class TestAccess:
 
     @pytest.mark.since(16, "who creates a role gets ADMIN on it")
     async def test_admin_on_what_a_declared_role_made_is_no_drift(self, stage: Stage, admin: Database) -> None:
-        await admin.execute(f"DROP ROLE {STEWARD}; {role_sql(await version(admin))}")
+        await admin.execute(f"DROP ROLE {CONTROLLER_ROLE}; {role_sql(await version(admin))}")
         async with running(
-            stage.controller(stage.postgres.dsn(STEWARD, password=PASSWORD), "--allow", "createrole")
+            stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD), "--allow", "createrole")
         ) as controller:
             await stage.kube.apply("app", createrole=True, login=True)
             await stage.kube.wait_ready("app")

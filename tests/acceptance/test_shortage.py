@@ -16,7 +16,7 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from tests.acceptance.disk import small_disk
-from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
+from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
 from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.timed_controller import TimedController, staying_responsive
@@ -210,7 +210,7 @@ class TestConnections:
                 await database.execute(role_sql(servers.version))
             async with (
                 taking(short, taken) as held,
-                two(api_server, tmp_path, short, other_postgres, STEWARD, PASSWORD) as both,
+                two(api_server, tmp_path, short, other_postgres, CONTROLLER_ROLE, PASSWORD) as both,
             ):
                 await both.declare("waiting")
                 await both.servers.wait_for(SHORT, _names_connections, "said of the server")
@@ -268,11 +268,11 @@ async def taking(server: PostgresServer, what: str) -> AsyncIterator[AsyncExitSt
     """Leaves the controller's role no connection until the stack is closed."""
     async with AsyncExitStack() as held:
         if what in ("all", "ordinary"):
-            who = server.dsn() if what == "all" else server.dsn(STEWARD, password=PASSWORD)
+            who = server.dsn() if what == "all" else server.dsn(CONTROLLER_ROLE, password=PASSWORD)
             with pytest.raises(asyncpg.TooManyConnectionsError):
                 await _take_each(held, who)
         else:
-            subject = f"ROLE {STEWARD}" if what == "role" else "DATABASE postgres"
+            subject = f"ROLE {CONTROLLER_ROLE}" if what == "role" else "DATABASE postgres"
             database = await held.enter_async_context(open_database(server.dsn()))
             await database.execute(f"ALTER {subject} CONNECTION LIMIT 0")
             held.push_async_callback(database.execute, f"ALTER {subject} CONNECTION LIMIT -1")

@@ -11,7 +11,7 @@ from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, path_of, read_folder
 from pgrole_controller.local.process import reached
-from tests.acceptance.privileges import PASSWORD, STEWARD, role_sql
+from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
 from tests.acceptance.service_account import OWN_NAMESPACE, serving
 from tests.acceptance.shell import Shell, blocks, make_shell
 from tests.acceptance.team_objects import ROLES, SERVER, TeamObjects, open_team_objects
@@ -205,7 +205,7 @@ async def test_followed_to_its_end_the_page_leaves_nothing_but_what_retain_promi
         before = await catalogs(database)
         if steward:
             await database.execute(role_sql(servers.version))
-            await team_objects.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+            await team_objects.servers.apply_credentials(SERVER, CONTROLLER_ROLE, PASSWORD)
         async with running(team_objects.controller(None, "--leader-election", "true")):
             await team_objects.make()
             promised = about(await catalogs(database), RETAINED)
@@ -282,12 +282,12 @@ async def test_without_the_controllers_role_an_object_is_let_go_by_retain(
     team_objects: TeamObjects, servers: Servers
 ) -> None:
     await team_objects.database.execute(role_sql(servers.version))
-    await team_objects.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+    await team_objects.servers.apply_credentials(SERVER, CONTROLLER_ROLE, PASSWORD)
     async with running(team_objects.controller()):
         await team_objects.make()
-        await team_objects.database.execute(f"ALTER ROLE {STEWARD} NOLOGIN")
+        await team_objects.database.execute(f"ALTER ROLE {CONTROLLER_ROLE} NOLOGIN")
         await team_objects.database.execute(
-            f"SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a WHERE a.usename = '{STEWARD}'"
+            f"SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a WHERE a.usename = '{CONTROLLER_ROLE}'"
         )
         await team_objects.kube.delete("passing")
         await team_objects.kube.wait_reason("passing", "ServerNotReady")

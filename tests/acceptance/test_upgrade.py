@@ -12,7 +12,7 @@ from pgrole_controller import resources
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import apply_crds, apply_folder
 from pgrole_controller.postgres.schema import VERSION
-from tests.acceptance.privileges import PASSWORD, STEWARD, documented_sql, follow, role_sql
+from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, documented_sql, follow, role_sql
 from tests.acceptance.shell import blocks, make_shell
 from tests.acceptance.team_objects import DRIFTS, SERVER, TeamObjects, drifts, open_team_objects
 from tests.acceptance.world import GROUP, Json, Kube, running, says
@@ -42,11 +42,11 @@ async def team_objects(own_api_server: ApiServer, servers: Servers, tmp_path: Pa
 
 async def succeed(team_objects: TeamObjects, release: Release | None, token: str) -> None:
     """The next controller finds everything as the last one left it, writes nothing, and does all there is to do."""
-    left = await team_objects.picture()
+    left = await team_objects.snapshot()
     canary = await team_objects.drift_canary()
     async with running(team_objects.controller(release)):
         await team_objects.wait_canary(canary)
-        assert await team_objects.picture() == left
+        assert await team_objects.snapshot() == left
         await team_objects.prove(token)
 
 
@@ -111,10 +111,10 @@ async def test_both_at_the_same_time_do_no_harm_to_each_other(team_objects: Team
     async with running(team_objects.controller(BEFORE)) as before:
         await team_objects.make()
         await apply_crds(team_objects.kube.server)
-        left = await team_objects.picture()
+        left = await team_objects.snapshot()
         async with running(team_objects.controller(PRESENT, "--leader-election", "true")):
             await team_objects.database.wait_value(SCHEMA, VERSION)
-            assert await team_objects.picture() == left
+            assert await team_objects.snapshot() == left
             await team_objects.prove("first")
             await team_objects.prove("second")
             assert await team_objects.database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
@@ -136,23 +136,25 @@ async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_un
         shell = await make_shell(own_api_server, team_objects.postgres, tmp_path / "shell")
         async with running(team_objects.controller(BEFORE)):
             await team_objects.make()
-        left, canary = await team_objects.picture(), await team_objects.drift_canary()
+        left, canary = await team_objects.snapshot(), await team_objects.drift_canary()
         async with running(team_objects.controller(PRESENT, "--leader-election", "true")) as controller:
             await team_objects.wait_canary(canary)
-            assert await team_objects.picture() == left
+            assert await team_objects.snapshot() == left
             assert "schema pgrole has the previous version" in controller.log
             await team_objects.prove("first")
             await shell.run('pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"')
             await team_objects.prove("second")
             await database.execute(
-                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{STEWARD}'"
+                f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{CONTROLLER_ROLE}'"
             )
             asked = await follow(
                 database,
                 await team_objects.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "GRANT"), "grants"),
             )
             documented = documented_sql("Where a superuser installed schema pgrole")
-            assert [f"{one};" for one in asked] == documented.replace(STEWARD, f'"{STEWARD}"').splitlines()
+            assert [f"{one};" for one in asked] == documented.replace(
+                CONTROLLER_ROLE, f'"{CONTROLLER_ROLE}"'
+            ).splitlines()
             await database.wait_value("SELECT count(*) FROM pgrole.leader WHERE number > 0", 1)
             await team_objects.kube.wait_all_ready()
             await team_objects.prove("third")
@@ -170,16 +172,16 @@ async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_
         (script,) = blocks("upgrade.md", "2. Schema pgrole, where the controller may not install")
         async with running(team_objects.controller(BEFORE)) as before:
             await team_objects.make()
-            left = await team_objects.picture()
+            left = await team_objects.snapshot()
             await shell.run(script)
             assert await database.fetchval(SCHEMA) == VERSION
-            assert await team_objects.picture() == left
+            assert await team_objects.snapshot() == left
             await team_objects.prove("first")
             assert "session with PostgreSQL ended" not in before.log
-        left, canary = await team_objects.picture(), await team_objects.drift_canary()
+        left, canary = await team_objects.snapshot(), await team_objects.drift_canary()
         async with running(team_objects.controller(PRESENT, "--leader-election", "true")) as controller:
             await team_objects.wait_canary(canary)
-            assert await team_objects.picture() == left
+            assert await team_objects.snapshot() == left
             await team_objects.prove("second")
             assert await database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
             assert "schema pgrole has the previous version" not in controller.log
@@ -208,8 +210,8 @@ async def install_by_hand(team_objects: TeamObjects, version: int) -> None:
     await team_objects.database.execute(role_sql(version))
     await team_objects.database.execute(f"BEGIN; {BEFORE.install_sql()}; COMMIT")
     await team_objects.database.execute(documented_sql("Where a superuser installed schema pgrole"))
-    await team_objects.database.execute(f"GRANT SELECT ON pg_catalog.pg_authid TO {STEWARD}")
-    await team_objects.servers.apply_credentials(SERVER, STEWARD, PASSWORD)
+    await team_objects.database.execute(f"GRANT SELECT ON pg_catalog.pg_authid TO {CONTROLLER_ROLE}")
+    await team_objects.servers.apply_credentials(SERVER, CONTROLLER_ROLE, PASSWORD)
 
 
 async def test_objects_of_the_release_before_and_all_samples_are_valid_now_and_can_be_changed(

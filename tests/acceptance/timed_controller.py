@@ -1,4 +1,4 @@
-"""A controller that is measured while it is attacked, and what no attack may exceed."""
+"""A controller measured under attack, and the limits that no attack may exceed."""
 
 import json
 import time
@@ -12,14 +12,14 @@ from pgrole_controller.local.apiserver import ApiServer
 from tests.acceptance.service_account import ServiceAccount
 from tests.acceptance.world import ExecutedController, running
 
-#: CPU time of one callback: so long it delays every server.
+#: CPU seconds of one callback that would delay every server.
 CALLBACK_SECONDS = 0.25
 MEMORY_BYTES = 200 << 20
 LOG_BYTES_A_MINUTE = 5_000_000
 
 
 class TimedController(ExecutedController):
-    """As users run it (`--log-level info`), but by `tests.stopwatch`."""
+    """Started as for users (`--log-level info`), but by `tests.stopwatch`."""
 
     def __init__(
         self, access: ApiServer | ServiceAccount | Path, dsn: str, folder: Path, *arguments: str, **environment: str
@@ -32,19 +32,19 @@ class TimedController(ExecutedController):
 
     @property
     def callbacks(self) -> list[dict[str, Any]]:
-        """As `tests.stopwatch.Callback`, the longest first."""
+        """Callbacks as in `tests.stopwatch.Callback`, longest first."""
         found: list[dict[str, Any]] = json.loads(self._file.read_text(encoding="utf-8"))
         return found
 
     @property
     def memory(self) -> int:
-        """The most that it held so far, in bytes."""
+        """Its peak memory in bytes."""
         return read_status(self.process.pid, "VmHWM")
 
 
 @asynccontextmanager
 async def staying_responsive(controller: TimedController) -> AsyncIterator[TimedController]:
-    """The controller runs, and whatever happens meanwhile neither ends it nor takes what it may not have."""
+    """Runs the controller, and verifies that nothing ends it or makes it exceed its limits."""
     async with running(controller, connected=False):
         began = time.monotonic()
         yield controller
@@ -52,7 +52,7 @@ async def staying_responsive(controller: TimedController) -> AsyncIterator[Timed
 
 
 def check_calm(controller: TimedController, seconds: float) -> None:
-    """`seconds`: how long it has run; what it logs in the first minute counts as that minute's."""
+    """`seconds`: how long it has run; less than a minute counts as one for the log's limit."""
     assert controller.process.running, controller.process.failure("ended")
     longest = controller.callbacks[0]
     assert longest["cpu"] < CALLBACK_SECONDS, f"{longest['name']}: {longest['cpu']:.3f} s\n{longest['stack']}"

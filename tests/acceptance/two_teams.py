@@ -1,7 +1,7 @@
-"""Two teams on one server with a policy, for the tests of what that refuses.
+"""Two teams on one server with a policy, for tests of what the policy refuses.
 
-Team a may have roles and Secrets of its own, and log in as them; team b is its neighbour. Names that begin with shared_
-are allowed to both.
+Team a may have roles and Secrets, and log in as its roles; team b is its neighbour. Both may use names that begin with
+shared_.
 """
 
 import secrets
@@ -19,12 +19,12 @@ from tests.acceptance.service_account import OWN_NAMESPACE
 from tests.acceptance.world import Controller, Database, Json, Kube, open_database, remove, running, says
 from tests.servers import Servers
 
-STEWARD, STEWARD_PASSWORD = "steward", "steward's own"
-SERVER = "court"
-#: The objects that are there from the first to the last test.
+CONTROLLER_ROLE, CONTROLLER_PASSWORD = "steward", "steward's own"
+SERVER = "two-teams"
+#: Objects that exist from the first to the last test.
 FIRST = ("app", "shared", "mate")
 
-#: All that a role is and has, and whose it is. A claim's generations change with every object and policy.
+#: Everything a role is, has and belongs to. A claim's generations change with every object and policy.
 ROLES = """
 SELECT jsonb_build_object(
     'roles', (SELECT jsonb_agg(to_jsonb(a) ORDER BY a.oid) FROM pg_authid AS a),
@@ -43,7 +43,7 @@ SELECT jsonb_build_object(
 
 @dataclass(frozen=True, slots=True)
 class TwoTeams:
-    """Two teams on one server with a policy; `a` and `b` are what the names of their roles begin with."""
+    """Two teams on one server with a policy; `a` and `b` are the prefixes of their roles' names."""
 
     postgres: PostgresServer
     database: Database
@@ -61,7 +61,7 @@ class TwoTeams:
         return self.teams[1].namespace
 
     def fill(self, value: Any) -> Any:
-        """With @a and @b in texts replaced by the names of the teams."""
+        """Replaces @a and @b in texts by the names of the teams."""
         if isinstance(value, str):
             return value.replace("@a", self.a).replace("@b", self.b)
         if isinstance(value, dict):
@@ -69,7 +69,7 @@ class TwoTeams:
         return [self.fill(one) for one in value] if isinstance(value, list) else value
 
     async def allow(self, **changed: Any) -> None:
-        """The policy, with these fields of `allow` in place of the usual ones; it holds from the return on."""
+        """Applies the usual policy with these fields of `allow` changed; in effect on return."""
         asked = await self.servers.patch(SERVER, {"spec": {"allow": self.policy() | changed}})
         generation = asked["metadata"]["generation"]
         await self.servers.wait_for(
@@ -88,8 +88,8 @@ class TwoTeams:
             "drop": True,
         }
 
-    async def picture(self) -> tuple[Any, ...]:
-        """Everything that an attack might change: roles, claims, and the Secrets of all three namespaces."""
+    async def snapshot(self) -> tuple[Any, ...]:
+        """Returns everything that an attack might change: roles, claims, and the Secrets of all three namespaces."""
         found = [await self.database.fetchval(ROLES)]
         for kube in (*self.teams, self.own):
             items = (await kube.server.request("GET", kube.secret_path()))["items"]
@@ -97,13 +97,13 @@ class TwoTeams:
         return tuple(found)
 
     async def refused(self, kube: Kube, name: str, reason: str, *words: str) -> Json:
-        """The object as soon as it is refused so, by a condition and by an Event."""
+        """Returns the object once it is refused with this reason, in a condition and an Event."""
         obj = await kube.wait_for(name, lambda obj: says(obj, reason, *map(self.fill, words)), f"{reason} {words}")
         await kube.wait_event(reason, about=name)
         return obj
 
     async def tidy(self) -> None:
-        """The policy is the usual one again, and of the objects only the first ones are left."""
+        """Restores the usual policy, and deletes all objects except the first ones."""
         await self.allow()
         for kube in (*self.teams, self.own):
             for obj in await kube.objects():
@@ -112,13 +112,13 @@ class TwoTeams:
                     await kube.patch(name, {"spec": {"deletionPolicy": "Retain"}})
                     await kube.delete(name)
                     await kube.wait_gone(name)
-        # What they had is claimed by nobody any more: the next picture holds still.
+        # Wait until their roles are claimed by no object, so that the next snapshot is stable.
         names = ", ".join(f"'{name}'" for name in FIRST)
         held = f"SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL AND object NOT IN ({names})"
         await self.database.wait_value(held, 0)
 
     async def declare(self, name: str, role_name: str, **spec: Any) -> Json:
-        """An object of team a that becomes Ready."""
+        """Applies an object of team a, and waits until it is Ready."""
         team = self.teams[0]
         await team.apply(name, name=self.fill(role_name), serverRef={"name": SERVER}, **self.fill(spec))
         return await team.wait_ready(name)
@@ -126,7 +126,7 @@ class TwoTeams:
 
 @asynccontextmanager
 async def open_two_teams(api_server: ApiServer, servers: Servers, folder: Path) -> AsyncIterator[TwoTeams]:
-    """With a controller at work."""
+    """Runs a controller for them."""
     token = secrets.token_hex(3)
     teams = Kube(api_server, f"a{token}"), Kube(api_server, f"b{token}")
     for team in teams:
@@ -150,16 +150,16 @@ async def open_two_teams(api_server: ApiServer, servers: Servers, folder: Path) 
 async def _furnish(two_teams: TwoTeams) -> None:
     a = two_teams.a
     await two_teams.database.execute(
-        f"CREATE ROLE {STEWARD} SUPERUSER LOGIN PASSWORD '{STEWARD_PASSWORD.replace(chr(39), chr(39) * 2)}';"
+        f"CREATE ROLE {CONTROLLER_ROLE} SUPERUSER LOGIN PASSWORD '{CONTROLLER_PASSWORD.replace(chr(39), chr(39) * 2)}';"
         "CREATE ROLE readers; CREATE ROLE finance; CREATE ROLE rds_superuser;"
         f"CREATE ROLE {a}_way; GRANT postgres TO {a}_way; CREATE ROLE {a}_far; GRANT {a}_way TO {a}_far;"
-        f"CREATE ROLE {a}_near; GRANT {STEWARD} TO {a}_near;"
+        f"CREATE ROLE {a}_near; GRANT {CONTROLLER_ROLE} TO {a}_near;"
         f"CREATE ROLE {a}_program; GRANT pg_execute_server_program TO {a}_program;"
         f"CREATE ROLE {a}_maker CREATEROLE; CREATE ROLE {a}_clone REPLICATION; CREATE ROLE {a}_seer BYPASSRLS;"
         f"CREATE ROLE {a}_guard; GRANT rds_superuser TO {a}_guard;"
         f"CREATE ROLE {a}_legacy; GRANT finance TO {a}_legacy"
     )
-    await two_teams.servers.apply_credentials(SERVER, STEWARD, STEWARD_PASSWORD)
+    await two_teams.servers.apply_credentials(SERVER, CONTROLLER_ROLE, CONTROLLER_PASSWORD)
     connection = {
         "hosts": [two_teams.postgres.host],
         "port": two_teams.postgres.port,
@@ -179,5 +179,5 @@ def setting(name: str, value: str = "x") -> Json:
 
 
 def role() -> str:
-    """A new name of team a's."""
+    """Returns a new role name of team a."""
     return f"@a_{secrets.token_hex(4)}"

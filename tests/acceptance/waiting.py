@@ -1,15 +1,15 @@
-"""Pauses between two requests to the API server while a test waits: the longer it waits, the longer they are."""
+"""Pauses between two requests to the API server while a test waits; they grow with the time waited."""
 
 import anyio
 
 _FIRST_SECONDS = 0.02
 _LAST_SECONDS = 0.1
-#: Of the time waited so far.
+#: Share of the time waited so far.
 _SHARE = 1 / 10
 
 
 class Attempts:
-    """For `async for`: goes on at once, then after a pause each time, without an end of its own."""
+    """For `async for`: continues at once, then after a pause each time, endlessly."""
 
     def __init__(self) -> None:
         self._began: float | None = None

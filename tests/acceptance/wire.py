@@ -1,4 +1,4 @@
-"""The wire between one process and a server: TCP, which can be frozen or cut for that one alone."""
+"""A TCP proxy between one process and a server, which can be frozen or cut."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +12,9 @@ _BYTES = 1 << 16
 
 
 class Wire:
-    """Made by `wire`. Frozen, connections stay open and nothing passes; cut, they end and none is taken."""
+    """Created by `wire`. Frozen: connections stay open and nothing passes. Cut: connections end, and new ones are
+    refused.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self.port = free_port()
@@ -45,7 +47,7 @@ class Wire:
                         tasks.start_soon(self._pass_on, near, far)
                         tasks.start_soon(self._pass_on, far, near)
                 except OSError:
-                    return  # the other end does not answer: neither do we
+                    return  # the other end does not answer, so neither do we
                 finally:
                     self._scopes.discard(scope)
 
@@ -72,4 +74,4 @@ async def wire(host: str, port: int) -> AsyncIterator[Wire]:
             accepting.start_soon(listener.serve, made.carry, carrying)
             yield made
             accepting.cancel_scope.cancel()
-        made.cut()  # each closes its sockets
+        made.cut()  # closes all sockets

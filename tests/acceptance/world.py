@@ -1,4 +1,4 @@
-"""The whole controller as its own process, driven and judged from outside: the API server, SQL, and nothing else."""
+"""The whole controller as a separate process, observed only from outside: through the API server and SQL."""
 
 import json
 import os
@@ -29,20 +29,20 @@ from tests.acceptance.waiting import Attempts
 
 Json = dict[str, Any]
 
-#: How long a condition may take to come true before a test fails, in seconds: generous, since the machine may be busy.
+#: How long a test waits for a condition, in seconds: generous, since the machine may be busy.
 PATIENCE = 45.0
 
-#: In seconds: longer than until the look that follows each change of the controller's own, which is 2 s.
+#: Seconds. Longer than the time after which the controller reads its own change once more, 2 s.
 REST = 3.0
 
-#: So often refused, an object is not looked at again by itself for a minute.
+#: After this many refusals, back-off alone does not reconcile an object for a minute.
 REFUSALS = 7
 
 GROUP = "/apis/pgrole.dev/v1alpha1"
 
 
 async def apply(server: ApiServer, path: str, body: Json) -> Json:
-    """Creates the object or changes it, as `kubectl apply --server-side` does."""
+    """Creates or changes an object, like `kubectl apply --server-side`."""
     return await server.request(
         "PATCH",
         path,
@@ -54,7 +54,7 @@ async def apply(server: ApiServer, path: str, body: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Kube:
-    """PgRoles of one namespace, as kubectl would handle them."""
+    """The PgRoles of one namespace, used like kubectl."""
 
     server: ApiServer
     namespace: str
@@ -63,7 +63,7 @@ class Kube:
         return f"{GROUP}/namespaces/{self.namespace}/pgroles" + (f"/{name}" if name else "")
 
     async def apply(self, object_name: str, /, **spec: Any) -> Json:
-        """Creates the object or changes its spec, as `kubectl apply --server-side` does."""
+        """Creates an object or changes its spec, like `kubectl apply --server-side`."""
         body = {
             "apiVersion": "pgrole.dev/v1alpha1",
             "kind": "PgRole",
@@ -91,14 +91,14 @@ class Kube:
         return items
 
     async def apply_all(self, specs: Mapping[str, Json]) -> None:
-        """Applies many objects (name: spec), some at once."""
+        """Applies many objects (name: spec), several in parallel."""
         await _some_at_once([partial(self.apply, name, **spec) for name, spec in specs.items()])
 
     async def delete_each(self, names: Iterable[str]) -> None:
         await _some_at_once([partial(self.delete, name) for name in names])
 
     async def wait_all(self, true: Callable[[Json], bool], what: str, seconds: float = PATIENCE) -> list[Json]:
-        """Every object of the namespace as soon as `true` holds for each."""
+        """Returns every object of the namespace once `true` holds for each."""
         left: list[Json] = []
         with anyio.move_on_after(seconds):
             async for _ in Attempts():
@@ -109,7 +109,7 @@ class Kube:
         raise AssertionError(f"{what} did not come true for {len(left)} within {seconds} s, as {json.dumps(left[:1])}")
 
     async def wait_number(self, count: int, seconds: float = PATIENCE) -> None:
-        """Until the namespace has so many objects."""
+        """Waits until the namespace has this many objects."""
 
         async def is_so() -> bool:
             return len(await self.objects()) == count
@@ -121,7 +121,7 @@ class Kube:
         return await self.wait_all(is_ready, "Ready=True", seconds)
 
     async def delete_all(self) -> None:
-        """Every object of the namespace, without waiting and without dropping a role."""
+        """Deletes every object of the namespace, without waiting and without dropping roles."""
         for obj in (await self.server.request("GET", self.path()))["items"]:
             if obj["spec"]["deletionPolicy"] == "Drop":
                 await self.patch(obj["metadata"]["name"], {"spec": {"deletionPolicy": "Retain"}})
@@ -131,7 +131,7 @@ class Kube:
         return f"/api/v1/namespaces/{self.namespace}/secrets" + (f"/{name}" if name else "")
 
     async def apply_secret(self, name: str, /, **data: str | bytes) -> Json:
-        """Creates the Secret or replaces its content."""
+        """Creates a Secret or replaces its content."""
         encoded = {key: b64encode(value if isinstance(value, bytes) else value.encode()) for key, value in data.items()}
         body = {
             "apiVersion": "v1",
@@ -147,7 +147,7 @@ class Kube:
         )
 
     async def secret(self, name: str) -> Json | None:
-        """The Secret, with its data in clear text under `text`; None when there is none."""
+        """Returns a Secret, with its data in clear text under `text`; None if it does not exist."""
         try:
             found = await self.server.request("GET", self.secret_path(name))
         except LocalApiError as error:
@@ -160,7 +160,7 @@ class Kube:
     async def wait_secret(
         self, name: str, true: Callable[[Json], bool] = bool, what: str = "", seconds: float = PATIENCE
     ) -> Json:
-        """The Secret as soon as it is there and `true` holds for it."""
+        """Returns a Secret once it exists and `true` holds for it."""
         last: Json | None = None
         with anyio.move_on_after(seconds):
             async for _ in Attempts():
@@ -185,7 +185,7 @@ class Kube:
         return [event for event in answer["items"] if event["reason"] == reason]
 
     async def wait_event(self, reason: str, seconds: float = PATIENCE, *, about: str | None = None) -> Json:
-        """The first Event with this reason, about any object or the one of this name."""
+        """Returns the first Event with this reason, about any object or the one of this name."""
         found: list[Json] = []
 
         async def is_there() -> bool:
@@ -197,11 +197,11 @@ class Kube:
         return found[0]
 
     async def table(self, name: str) -> Json:
-        """What `kubectl get` prints: columnDefinitions and rows."""
+        """Returns what `kubectl get` prints: columnDefinitions and rows."""
         return await self.server.request("GET", self.path(name), accept="application/json;as=Table;g=meta.k8s.io;v=v1")
 
     async def wait_for(self, name: str, true: Callable[[Json], bool], what: str, seconds: float = PATIENCE) -> Json:
-        """The object as soon as `true` holds for it."""
+        """Returns an object once `true` holds for it."""
         last: Json | None = None
         with anyio.move_on_after(seconds):
             async for _ in Attempts():
@@ -211,7 +211,7 @@ class Kube:
         raise AssertionError(f"{name}: {what} did not come true within {seconds} s: {json.dumps(last, indent=1)}")
 
     async def wait_ready(self, name: str, seconds: float = PATIENCE) -> Json:
-        """As `kubectl wait --for=condition=Ready`, and for the present generation."""
+        """Like `kubectl wait --for=condition=Ready`, but for the current generation."""
         return await self.wait_for(name, is_ready, "Ready=True", seconds)
 
     async def wait_reason(self, name: str, reason: str, seconds: float = PATIENCE) -> Json:
@@ -228,7 +228,7 @@ class Kube:
 
 
 async def remove(kube: Kube) -> None:
-    """Every object, when no controller looks any more: finalizers are taken off."""
+    """Deletes every object when no controller runs: removes finalizers."""
     for obj in await kube.objects():
         name = obj["metadata"]["name"]
         if obj["metadata"].get("finalizers"):
@@ -244,13 +244,13 @@ async def make_kube(api_server: ApiServer) -> Kube:
 
 
 def condition(obj: Json, kind: str) -> Json:
-    """A condition of an object; empty when it has none of that type."""
+    """Returns a condition of an object; empty if it has none of that type."""
     conditions: list[Json] = obj.get("status", {}).get("conditions", [])
     return next((item for item in conditions if item["type"] == kind), {})
 
 
 def is_ready(obj: Json) -> bool:
-    """Ready, and for the present generation."""
+    """Tells whether it is Ready for its current generation."""
     return (
         condition(obj, "Ready").get("status") == "True"
         and obj["status"]["observedGeneration"] == obj["metadata"]["generation"]
@@ -258,7 +258,7 @@ def is_ready(obj: Json) -> bool:
 
 
 def says(obj: Json, reason: str, *words: str) -> bool:
-    """Whether Ready has this reason, with all of these words in its message."""
+    """Tells whether Ready has this reason, and a message with all of these words."""
     ready = condition(obj, "Ready")
     return ready.get("reason") == reason and all(word in ready["message"] for word in words)
 
@@ -276,7 +276,7 @@ async def _some_at_once(calls: Iterable[Callable[[], Awaitable[object]]], width:
 
 
 class Database:
-    """A superuser's session, as `psql` would have it."""
+    """A superuser's session, like psql."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -294,12 +294,12 @@ class Database:
         return await self.connection.fetchval(sql, *arguments)
 
     async def verifier(self, name: str) -> Verifier | None:
-        """What the role logs in with; None when it has no password."""
+        """Returns the role's verifier; None if it has no password."""
         text = await self.connection.fetchval("SELECT rolpassword FROM pg_authid WHERE rolname = $1", name)
         return None if text is None else Verifier(text)
 
     async def wait_password(self, name: str, password: str, seconds: float = PATIENCE) -> None:
-        """Until the role logs in with this password."""
+        """Waits until the role's password is this one."""
 
         async def is_so() -> bool:
             verifier = await self.verifier(name)
@@ -315,7 +315,7 @@ class Database:
     async def wait_role(
         self, name: str, true: Callable[[Mapping[str, Any]], bool], what: str, seconds: float = PATIENCE
     ) -> Mapping[str, Any]:
-        """The row of pg_roles as soon as `true` holds for it."""
+        """Returns the row of pg_roles once `true` holds for it."""
         last: Mapping[str, Any] | None = None
         with anyio.move_on_after(seconds):
             while True:
@@ -326,7 +326,7 @@ class Database:
         raise AssertionError(f"role {name}: {what} did not come true within {seconds} s: {last}")
 
     async def drop_schema(self) -> None:
-        """As an administrator would who is told of a deadlock with what runs in it: again."""
+        """Retries after a deadlock with a running function, as an administrator would."""
         while True:
             try:
                 await self.execute("DROP SCHEMA pgrole CASCADE")
@@ -352,12 +352,13 @@ async def open_database(dsn: str) -> AsyncIterator[Database]:
 
 
 class Controller:
-    """One controller process. Its log is kept, and shown when it does not come up.
+    """One controller process. Its log is kept, and shown if it does not start.
 
-    It is forked, unless `is_executed` or its environment sets up the interpreter: then it is started as users do.
+    The process is forked, unless `is_executed` or its environment configures the interpreter: then it starts as for
+    users.
 
-    `access` is a kubeconfig, an account, or an API server: there it has the account and the rights that deploy/ gives
-    it, for all namespaces or for that of `--namespace`.
+    `access` is a kubeconfig, an account, or an API server: there it has the account and rights from deploy/, for all
+    namespaces or for that of `--namespace`.
     """
 
     is_executed: ClassVar[bool] = False
@@ -396,11 +397,11 @@ class Controller:
         await self.process.kill()
 
     async def wait_log(self, text: str, seconds: float = PATIENCE) -> None:
-        """Until the log holds `text`."""
+        """Waits until the log contains `text`."""
         await self.wait_count(text, 1, seconds)
 
     async def wait_count(self, text: str, times: int, seconds: float = PATIENCE) -> None:
-        """Until the log holds `text` so many times."""
+        """Waits until the log contains `text` this many times."""
         with anyio.move_on_after(seconds):
             while self.log.count(text) < times:
                 if not self.process.running:
@@ -410,11 +411,13 @@ class Controller:
         raise self.process.failure(f"did not log {text!r} within {seconds} s")
 
     def reconciles(self) -> int:
-        """How many it has begun, to whatever object."""
+        """Number of reconciles so far, of any object."""
         return self.log.count(" reconcile begins  ")
 
     async def rest(self) -> None:
-        """Until nothing has been reconciled for a while: no look is due that finds what comes next by chance."""
+        """Waits until nothing has been reconciled for a while, so no pending confirmation can notice what comes next by
+        chance.
+        """
         with anyio.fail_after(PATIENCE):
             while True:
                 before = self.reconciles()
@@ -425,8 +428,8 @@ class Controller:
                 if not await reached(is_reconciled, REST):
                     return
 
-    async def weary(self, kube: Kube, name: str) -> None:
-        """Has an object that is refused looked at so often that by itself it is not for longer than PATIENCE."""
+    async def back_off(self, kube: Kube, name: str) -> None:
+        """Lets back-off of a refused object grow until it exceeds PATIENCE."""
         begins = f" reconcile begins  object={kube.namespace}/{name} "
         for number in range(REFUSALS):
             before = self.log.count(begins)
@@ -440,14 +443,14 @@ class Controller:
 
 
 class ExecutedController(Controller):
-    """Started as users do."""
+    """Started as for users."""
 
     is_executed = True
 
 
 @asynccontextmanager
 async def running(controller: Controller, *, connected: bool = True) -> AsyncIterator[Controller]:
-    """The controller runs and, unless told otherwise, is connected; at the end it stops and must have ended well."""
+    """Runs the controller and, by default, waits until it is connected; at the end it must stop with success."""
     await controller.start()
     try:
         await controller.wait_log("session with PostgreSQL begins" if connected else "listed")
@@ -460,14 +463,14 @@ async def running(controller: Controller, *, connected: bool = True) -> AsyncIte
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one test has alone and may break: a namespace, a PostgreSQL, and how to start a controller for both."""
+    """What one test may break: its own namespace and PostgreSQL, and a way to start a controller for both."""
 
     kube: Kube
     postgres: PostgresServer
     folder: Path
 
     def controller(self, dsn: str | None = None, *arguments: str) -> Controller:
-        """A controller that looks at the namespace alone, with a log of its own; it is not started."""
+        """Returns a controller, not started, for this namespace only, with its own log."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         dsn = dsn or self.postgres.dsn()
         return Controller(self.kube.server, dsn, folder, "--namespace", self.kube.namespace, *arguments)

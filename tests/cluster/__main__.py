@@ -1,6 +1,7 @@
-"""`make cluster-test`: a real cluster of one node on this machine, the product installed into it, judged, and removed.
+"""`make cluster-test`: creates a one-node cluster on this machine, installs the product, checks it, and removes all of
+it.
 
-Needs root, Go and Docker; with --stand-ins no registry, as of tests/compose. Nothing is left but what is cached.
+Needs root, Go and Docker; with --stand-ins no registry, see tests/compose. Leaves only cached files.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=Path, help="a folder that keeps the images' archives, or has them")
     parser.add_argument("command", nargs="*", help="run this instead of the checks, with the cluster's KUBECONFIG")
     chosen = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that cleanup runs
     try:
         cache = cache_directory() / "cluster"
         kept = sorted(chosen.images.glob("*.tar")) if chosen.images else []

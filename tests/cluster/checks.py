@@ -1,4 +1,4 @@
-"""What is expected of the product in a cluster, each a sentence, judged with kubectl, psql and curl from outside."""
+"""Checks of the product in a cluster, each a sentence, with kubectl, psql and curl from outside."""
 
 import base64
 import json
@@ -11,13 +11,13 @@ from tests.cluster.product import NAMESPACE, leader, metric, pods, read_log, res
 from tests.compose.engine import say
 
 _MEMORY_SHARE = 0.5  # of the limit
-_SLOW = "watch failed, trying again"  # a watch that a busy machine was silent on
+_SLOW = "watch failed, trying again"  # a watch that was silent because the machine is busy
 _PYTHON = "/usr/bin/python3.13"
 _WRITES = "import pathlib; pathlib.Path('/app/new').touch()"
 
 
 def check_all(database: Database) -> None:
-    """Raises AssertionError with what does not hold."""
+    """Raises AssertionError for a failed check."""
     for check in (
         it_is_installed_by_one_command_and_both_pods_are_ready,
         a_server_and_a_role_are_ready_and_the_connection_secret_opens_the_database,
@@ -118,12 +118,12 @@ def the_log_is_lines_of_json_and_the_memory_is_within_its_limits(database: Datab
 
 
 def nothing_was_refused_to_the_controller(database: Database) -> None:
-    """By RBAC or by the policy for Secrets, as the audit log has it."""
+    """Neither by RBAC nor by the policy for Secrets, according to the audit log."""
     refused = database.cluster.control_plane.audit.refused()
     mine = [entry for entry in refused if entry.user == f"system:serviceaccount:{NAMESPACE}:pgrole-controller"]
     assert not mine, mine
 
 
 def _read(path: str) -> str:
-    """The program that prints a file: there is no other in the image."""
+    """Returns code that prints a file: the image contains no other program for it."""
     return f"print(open('{path}').read())"

@@ -1,4 +1,4 @@
-"""A cluster of one node for as long as a context lasts, and how a user reaches it: kubectl, helm, psql."""
+"""A one-node cluster for the lifetime of a context, and a user's access to it: kubectl, helm, psql."""
 
 import json
 import os
@@ -24,14 +24,16 @@ _START_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`environment` is that of a user's shell: kubectl, helm and KUBECONFIG are in it."""
+    """`environment` is that of a user's shell, with kubectl, helm and KUBECONFIG."""
 
     control_plane: ControlPlane
     node: Node
     environment: Mapping[str, str]
 
     def run(self, *command: str | Path, stdin: str = "", fails: bool = False, seconds: float = _SECONDS) -> str:
-        """What it prints; with `fails` it must fail, and that is what it says of it. Raises AssertionError."""
+        """Returns the output; with `fails` the command must fail, and its error output is returned. Raises
+        AssertionError.
+        """
         done = subprocess.run(
             [str(part) for part in command],
             cwd=ROOT,
@@ -66,7 +68,7 @@ class Cluster:
         )
 
     def describe(self) -> str:
-        """What a person would look at first when something is wrong."""
+        """Collects what a person would look at first when something is wrong."""
         selected = ("-n", "pgrole-system", "-l", "app.kubernetes.io/name=pgrole-controller")
         told = self.kubectl("get", "pods,pgroles,pgservers,events", "-A", "--ignore-not-found")
         return told + self.kubectl("logs", *selected, "--prefix", "--tail=30")
@@ -74,7 +76,9 @@ class Cluster:
 
 @contextmanager
 def cluster(programs: Path, tools: Programs) -> Iterator[Cluster]:
-    """The node is Ready; nothing but Kubernetes' own is in it. Raises EngineError. Nothing is left of it."""
+    """Yields the cluster once its node is Ready; it contains only Kubernetes' own objects. Raises EngineError. Leaves
+    nothing.
+    """
     with tempfile.TemporaryDirectory(prefix="pgrole-cluster-") as name, machine() as place:
         folder = Path(name)
         control_plane = ControlPlane(folder, programs)
@@ -94,7 +98,7 @@ def cluster(programs: Path, tools: Programs) -> Iterator[Cluster]:
 
 
 def wait(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> float:
-    """How many seconds it took. Raises AssertionError."""
+    """Returns the seconds it took. Raises AssertionError on timeout."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() < started + seconds, f"not within {seconds:.0f} s: {what}"
@@ -103,7 +107,7 @@ def wait(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) ->
 
 
 def condition_of(item: Json, kind: str) -> Json:
-    """Empty where there is none of that kind."""
+    """Returns a condition; empty if there is none of that type."""
     conditions: Sequence[Json] = item.get("status", {}).get("conditions") or []
     return next((one for one in conditions if one["type"] == kind), {})
 

@@ -1,4 +1,4 @@
-"""Kubernetes' own part of the cluster, as processes of this machine: etcd, API server, controllers, scheduler."""
+"""The control plane as processes on this machine: etcd, API server, controller manager, scheduler."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ _READY_SECONDS = 120.0
 
 
 class ControlPlane:
-    """`start` it, `stop` it. `kubeconfig` is an administrator's; `audit` tells what ServiceAccounts asked for."""
+    """`start` it, `stop` it. `kubeconfig` is an administrator's; `audit` logs requests of ServiceAccounts."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class ControlPlane:
         return credentials.write_kubeconfig(path, url=self.url, ca=self._ca, user=user, token=self._tokens[user])
 
     def start(self) -> None:
-        """Until the API server is ready. Raises EngineError."""
+        """Starts it, and waits until the API server is ready. Raises EngineError."""
         binaries = anyio.run(find, Display(sys.stdout))
         etcd = f"http://127.0.0.1:{free_port()}"
         self._start(
@@ -73,14 +73,14 @@ class ControlPlane:
         )
 
     def check(self) -> None:
-        """Raises EngineError when one of its programs has ended."""
+        """Raises EngineError if one of its programs has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
                 raise EngineError(f"{name} ended with {process.returncode}:\n{log[-2000:]}")
 
     def stop(self) -> None:
-        """At once: what they hold is not needed any more."""
+        """Kills it, since its data is no longer needed."""
         for process in self._processes.values():
             process.kill()
             process.wait()
@@ -114,7 +114,7 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
-            # A token that was not renewed in time is refused, and not accepted for a year.
+            # Rejects a token that was not renewed in time, instead of accepting it for a year.
             "--service-account-extend-token-expiration=false",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",

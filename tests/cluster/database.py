@@ -1,4 +1,4 @@
-"""The PostgreSQL of the cluster, as an administrator of it sees it: with psql, through its Service."""
+"""The cluster's PostgreSQL, used like its administrator: with psql, through its Service."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cluster.cluster import Cluster, Json, holds, wait
 
 HOST = "postgres.databases.svc"
-PASSWORD = "only-in-this-cluster"  # of postgres.yaml
+PASSWORD = "only-in-this-cluster"  # in postgres.yaml
 _MANIFEST = Path(__file__).with_name("postgres.yaml")
 _REPAIR_SECONDS = 60.0
 _ATTRIBUTES = (
@@ -27,12 +27,14 @@ class Database:
     _attributes: Iterator[tuple[str, str]] = field(default_factory=lambda: cycle(_ATTRIBUTES))
 
     def psql(self, statement: str, user: str = "postgres", password: str = PASSWORD) -> str:
-        """What is asked for, unaligned."""
+        """Returns psql's unaligned output."""
         dsn = f"host={self.address} dbname=postgres user={user} password={password} connect_timeout=5"
         return self.cluster.run("psql", dsn, "-XAtqc", statement).strip()
 
     def repair_seconds(self, within: float = _REPAIR_SECONDS) -> float:
-        """How long a drift stands that is made now, of a field that was not the last. What psql needs is in it."""
+        """Makes a drift of another field than the last one; returns the seconds until its repair, including psql's own
+        time.
+        """
         attribute, column = next(self._attributes)
         asked = f"SELECT {column} FROM pg_roles WHERE rolname = 'shop_orders'"
         self.psql(f"ALTER ROLE shop_orders {attribute}")
@@ -40,20 +42,20 @@ class Database:
 
 
 def start_dns(cluster: Cluster) -> None:
-    """The cluster's: its node finds it by address. Raises AssertionError."""
+    """Starts the cluster's DNS, at the address that its node expects. Raises AssertionError."""
     cluster.kubectl("apply", "-f", str(_MANIFEST.with_name("dns.yaml")))
     cluster.kubectl("-n", "kube-system", "rollout", "status", "deployment/dns", "--timeout=120s")
 
 
 def start_database(cluster: Cluster) -> Database:
-    """Raises AssertionError."""
+    """Starts PostgreSQL. Raises AssertionError."""
     cluster.kubectl("apply", "-f", str(_MANIFEST))
     cluster.kubectl("-n", "databases", "rollout", "status", "deployment/postgres", "--timeout=120s")
     return Database(cluster, cluster.get("-n", "databases", "service", "postgres")["spec"]["clusterIP"])
 
 
 def declare_server(cluster: Cluster) -> None:
-    """As docs/install.md does it, with this server."""
+    """Declares this server as in docs/install.md."""
     login = ("--from-literal=username=postgres", f"--from-literal=password={PASSWORD}")
     cluster.kubectl("-n", "pgrole-system", "create", "secret", "generic", "pg-admin", *login)
     connection: Json = {"hosts": [HOST], "credentialsSecretRef": {"name": "pg-admin"}, "sslMode": "disable"}
@@ -69,7 +71,7 @@ def declare_server(cluster: Cluster) -> None:
 
 
 def declare_role(cluster: Cluster, name: str, namespace: str = "shop", **spec: object) -> None:
-    """Until it is Ready."""
+    """Declares a role, and waits until it is Ready."""
     cluster.apply(
         {
             "apiVersion": "pgrole.dev/v1alpha1",

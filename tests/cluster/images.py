@@ -1,4 +1,4 @@
-"""The images that the cluster is given: no registry is asked for any once it runs."""
+"""The images for the cluster, which pulls none from a registry while it runs."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ _BUILD_SECONDS = 1800
 
 @contextmanager
 def docker(cache: Path, *, stand_ins: bool) -> Iterator[Mapping[str, str]]:
-    """The environment that docker works in; with `stand_ins`, an engine of its own that reaches no registry."""
+    """Yields the environment for docker; with `stand_ins`, a separate engine that needs no registry."""
     if not stand_ins:
         yield os.environ
         return
@@ -34,7 +34,7 @@ def docker(cache: Path, *, stand_ins: bool) -> Iterator[Mapping[str, str]]:
 
 
 def save_images(environment: Mapping[str, str], programs: Path, folder: Path) -> list[Path]:
-    """Archives of all of them, made by the Docker of `environment`. Raises EngineError."""
+    """Saves archives of all images, made by the Docker of `environment`. Raises EngineError."""
     here = Path(__file__).parent
     for name in (PAUSE, DNS):
         file = here / name.partition(":")[0].rpartition("/")[2] / "Dockerfile"

@@ -1,7 +1,7 @@
-"""A machine within this one, for a node of Kubernetes: its own mounts, network, processes and name.
+"""A machine within this one, for a Kubernetes node: with its own mounts, network, processes and name.
 
-Whatever a node leaves behind (mounts, rules of the firewall, bridges, containers) goes with the last of its processes,
-and these go with the first, which ends when we do. Control groups alone have to be removed.
+Everything a node leaves behind (mounts, firewall rules, bridges, containers) disappears with its last process. Its
+processes end with the first one, which ends with this process. Only control groups must be removed.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from pathlib import Path
 from pgrole_controller.local.process import tied_to_parent
 from tests.compose.engine import EngineError, run
 
-#: Of the two ends of the cable between this machine and the node.
+#: The two ends of the link between this machine and the node.
 HOST, NODE = "10.247.255.1", "10.247.255.2"
 PODS, SERVICES = "10.247.0.0/20", "10.247.96.0/24"
 _CABLE = "pgrole-node"
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP = "pgrole-cluster"
-_SHARES = {"cpu.shares": 8 * 1024, "cpu.weight": 8 * 100}  # version 1 and 2
+_SHARES = {"cpu.shares": 8 * 1024, "cpu.weight": 8 * 100}  # control groups version 1 and 2
 _CABLE_SECONDS = 60.0
 _GONE_SECONDS = 30.0
-#: Programs of a node write to these folders, and set these of the kernel, whatever they are told: they get their own.
+#: Programs of a node always write to these folders and set these kernel parameters, so the node gets its own.
 _FOLDERS = "/run /var/lib /var/log"
 _SETTINGS = (
     "vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops "
@@ -49,7 +49,7 @@ _NAMESPACES = ("--mount", "--net", "--pid", "--uts", "--ipc")
 
 
 class Machine:
-    """Made by `machine`. `group` is the control group below which all of its containers are to be."""
+    """Created by `machine`. All its containers are below control group `group`."""
 
     group = f"/{_GROUP}"
 
@@ -58,21 +58,21 @@ class Machine:
         self._services: list[subprocess.Popen[bytes]] = []
 
     def command(self, *command: str | Path) -> list[str]:
-        """The command line that runs `command` there."""
+        """Returns the command line that runs `command` there."""
         return ["nsenter", f"--target={self._pid}", *_NAMESPACES, "--", *(str(part) for part in command)]
 
     def run(self, *command: str | Path, seconds: float = 120) -> str:
-        """What it prints. Raises EngineError."""
+        """Returns the output. Raises EngineError."""
         return run(self.command(*command), seconds=seconds)
 
     def start(self, log: Path, *command: str | Path) -> None:
-        """A program that runs for as long as the machine does."""
+        """Starts a program that runs until the machine ends."""
         with log.open("ab") as output:
             arguments = self.command(*command)
             self._services.append(subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output))
 
     def check(self) -> None:
-        """Raises EngineError when one of its programs has ended."""
+        """Raises EngineError if one of its programs has ended."""
         for process in self._services:
             if process.poll() is not None:
                 raise EngineError(f"{process.args[-1]!r} ended with {process.returncode}")  # type: ignore[index]
@@ -84,7 +84,7 @@ class Machine:
 
 @contextmanager
 def machine() -> Iterator[Machine]:
-    """A machine that this one reaches under NODE, and its PODS and SERVICES. Raises EngineError."""
+    """Yields a machine that this one reaches as NODE, with its PODS and SERVICES. Raises EngineError."""
     if Path("/sys/class/net", _CABLE).exists():
         raise EngineError(f"there is a network device {_CABLE}: another cluster of these tests runs")
     command = tied_to_parent(["unshare", "--fork", "--kill-child", "--mount-proc", *_NAMESPACES, "sh", "-c", _INIT])
@@ -108,7 +108,7 @@ def machine() -> Iterator[Machine]:
 
 
 def _child(pid: int) -> int:
-    """The first process of the machine, as this one numbers it."""
+    """Returns the process id, on this machine, of that machine's first process."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()[0])
 
 
@@ -129,14 +129,14 @@ def _lay_cable(node: Machine) -> None:
 
 
 def _hierarchies() -> list[Path]:
-    """The roots of the control groups: of each controller (version 1), or the one of all (version 2)."""
+    """Returns the roots of the control groups: one for each controller (version 1), or the single one (version 2)."""
     if (_GROUPS / "cgroup.controllers").exists():
         return [_GROUPS]
     return [path for path in _GROUPS.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
 def _make_groups() -> None:
-    """With the share of several processes: beside the load of this machine, probes would else not be answered."""
+    """Gives them the CPU share of several processes: otherwise probes would time out on a busy machine."""
     for hierarchy in _hierarchies():
         group = hierarchy / _GROUP
         group.mkdir(exist_ok=True)
@@ -146,7 +146,7 @@ def _make_groups() -> None:
 
 
 def _remove_groups() -> None:
-    """They are empty once their processes are gone, which takes the kernel a moment."""
+    """Waits briefly: the kernel needs a moment to empty them after their processes end."""
     deadline = time.monotonic() + _GONE_SECONDS
     for hierarchy in _hierarchies():
         while (hierarchy / _GROUP).exists():

@@ -1,4 +1,4 @@
-"""A node: containerd, kubelet and kube-proxy on a machine of its own, with a bridge for its pods."""
+"""A node: containerd, kubelet and kube-proxy on a separate machine, with a bridge for its pods."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,12 @@ from tests.cluster.machine import HOST, NODE, PODS, SERVICES, Machine
 from tests.compose.engine import EngineError
 
 PAUSE = "pgrole.dev/pause:1"
-_DNS = SERVICES.rpartition(".")[0] + ".10"  # of dns.yaml
+_DNS = SERVICES.rpartition(".")[0] + ".10"  # in dns.yaml
 Config = dict[str, object]
 
 
 class Node:
-    """`start` it once; it ends with its machine. All that it writes is in `folder`."""
+    """`start` it once; it ends with its machine. It writes only to `folder`."""
 
     def __init__(self, machine: Machine, folder: Path, programs: Path, control_plane: ControlPlane) -> None:
         self.machine = machine
@@ -25,7 +25,7 @@ class Node:
         self._socket = folder / "containerd.sock"
 
     def start(self) -> None:
-        """Its programs run; the node is Ready when the cluster says so."""
+        """Starts its programs; the cluster reports when the node is Ready."""
         self._write_network()
         self.machine.start(
             self._folder / "containerd.log",
@@ -50,15 +50,15 @@ class Node:
         )
 
     def load(self, archive: Path) -> None:
-        """The images of an archive, as `docker save` writes it, under the names that they have there."""
+        """Loads the images of an archive made by `docker save`, under their names there."""
         self.ctr("images", "import", str(archive))
 
     def ctr(self, *arguments: str) -> str:
-        """containerd's own command, in the namespace of Kubernetes. Raises EngineError."""
+        """Runs containerd's command line client in the namespace of Kubernetes. Raises EngineError."""
         return self.machine.run(self._programs / "ctr", f"--address={self._socket}", "--namespace=k8s.io", *arguments)
 
     def is_running(self) -> bool:
-        """Whether containerd answers."""
+        """Tells whether containerd answers."""
         self.machine.check()
         try:
             self.ctr("version")
@@ -135,7 +135,7 @@ class Node:
             "resolvConf": str(self._folder / "resolv.conf"),
             "podLogsDir": str(self._folder / "logs"),
             "volumePluginDir": str(self._folder / "plugins"),
-            "evictionHard": {"memory.available": "100Mi"},  # how full this machine's disk is, is not asked
+            "evictionHard": {"memory.available": "100Mi"},  # ignores how full this machine's disk is
             "imageGCHighThresholdPercent": 100,
         }
 
@@ -148,5 +148,5 @@ class Node:
             "mode": "iptables",
             "clusterCIDR": PODS,
             "bindAddress": "0.0.0.0",
-            "conntrack": {"maxPerCore": 0, "min": 0},  # of the whole machine
+            "conntrack": {"maxPerCore": 0, "min": 0},  # these belong to the whole machine
         }

@@ -1,4 +1,4 @@
-"""The pods lose their leader in each of the ways that clusters have, and drift is repaired."""
+"""Checks that drift is repaired after each way in which the pods can lose their leader."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.cluster.product import NAMESPACE, leader, pods, restarts, rolled_out
 from tests.compose.engine import say
 
 _LEASE_SECONDS = 15.0
-_MARGIN_SECONDS = 15.0  # for psql and kubectl, on a machine that is busy
+_MARGIN_SECONDS = 15.0  # for psql and kubectl on a busy machine
 _PACE_SECONDS = 1.5
 _BUDGET = "deploy/kustomize/components/pod-disruption-budget/pod_disruption_budget.yaml"
 
@@ -61,7 +61,7 @@ def in_a_rollout_drift_is_repaired_all_the_time(database: Database) -> None:
     rolling.start()
     longest = database.repair_seconds(within=_MARGIN_SECONDS)
     while rolling.is_alive():
-        rolling.join(_PACE_SECONDS)  # what is set back again and again is repaired more slowly
+        rolling.join(_PACE_SECONDS)  # the controller slows down repairs of a field that keeps changing
         longest = max(longest, database.repair_seconds(within=_MARGIN_SECONDS))
     rolling.join()
     _tell("rolled out, at most", longest)
@@ -70,7 +70,7 @@ def in_a_rollout_drift_is_repaired_all_the_time(database: Database) -> None:
 
 
 def _evict(cluster: Cluster, pod: str, *, fails: bool = False) -> str:
-    """As `kubectl drain` does."""
+    """Evicts the pod, like `kubectl drain`."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
     return cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body), fails=fails)
@@ -82,11 +82,11 @@ def _disruptions(cluster: Cluster) -> int:
 
 
 def _process_of(pod: str) -> int:
-    """The controller's in a pod, as this machine numbers it."""
+    """Returns the process id, on this machine, of the controller in a pod."""
     for entry in Path("/proc").iterdir():
         try:
             environment = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:  # it ended meanwhile, or is the kernel's
+        except OSError:  # it ended meanwhile, or belongs to the kernel
             continue
         if f"POD_NAME={pod}".encode() in environment:
             return int(entry.name)

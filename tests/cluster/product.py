@@ -1,4 +1,4 @@
-"""What is installed, as kubectl shows it: its pods, its Lease, its log, its metrics."""
+"""The installed product as kubectl shows it: pods, Lease, log, metrics."""
 
 import json
 import re
@@ -14,7 +14,7 @@ def rolled_out(cluster: Cluster) -> None:
 
 
 def pods(cluster: Cluster) -> list[Json]:
-    """Those that are not ending."""
+    """Returns the pods that are not terminating."""
     found = cluster.items("-n", NAMESPACE, "pods", "-l", "app.kubernetes.io/name=pgrole-controller")
     return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
@@ -24,19 +24,19 @@ def restarts(pod: Json) -> int:
 
 
 def leader(cluster: Cluster) -> str:
-    """The name of the pod."""
+    """Returns the leading pod's name."""
     lease = cluster.get("-n", NAMESPACE, "lease", "pgrole-controller")
     return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
 
 
 def read_log(cluster: Cluster, pod: str) -> Iterator[Json]:
-    """Its lines. Raises ValueError for one that is no JSON."""
+    """Yields the lines of a pod's log. Raises ValueError for one that is not JSON."""
     for line in cluster.kubectl("-n", NAMESPACE, "logs", pod).splitlines():
         yield json.loads(line)
 
 
 def metric(scrape: str, name: str) -> float:
-    """One without labels."""
+    """Returns a metric without labels."""
     found = re.search(rf"^{name} (\S+)$", scrape, re.MULTILINE)
     assert found is not None, f"{name} is not in what was scraped"
     return float(found[1])

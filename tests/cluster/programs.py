@@ -1,7 +1,7 @@
-"""The programs of a node, built once by Go from its module proxy: those of Kubernetes, containerd, plugins of CNI.
+"""A node's programs, built once by Go from its module proxy: Kubernetes, containerd, CNI plugins.
 
-Their versions stand in the go.mod of each module here, their hashes in its go.sum. What Debian packages well enough
-is taken from there.
+The go.mod of each module here defines the versions, go.sum their hashes. What Debian packages well enough comes from
+Debian.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _PROGRAMS = ("runc", "iptables", "ip", "nsenter", "psql", "curl")
 
 
 def check_machine(cache: Path, *, stand_ins: bool, docker: bool) -> None:
-    """Raises EngineError with all that is missing. `docker`: images are yet to be made."""
+    """Raises EngineError with everything that is missing. `docker`: images must still be built."""
     built = [] if _folder(cache).is_dir() else ["the programs of a node"]
     built += [] if tools.are_present() else ["helm", "kubectl"]
     built += [] if find_present() else ["kube-apiserver", "etcd"]
@@ -36,7 +36,7 @@ def check_machine(cache: Path, *, stand_ins: bool, docker: bool) -> None:
 
 
 def find_programs(cache: Path) -> Path:
-    """The folder that holds all of them. Raises EngineError."""
+    """Returns the folder with all of them. Raises EngineError."""
     folder = _folder(cache)
     if not folder.is_dir():
         say("building kubelet, containerd and what goes with them with Go, once (10 minutes on 2 cores)")
@@ -56,7 +56,7 @@ def _folder(cache: Path) -> Path:
 
 
 def _build(name: str, into: Path, source: Path) -> None:
-    """In a copy of the module: Go may write beside it."""
+    """Builds in a copy of the module, since Go may write into its folder."""
     shutil.copytree(_HERE / name, source)
     major, minor, _ = KUBERNETES.split(".")
     package = "k8s.io/component-base/version"

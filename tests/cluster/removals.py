@@ -1,4 +1,4 @@
-"""What is left of an object, of a namespace, and of the product itself: nothing but what Retain promises."""
+"""Checks that deleted objects, namespaces and the removed product leave nothing, except what Retain promises."""
 
 import shutil
 import tempfile
@@ -14,7 +14,7 @@ _KINDS = (
     "crd,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,namespace",
     "all,serviceaccount,role,rolebinding,lease,pdb,secret,configmap",
 )
-_REPAIRED = 15.0  # seconds, psql's own and a busy machine's with it
+_REPAIRED = 15.0  # seconds, including psql's own time on a busy machine
 _CHART = "deploy/helm/pgrole-controller"
 _NEXT = CONTROLLER.rpartition(":")[0] + ":next"
 
@@ -28,7 +28,7 @@ def what_an_object_owns_goes_with_it(database: Database) -> None:
 
 
 def a_namespace_is_deleted_with_what_is_in_it(database: Database) -> None:
-    """Of its roles one is dropped, one hands over what it owns, one is retained."""
+    """One of its roles is dropped, one is dropped after reassigning what it owns, one is retained."""
     cluster = database.cluster
     _admit(cluster, "shop", "doomed")
     cluster.kubectl("create", "namespace", "doomed")
@@ -44,7 +44,7 @@ def a_namespace_is_deleted_with_what_is_in_it(database: Database) -> None:
 
 
 def uninstalled_by_the_page_nothing_is_left(database: Database) -> None:
-    """docs/uninstall.md, its first three steps."""
+    """Follows the first three steps of docs/uninstall.md."""
     cluster = database.cluster
     _remove_objects(cluster)
     cluster.kubectl("delete", "-f", "deploy/install.yaml", "--ignore-not-found", "--timeout=120s")
@@ -75,7 +75,7 @@ def with_helm_it_is_installed_upgraded_and_uninstalled(database: Database) -> No
 
 
 def with_kustomize_it_is_installed_for_one_namespace(database: Database) -> None:
-    """docs/install.md: a copy of the overlay with the namespace and the cluster written into it."""
+    """Follows docs/install.md: copies the overlay and fills in the namespace and the cluster."""
     cluster = database.cluster
     with tempfile.TemporaryDirectory(prefix="pgrole-overlay-") as name:
         shutil.copytree(ROOT / "deploy" / "kustomize", name, dirs_exist_ok=True)
@@ -97,7 +97,7 @@ def with_kustomize_it_is_installed_for_one_namespace(database: Database) -> None
 
 
 def _remove_objects(cluster: Cluster) -> None:
-    """The page's steps up to the definitions, while the controller runs."""
+    """Follows the page's steps before the removal of the CRDs, while the controller runs."""
     cluster.kubectl("delete", "pgroles", "--all", "-A", "--timeout=60s")
     wait(lambda: cluster.items("-n", "shop", "secrets") == [], "the Secrets are collected")
     cluster.kubectl("delete", "pgservers", "--all", "--timeout=60s")

@@ -1,7 +1,7 @@
-"""`make compose-test`: compose.yaml brought up, judged from outside, and taken down again.
+"""`make compose-test`: starts compose.yaml, checks it from outside, and removes it.
 
-With --stand-ins on a machine without registry: with an engine of its own and with images of tests/compose/images.py.
-compose.yaml and Dockerfile are the same either way. Its project, its ports and its folder are not those of a
+With --stand-ins, for a machine without a registry, it uses its own Docker Engine and the images of
+tests/compose/images.py; compose.yaml and Dockerfile stay the same. Project, ports and folder differ from those of a
 demonstration that may be running.
 """
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_machine(*, stand_ins: bool, judges: bool) -> None:
-    """Raises EngineError with all that is missing."""
+    """Raises EngineError with everything that is missing."""
     programs = ("kubectl", "psql", "curl") if judges else ()
     if not stand_ins:
         check(programs=programs, docker=[["info"], ["compose", "version"]])
@@ -56,7 +56,7 @@ def _check_machine(*, stand_ins: bool, judges: bool) -> None:
 
 @contextmanager
 def _docker(*, stand_ins: bool) -> Iterator[Mapping[str, str]]:
-    """The environment that docker and docker compose work in."""
+    """Yields the environment for docker and docker compose."""
     if not stand_ins:
         yield os.environ
         return

@@ -1,4 +1,4 @@
-"""What is expected of compose.yaml, each a sentence, judged with kubectl, psql and docker from the host."""
+"""Checks of compose.yaml, each a sentence, with kubectl, psql and docker from the host."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from tests.compose.engine import say
 from tests.compose.images import ROOT
 
 _SECONDS = 60.0
-_UP_SECONDS = 600.0  # the first time with the build
+_UP_SECONDS = 600.0  # includes the build the first time
 Json = dict[str, Any]
 
 
 class Project:
-    """The project of compose.yaml under a name, with ports and in a folder of its own."""
+    """The project of compose.yaml under a separate name, with its own ports and folder."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class Project:
         return items
 
     def psql(self, statement: str) -> str:
-        """On the host, as the guide says it. What is asked for, unaligned."""
+        """Runs psql on the host, as the guide says; returns unaligned output."""
         _wait(lambda: any("export PGROLE_DSN=" in line for line in self.guide()), "the guide is told")
         dsn = next(line.split("=", 1)[1] for line in self.guide() if "export PGROLE_DSN=" in line)
         return _run(["psql", dsn, "-XAtqc", statement], self.environment).strip()
@@ -62,12 +62,14 @@ class Project:
         return self.compose("logs", "--no-log-prefix", "guide").splitlines()
 
     def up(self) -> None:
-        """Until the controller is healthy, which `guide` waits for; --wait would call its end a failure."""
+        """Waits until the controller is healthy, as `guide` does; --wait would report the end of `guide` as a
+        failure.
+        """
         self.compose("up", "--detach", seconds=_UP_SECONDS)
 
 
 def check_all(project: Project) -> None:
-    """Raises AssertionError with what does not hold. Nothing is left of the project."""
+    """Raises AssertionError for a failed check. Removes the project."""
     try:
         started = time.monotonic()
         project.up()
@@ -192,7 +194,7 @@ def _answers(project: Project) -> bool:
 
 
 def _repairs(project: Project) -> bool:
-    """Whether one drift, caused now, is seen in the object as repaired."""
+    """Makes a drift, and tells whether the object reports its repair."""
     before = _drifts(project)
     project.psql("ALTER ROLE orders_app CREATEROLE")
     deadline = time.monotonic() + 10
@@ -225,7 +227,7 @@ def _wait(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -
 
 
 def _run(command: list[str], environment: Mapping[str, str], *, fails: bool = False, seconds: float = _SECONDS) -> str:
-    """What it prints; with `fails` it must fail, and that is what it says of it."""
+    """Returns the output; with `fails` the command must fail, and its error output is returned."""
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
     )

@@ -1,7 +1,7 @@
-"""A Docker Engine of its own for the stand-in images, with the two plugins that Debian does not package.
+"""A separate Docker Engine for the stand-in images, with the two plugins that Debian does not package.
 
-The programs come from Debian (`docker.io iptables debootstrap libcap2-bin`), the plugins are built once with Go
-from its module proxy. The engine has its own socket and folder: nothing of another one on the machine is touched.
+The programs come from Debian (`docker.io iptables debootstrap libcap2-bin`); Go builds the plugins once from its module
+proxy. The engine has its own socket and folder, and does not affect another one on the machine.
 """
 
 import json
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-#: Module, version, and the package of the program, for each plugin.
+#: For each plugin: module, version, and the program's package.
 PLUGINS: Mapping[str, tuple[str, str, str]] = {
     "docker-compose": ("github.com/docker/compose/v2", "v2.40.3", "cmd"),
     "docker-buildx": ("github.com/docker/buildx", "v0.29.1", "cmd/buildx"),
@@ -26,14 +26,14 @@ _STOP_SECONDS = 60.0
 
 
 class EngineError(Exception):
-    """The engine, or a program that it needs, cannot be had; the message says what to do."""
+    """The engine, or a program that it needs, is unavailable; the message says what to do."""
 
 
 @contextmanager
 def engine(cache: Path) -> Iterator[dict[str, str]]:
-    """A running dockerd, stopped at the end; the environment that docker finds it with. Raises EngineError.
+    """Runs dockerd; yields the environment in which docker finds it. Raises EngineError.
 
-    Its images stay in `cache`, so that they need not be built again. Root is needed.
+    Its images stay in `cache` for later runs. Needs root.
     """
     config = _plugins(cache)
     failures = []
@@ -62,7 +62,7 @@ def say(line: str) -> None:
 
 
 def build_etcdctl(cache: Path) -> Path:
-    """The program of etcd's image that its health check runs, of the version that its tag names."""
+    """Builds etcdctl, which the health check of etcd's image runs, in the version of that image's tag."""
     program = _etcdctl(cache)
     if not program.exists():
         say(f"building etcdctl {ETCD} with Go (1 minute)")
@@ -77,12 +77,12 @@ def build_etcdctl(cache: Path) -> Path:
 
 
 def unbuilt(cache: Path) -> list[str]:
-    """The plugins that Go has yet to build."""
+    """Returns the plugins that Go must still build."""
     return [name for name in PLUGINS if not (cache / "config" / "cli-plugins" / name).exists()]
 
 
 def unbuilt_etcdctl(cache: Path) -> list[str]:
-    """The same for etcdctl."""
+    """Returns etcdctl if Go must still build it."""
     return [] if _etcdctl(cache).exists() else ["etcdctl"]
 
 
@@ -92,7 +92,7 @@ def _etcdctl(cache: Path) -> Path:
 
 @contextmanager
 def _firewall_kept() -> Iterator[None]:
-    """What dockerd adds to it, and its bridge, stay when it ends: they are removed unless there was one before."""
+    """Removes firewall rules and the bridge that dockerd leaves behind, unless they existed before."""
     before = subprocess.run(["iptables-save"], capture_output=True, check=True).stdout
     bridge = Path("/sys/class/net/docker0")
     theirs = bridge.exists()
@@ -139,7 +139,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _plugins(cache: Path) -> Path:
-    """The folder for DOCKER_CONFIG, whose plugins were built when they are not there yet."""
+    """Returns the folder for DOCKER_CONFIG; builds missing plugins."""
     config = cache / "config"
     folder = config / "cli-plugins"
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _plugins(cache: Path) -> Path:
 
 
 def _build(cache: Path, module: str, version: str, package: str, program: Path) -> None:
-    """In a copy of the module: its go.mod has directives that `go install` refuses."""
+    """Builds in a copy of the module, because `go install` rejects directives of its go.mod."""
     found = json.loads(_go(["mod", "download", "-json", f"{module}@{version}"], cache))
     source = cache / f"{program.name}-source"
     shutil.rmtree(source, ignore_errors=True)
@@ -173,7 +173,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     seconds: float | None = None,
 ) -> str:
-    """What it prints. Raises EngineError with the end of what it said."""
+    """Returns the output. Raises EngineError with its end."""
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
     )

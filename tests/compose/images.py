@@ -1,8 +1,8 @@
-"""Images of the names and tags that Dockerfile and compose.yaml ask for, made from what this machine has.
+"""Builds stand-ins for the images that Dockerfile and compose.yaml name, from what this machine has.
 
-For machines that reach no registry. Debian 13 comes from debootstrap and is, as in the images that are stood in for,
-the base of PostgreSQL and of the build; the image to run in is unpacked from the packages that the distroless one has.
-kube-apiserver and etcd are those that the tests use; PostgreSQL is the one that `pgrole-controller dev` starts.
+For machines without a registry. Debian 13 comes from debootstrap and, as in the original images, is the base of
+PostgreSQL and of the build. The runtime image is unpacked from the same packages as the distroless one. kube-apiserver
+and etcd are those of the tests, and PostgreSQL that of `pgrole-controller dev`.
 """
 
 import re
@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 _FILES = Path(__file__).with_name("standins")
 _DEBIAN = "stand-in/debian:trixie"
 _MIRROR = "http://deb.debian.org/debian"
-#: Of the build's Debian; those of the image to run in are among them.
+#: For the build's Debian; they include the packages of the runtime image.
 _BUILD_PACKAGES = ("ca-certificates", "python3.13", "tzdata", "netbase")
-#: What gcr.io/distroless/python3-debian13 unpacks, as far as it is on the system of the build.
+#: Packages in gcr.io/distroless/python3-debian13, as far as the build's system has them.
 _RUNTIME_PACKAGES = (
     "base-files",
     "ca-certificates",
@@ -54,7 +54,7 @@ _RUNTIME_PACKAGES = (
 
 
 def names() -> dict[str, str]:
-    """What each image is called, read from the two files that name them: Dockerfile and compose.yaml."""
+    """Returns the names of the images, read from Dockerfile and compose.yaml."""
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     compose = (ROOT / "compose.yaml").read_text(encoding="utf-8")
     bases = dict(re.findall(r"^ARG (\w+)_IMAGE=(\S+)$", dockerfile, re.MULTILINE))
@@ -66,11 +66,11 @@ def names() -> dict[str, str]:
 
 
 def make_postgres(environment: Mapping[str, str], cache: Path, version: int, programs: Path, tag: str) -> None:
-    """`tag`, as the official image of PostgreSQL as far as its entrypoint is used; `programs`: the folder of initdb."""
+    """Builds `tag` like PostgreSQL's official image, as far as its entrypoint is used. `programs`: folder of initdb."""
     _make_debian(environment, cache)
     with _context() as folder:
         for part in (programs.parent, programs.parents[1].with_name(f"{programs.parents[1].name}.libs")):
-            if part.is_dir():  # beside each other, as their rpath has it
+            if part.is_dir():  # side by side, as their rpath expects
                 into = folder / "programs" / part.relative_to(programs.parents[2])
                 shutil.copytree(part, into, symlinks=True)
         shutil.copy(_FILES / "postgres-entrypoint.sh", folder / "docker-entrypoint.sh")
@@ -96,7 +96,7 @@ def make_postgres(environment: Mapping[str, str], cache: Path, version: int, pro
 
 
 def make_control_plane(environment: Mapping[str, str], binaries: Binaries, etcdctl: Path) -> None:
-    """The images of etcd and kube-apiserver: their programs, and nothing else."""
+    """Builds the images of etcd and kube-apiserver, which contain only their programs."""
     asked = names()
     for part, programs in (
         ("etcd", {"etcd": binaries.etcd, "etcdctl": etcdctl}),
@@ -107,19 +107,19 @@ def make_control_plane(environment: Mapping[str, str], binaries: Binaries, etcdc
             bin_folder.mkdir(parents=True)
             for name, program in programs.items():
                 shutil.copy(program, bin_folder / name)
-            if part == "kube-apiserver":  # as in the image that is stood in for: not every container may execute it so
+            if part == "kube-apiserver":  # as in the original image: not every container may execute it
                 run(["setcap", "cap_net_bind_service=+ep", str(bin_folder / part)])
             _import(environment, folder, asked[part])
 
 
 def make_bases(environment: Mapping[str, str], cache: Path) -> None:
-    """The two images that the Dockerfile begins with."""
+    """Builds the two base images of the Dockerfile."""
     asked = names()
     _make_debian(environment, cache)
     with _context() as folder:
         uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
         shutil.copy(uv, folder / "uv")
-        # What reaches this machine through a proxy with a CA of its own does so in a build, too.
+        # If this machine uses a proxy with its own CA, so must a build.
         shutil.copy("/etc/ssl/certs/ca-certificates.crt", folder / "ca-certificates.crt")
         _write(
             folder,
@@ -148,7 +148,7 @@ def make_bases(environment: Mapping[str, str], cache: Path) -> None:
 
 
 def _make_debian(environment: Mapping[str, str], cache: Path) -> None:
-    """The base of PostgreSQL and of the build, and in the cache the packages that it was made from."""
+    """Builds the base of PostgreSQL and of the build, and caches the packages it was made from."""
     system = cache / "debian"
     if not (system / "done").exists():
         shutil.rmtree(system, ignore_errors=True)
@@ -162,7 +162,7 @@ def _make_debian(environment: Mapping[str, str], cache: Path) -> None:
 
 
 def _unpack(cache: Path, root: Path) -> None:
-    """The packages of the image to run in, as they are in their archives: no script of theirs has run."""
+    """Unpacks the packages of the runtime image without running their scripts."""
     archives = cache / "debian" / "var" / "cache" / "apt" / "archives"
     for package in _RUNTIME_PACKAGES:
         for archive in archives.glob(f"{package}_*.deb"):
@@ -187,7 +187,7 @@ def _unpack(cache: Path, root: Path) -> None:
 
 
 def _import(environment: Mapping[str, str], root: Path, tag: str) -> None:
-    """A file system as an image, with the capabilities of its files, which a build would not take from its context."""
+    """Imports a file system as an image, with its files' capabilities, which a build context would lose."""
     with tempfile.TemporaryDirectory() as scratch:
         archive = Path(scratch) / "root.tar"
         leave_out = "--exclude=./var/cache/apt/archives/*.deb"

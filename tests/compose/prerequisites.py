@@ -1,4 +1,4 @@
-"""What this machine lacks for `make compose-test` and `make cluster-test`: everything at once, before a build."""
+"""Checks what this machine lacks for `make compose-test` and `make cluster-test`, all at once, before a build."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tests.compose.engine import EngineError
 
-#: Program → the Debian package that has it.
+#: The Debian package of each program.
 _PACKAGES = {
     "curl": "curl",
     "debootstrap": "debootstrap",
@@ -21,7 +21,7 @@ _PACKAGES = {
     "setcap": "libcap2-bin",
 }
 _ELSEWHERE = {"kubectl": "kubectl (https://kubernetes.io/docs/tasks/tools)"}
-#: What an engine for the stand-ins is started with.
+#: Programs to run an engine for the stand-ins.
 ENGINE = ("dockerd", "docker", "iptables", "debootstrap", "setcap")
 _ANSWER_SECONDS = 30
 
@@ -35,8 +35,8 @@ def check(
 ) -> None:
     """Raises EngineError with everything that is missing.
 
-    `root`: what root is needed for, empty where it is not. `built`: what Go has to build first. `docker`: arguments of
-    docker that must succeed.
+    `root`: why root is needed, or empty. `built`: what Go must build first. `docker`: arguments with which docker must
+    succeed.
     """
     lacking = [program for program in programs if shutil.which(program) is None]
     packages = sorted({_PACKAGES[program] for program in lacking if program in _PACKAGES})
@@ -53,7 +53,7 @@ def check(
 
 
 def _refusal(arguments: Sequence[str]) -> str | None:
-    """Why `docker` fails with these arguments; None when it succeeds."""
+    """Returns why `docker` fails with these arguments; None if it succeeds."""
     command = f"docker {' '.join(arguments)}"
     choice = "or choose ARGS=--stand-ins, which starts an engine of its own"
     if shutil.which("docker") is None:

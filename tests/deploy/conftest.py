@@ -1,4 +1,4 @@
-"""helm and kubectl, promtool, and an API server of their own: what is installed is for the whole cluster."""
+"""helm, kubectl, promtool, and a separate API server, since the tests install cluster-wide objects."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from tests.deploy.programs import NoPrograms, Programs, find, find_promtool
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def programs(request: pytest.FixtureRequest) -> Programs:
-    """When they must be built first, pytest shows it."""
+    """If they must be built first, pytest shows the progress."""
     with shown(request):
         try:
             return await find(Display(sys.stderr))
@@ -27,7 +27,7 @@ async def programs(request: pytest.FixtureRequest) -> Programs:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def promtool(request: pytest.FixtureRequest) -> Path:
-    """The same, for the tests of what Prometheus is given."""
+    """promtool, for the tests of alerts and dashboard."""
     with shown(request):
         try:
             return await find_promtool(Display(sys.stderr))

@@ -1,10 +1,10 @@
-"""Makes what of deploy/ is made from other files: `make manifests`.
+"""Generates the files of deploy/ that are derived from others: `make manifests`.
 
-- the chart's CRDs, from the models, as crds/;
+- the chart's CRDs, from the models, like crds/;
 - the chart's alerts and the PrometheusRule, from deploy/alerts/rules.yaml;
 - install.yaml, from the overlay for a whole cluster. This one needs kubectl (tests/deploy/programs.py).
 
-`--check` writes nothing, and fails when one of the first two is not as it would be made; install.yaml is a test's.
+`--check` writes nothing, and fails if one of the first two is out of date; a test checks install.yaml.
 """
 
 import sys
@@ -36,7 +36,7 @@ spec:
 
 
 def copies() -> dict[Path, str]:
-    """File → text, of all that needs no program."""
+    """Returns the text of each file that can be generated without a program."""
     rules = RULES.read_text(encoding="utf-8")
     indented = "".join(f"  {line}" if line.strip() else line for line in rules.splitlines(keepends=True))
     return {
@@ -47,7 +47,7 @@ def copies() -> dict[Path, str]:
 
 
 async def render_overlay(kubectl: Path, folder: Path) -> str:
-    """The objects of a kustomization as YAML. Raises ValueError with what kubectl says."""
+    """Renders a kustomization as YAML. Raises ValueError with kubectl's message."""
     answer = await run(kubectl, "kustomize", folder)
     if answer.code != 0:
         raise ValueError(f"{folder}: {answer.err}")

@@ -1,7 +1,6 @@
-"""What of the Prometheus operator's ServiceMonitor and PrometheusRule the API server has to know to check ours.
+"""CRDs for ServiceMonitor and PrometheusRule, so that the API server can validate ours.
 
-In essence as monitoring.coreos.com/v1 has it: the fields that we use and nothing else, so that a misspelt one is
-refused.
+They define those fields of monitoring.coreos.com/v1 that we use and nothing else, so a misspelt field is rejected.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""helm and kubectl, with kustomize in it: what installs, for the tests and for `make manifests`. promtool tries alerts.
+"""Finds helm and kubectl (which includes kustomize) for the tests and `make manifests`, and promtool for the alerts.
 
-Each from the folder that KUBEBUILDER_ASSETS names, the PATH, the cache, or Go, which builds it once; the first whose
-version fits. The versions that fit stand in go.mod of two modules: helm and kubectl, from `tools/`, are built together,
-promtool from `tools/promtool/`, only where it is asked for.
+Takes the first with a suitable version from: the folder KUBEBUILDER_ASSETS, the PATH, the cache, or a build with Go.
+Two go.mod files define the versions: `tools/` for helm and kubectl, which are built together, and `tools/promtool/`,
+built only on demand.
 """
 
 import json
@@ -36,11 +36,11 @@ _LAST_LINES = 12
 
 
 class NoPrograms(LocalError):
-    """Neither the programs nor Go are on this machine; the message says what would do."""
+    """Neither the programs nor Go are on this machine; the message says what would help."""
 
 
 class BuildFailed(LocalError):
-    """Go could not build them; the message has its last lines."""
+    """The build with Go failed; the message contains its last lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """What is built together. `sources`: program → the Go module that it comes from. `tags`: of the build."""
+    """Programs built together. `sources`: the Go module of each program. `tags`: of the build."""
 
     folder: Path
     sources: Mapping[str, str]
@@ -89,7 +89,7 @@ _PROMTOOL = _Module(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a program ended and what it said."""
+    """Exit code and output of a program."""
 
     code: int
     out: str
@@ -97,7 +97,7 @@ class Answer:
 
 
 async def run(program: Path, *arguments: str | Path, stdin: str = "", seconds: float = 120) -> Answer:
-    """Run it to its end. What it caches is dropped. Raises TimeoutError."""
+    """Runs a program to its end, and discards what it caches. Raises TimeoutError."""
     command = tied_to_parent([str(part) for part in (program, *arguments)])
     with tempfile.TemporaryDirectory(prefix="pgrole-tools-") as home, anyio.fail_after(seconds):
         environment = {**os.environ, "HOME": home, "KUBECACHEDIR": home, "HELM_NAMESPACE": "", "KUBECONFIG": ""}
@@ -106,18 +106,18 @@ async def run(program: Path, *arguments: str | Path, stdin: str = "", seconds: f
 
 
 async def find(display: Display, environment: Mapping[str, str] = os.environ) -> Programs:
-    """Find helm and kubectl; build them when they are nowhere. Raises NoPrograms, BuildFailed."""
+    """Finds helm and kubectl, or builds them. Raises NoPrograms, BuildFailed."""
     found = await _find(_INSTALLERS, display, environment)
     return Programs(found["helm"], found["kubectl"])
 
 
 def are_present(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether helm and kubectl need not be built."""
+    """Tells whether helm and kubectl are available without a build."""
     return _find_present(_INSTALLERS, environment) is not None
 
 
 async def find_promtool(display: Display, environment: Mapping[str, str] = os.environ) -> Path:
-    """The same for promtool."""
+    """Finds promtool, or builds it."""
     return (await _find(_PROMTOOL, display, environment))["promtool"]
 
 
@@ -132,12 +132,14 @@ async def _find(module: _Module, display: Display, environment: Mapping[str, str
 
 
 def wanted() -> dict[str, Version]:
-    """The versions that are built."""
+    """The versions to build."""
     return {name: version for module in (_INSTALLERS, _PROMTOOL) for name, version in module.wanted().items()}
 
 
 def fits(name: str, found: Version) -> bool:
-    """kubectl: one minor version apart at most, as Kubernetes has it. Else the same major version, and none older."""
+    """kubectl may differ by one minor version, as Kubernetes allows. Others need the same major version, and no older
+    one.
+    """
     wish = wanted()[name]
     if name == "kubectl":
         return found.major == wish.major and abs(found.minor - wish.minor) <= 1
@@ -151,7 +153,7 @@ def _find_present(module: _Module, environment: Mapping[str, str]) -> dict[str, 
 
 
 def _fitting(module: _Module, name: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Of the cache nothing is asked: only what was built is there."""
+    """Yields suitable programs. Those in the cache are not asked for their version, since only builds are there."""
     for folders in (environment.get("KUBEBUILDER_ASSETS"), environment.get("PATH")):
         found = shutil.which(name, path=folders) if folders else None
         if found is not None and (version := _ask(name, found)) is not None and fits(name, version):
@@ -162,7 +164,7 @@ def _fitting(module: _Module, name: str, environment: Mapping[str, str]) -> Iter
 
 
 def _ask(name: str, program: str) -> Version | None:
-    """None where it does not answer as it should."""
+    """Returns a program's version; None if its answer is not understood."""
     try:
         said = subprocess.run(
             [program, *_ASK[name]], capture_output=True, text=True, timeout=_ASK_SECONDS, check=True, cwd="/"
@@ -179,7 +181,7 @@ def _ask(name: str, program: str) -> Version | None:
 
 
 def _read_version(text: str) -> Version:
-    """Of a program, or of its Go module: Prometheus 3.15.0 is module v0.315.0. Raises ValueError."""
+    """Parses a program's or its Go module's version: Prometheus 3.15.0 is module v0.315.0. Raises ValueError."""
     numbers = re.match(r"v(\d+)\.(\d+)\.(\d+)", text.strip())
     if numbers is None:
         raise ValueError(f"not a version: {text[:40]!r}")
@@ -212,7 +214,7 @@ async def _build(module: _Module, into: Path, scratch: Path, display: Display, e
             f"{module.what} not found, like {versions}: install what is missing, "
             f"or Go (https://go.dev/dl), which builds it once"
         )
-    for name in ("go.mod", "go.sum"):  # beside which Go may write
+    for name in ("go.mod", "go.sum"):  # copies that Go may write beside
         shutil.copyfile(module.folder / name, scratch / name)
     display.say(f"Building {module.what} with Go, once: 4 minutes on 2 cores (seconds if Go has them cached)")
     command = [go, "build", "-trimpath", f"-tags={module.tags}", f"-ldflags={_ldflags()}", "-o", f"{into}/", "tool"]
@@ -225,7 +227,7 @@ async def _build(module: _Module, into: Path, scratch: Path, display: Display, e
 
 
 def _ldflags() -> str:
-    """What they say of themselves, and which Kubernetes `helm template` takes for granted."""
+    """Sets the versions they report, and the Kubernetes version that `helm template` assumes."""
     versions = wanted()
     helm, kubernetes = versions["helm"], versions["kubectl"]
     base, chart = "k8s.io/component-base/version", "helm.sh/helm/v3"

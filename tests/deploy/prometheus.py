@@ -1,4 +1,4 @@
-"""What Prometheus is asked, by the alerts and the dashboard, and what there is to ask it for."""
+"""The queries of alerts and dashboard, and the metrics that the controller exports for them."""
 
 import json
 import re
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 DASHBOARD = DEPLOY / "grafana" / "pgrole-controller.json"
 CASES = sorted((DEPLOY / "alerts" / "tests").glob("*.yaml"))
 
-#: What Prometheus adds to each series, and what only buckets have.
+#: Labels that Prometheus adds to each series, and one that only buckets have.
 ADDED = frozenset({"job", "instance", "namespace", "pod"})
 
 _ENDS = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
@@ -28,7 +28,7 @@ _SERVER = metrics.ServerFigures("exported", True, "Watch", True, depth=2, oldest
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A name that is exported. `kind`: counter, gauge, or bucket, count, sum of a histogram. `labels`: all, sorted."""
+    """An exported name. `kind`: counter, gauge, or bucket, count, sum of a histogram. `labels`: all, sorted."""
 
     name: str
     kind: str
@@ -44,7 +44,7 @@ def alerts() -> list[Json]:
 
 
 def panels() -> list[tuple[str, str]]:
-    """Title and expression of each line of each panel, with values for Grafana's variables."""
+    """Title and expression of each query of each panel, with values for Grafana's variables."""
     document = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     found = [(one["title"], target["expr"]) for one in document["panels"] for target in one.get("targets", ())]
     return [
@@ -54,7 +54,7 @@ def panels() -> list[tuple[str, str]]:
 
 
 def exported() -> dict[str, Exported]:
-    """Every name that the registry of the controller exports, from its text; what has no sample yet is given one."""
+    """Returns every name that the controller's registry exports; metrics without samples get one first."""
     added = [
         (metric, ("exported",) * len(metric._labelnames))
         for metric in vars(metrics).values()
@@ -76,7 +76,7 @@ def _read(text: str) -> Iterator[tuple[str, Exported]]:
 
 
 def named(expression: str) -> list[tuple[str, dict[str, str]]]:
-    """Each metric in an expression, with its selectors: label → operator and value."""
+    """Returns each metric in an expression with its selectors: label → operator and value."""
     found = re.findall(r"\b((?:pgrole|process|python)_\w+)(?:\{([^}]*)\})?", expression)
     return [(name, {key: op + value for key, op, value in _selectors(inside)}) for name, inside in found]
 
@@ -86,7 +86,7 @@ def _selectors(inside: str) -> list[tuple[str, str, str]]:
 
 
 async def try_rules(promtool: Path, cases: Json, folder: Path, rules: Json | None = None) -> Answer:
-    """`promtool test rules`, with these cases, and rules other than ours where there are any."""
+    """Runs `promtool test rules` with these cases, on our rules or those given."""
     asked = folder / "rules.yaml"
     asked.write_text(RULES.read_text(encoding="utf-8") if rules is None else json.dumps(rules), encoding="utf-8")
     (folder / "cases.yaml").write_text(json.dumps({**cases, "rule_files": [str(asked)]}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What helm and kustomize make of deploy/, as objects."""
+"""Renders deploy/ with helm and kustomize, as objects."""
 
 import json
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ from tests.deploy.manifests import CHART, ROOT, render_overlay
 from tests.deploy.programs import Answer, Programs, run
 
 Json = dict[str, Any]
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # six times as fast, where libyaml is
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # six times as fast, if libyaml is available
 
 RELEASE = "pgrole-controller"
 NAMESPACE = "pgrole-system"
-#: What was rendered once of the repository's own files, which no test changes.
+#: Cached output for the repository's own files, which no test changes.
 _rendered: dict[tuple[str, ...], str] = {}
 _OF_HELM = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/version", "helm.sh/resource-policy")
 
@@ -23,7 +23,7 @@ _OF_HELM = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/
 async def template(
     programs: Programs, *arguments: str | Path, chart: Path = CHART, values: Json | None = None
 ) -> Answer:
-    """What `helm template` answers for a release as the kustomize overlays have it."""
+    """Runs `helm template` with the release name and namespace of the kustomize overlays."""
     given = ["--values", "-"] if values is not None else []
     text = yaml.safe_dump(values) if values is not None else ""
     return await run(programs.helm, "template", RELEASE, chart, "-n", NAMESPACE, *given, *arguments, stdin=text)
@@ -48,7 +48,7 @@ async def render_kustomization(programs: Programs, folder: Path) -> list[Json]:
 
 
 def write_overlay(folder: Path, text: str) -> Path:
-    """The folder with a kustomization of somebody's own. ROOT in it is the repository's, as kustomize takes it."""
+    """Writes a user's kustomization; returns its folder. ROOT in it becomes the repository's path."""
     up = "/".join(".." for _ in folder.resolve().parts[1:])
     (folder / "kustomization.yaml").write_text(text.replace("ROOT", f"{up}{ROOT.resolve()}"), encoding="utf-8")
     return folder
@@ -72,13 +72,13 @@ def the(objects: Iterable[Json], kind: str, name: str = RELEASE) -> Json:
 
 
 def environment_of(deployment: Json) -> dict[str, Any]:
-    """Variable → its value, or where it is from."""
+    """Returns each variable with its value, or the source of its value."""
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
 
 
 def without_helm(objects: Iterable[Json]) -> dict[tuple[str, str, str], Json]:
-    """(kind, namespace, name) → object, without what helm adds to its metadata."""
+    """Returns objects by (kind, namespace, name), without helm's additions to their metadata."""
     found = {}
     for one in objects:
         metadata = dict(one["metadata"])

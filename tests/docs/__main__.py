@@ -1,4 +1,4 @@
-"""Prints how many blocks of each page are run, and why others are not: `python -m tests.docs`."""
+"""Prints how many blocks of each page are run, and why the others are not: `python -m tests.docs`."""
 
 from tests.docs.page import COMMANDS, ROOT, pages, read_page
 

@@ -1,8 +1,7 @@
-"""What a cluster has beside its API server, as far as the pages need it.
+"""Replaces what a cluster has besides its API server, as far as the pages need it.
 
-The pods of Deployments are processes of this machine, with the arguments, the environment and the ServiceAccount that
-the Deployment gives them; a Deployment is available when they say so at /readyz. A namespace that is deleted goes with
-all that is in it. Nothing is garbage-collected.
+Pods of Deployments are local processes with the Deployment's arguments, environment and ServiceAccount; a Deployment is
+available once they are ready at /readyz. Deleting a namespace deletes its content. Nothing is garbage-collected.
 """
 
 import json
@@ -36,14 +35,14 @@ class Pod:
 
 @dataclass(slots=True)
 class Cluster:
-    """Of one API server; `run` is its life, `folder` is for logs."""
+    """The controllers of one API server, active during `run`; `folder` receives logs."""
 
     server: ApiServer
     folder: Path
     _pods: dict[str, list[Pod]] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         try:
             while True:
                 await self._look()
@@ -54,7 +53,7 @@ class Cluster:
                     await pod.process.kill()
 
     def logs(self) -> str:
-        """Of every pod that there was."""
+        """Logs of all pods so far."""
         return "".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(self.folder.glob("*.log")))
 
     async def _look(self) -> None:
@@ -71,7 +70,7 @@ class Cluster:
         await self._finish_namespaces()
 
     async def _keep(self, keys: set[str]) -> None:
-        """The others end, as at a rollout that waits for them."""
+        """Ends the others, like a rollout that waits for them."""
         for key in set(self._pods) - keys:
             async with anyio.create_task_group() as tasks:
                 for pod in self._pods.pop(key):
@@ -104,7 +103,7 @@ class Cluster:
         return Pod(process, port)
 
     async def _environment_of(self, container: Json, namespace: str, fields: Mapping[str, str]) -> dict[str, str]:
-        """As the kubelet makes it. Raises KeyError for a source that it does not know."""
+        """Builds the environment like the kubelet. Raises KeyError for an unsupported source."""
         found: dict[str, str] = {}
         for source in container.get("envFrom", []):
             path = f"/api/v1/namespaces/{namespace}/configmaps/{source['configMapRef']['name']}"
@@ -150,7 +149,7 @@ class Cluster:
                     await self._ask("PUT", f"/api/v1/namespaces/{name}/finalize", body)
 
     async def _empty(self, namespace: str) -> int:
-        """Deletes what is in it. How much is not gone yet."""
+        """Deletes the namespace's content; returns how many objects are left."""
         left = 0
         for path in await self._listings(namespace):
             await self._ask("DELETE", path)
@@ -169,7 +168,7 @@ class Cluster:
         return found
 
     async def _ask(self, method: str, path: str, body: Json | None = None, content_type: str = _JSON) -> Json:
-        """What it answers; empty where that is not there (any more)."""
+        """Returns the answer; empty if the object does not exist."""
         try:
             return await self.server.request(method, path, body, content_type=content_type)
         except LocalApiError as error:

@@ -1,4 +1,4 @@
-"""helm and kubectl for the pages, as the tests of deploy/ have them."""
+"""helm and kubectl for the pages, from the fixtures of tests/deploy."""
 
 from tests.deploy.conftest import programs
 

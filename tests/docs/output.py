@@ -1,4 +1,4 @@
-"""Whether a command answered as its page shows, but for what differs from one reader to the next."""
+"""Compares a command's output with the page, except for what differs between readers."""
 
 import re
 
@@ -21,9 +21,9 @@ _CHANGES = re.compile(r"[;&\n]\s*\S|\$\((?!date)|^\w+=|(?<![0-9])>(?!&)")
 
 
 def fits(command: str, shown: str, said: str) -> bool:
-    """`…` on a line of its own stands for any lines, within one for any text.
+    """`…` on its own line matches any lines, and inside a line any text.
 
-    What follows a question (`[y/N]` at the end) is not shown.
+    Output after a question (`[y/N]` at the end) is ignored.
     """
     wanted, found = _lines(shown), _lines(said)
     if _ORDERLESS.search(command):
@@ -33,7 +33,7 @@ def fits(command: str, shown: str, said: str) -> bool:
 
 
 def only_looks(command: str) -> bool:
-    """Whether it may be repeated until what it looks for has come true."""
+    """Tells whether the command may be repeated until its condition is true."""
     command = re.sub(r"\s+#.*", "", command.strip())
     return (_LOOKS.match(command) is not None or "--dry-run=server" in command) and _CHANGES.search(command) is None
 

@@ -1,10 +1,10 @@
-"""A page of the documentation as what its reader copies: blocks of commands, and files that they use.
+"""Parses a documentation page into what its reader copies: blocks of commands, and files that they use.
 
-What a reader does not see stands in a comment right above a fence::
+Instructions for the test are in a comment directly above a fence, invisible to readers::
 
     <!-- not run: needs Docker -->        why no test runs the block
-    <!-- stays: Everything is running --> what it starts goes on, and what follows waits until that was said
-    <!-- in a new cluster -->             as in a cluster, and with a server, that nobody has done anything to yet
+    <!-- stays: Everything is running --> the command keeps running; continue once it has printed this
+    <!-- in a new cluster -->             continue in a fresh cluster with a fresh server
 
 A block whose paragraph is a file's name in backquotes and a colon is that file.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: What is run. Everything else in a fence is a file, or is only shown.
+#: Languages that are run. Any other fence is a file, or only shown.
 COMMANDS = frozenset({"sh", "console", "sql"})
 SHOWN = frozenset({"", "yaml", "ini", "json", "python", "promql"})
 
@@ -30,12 +30,14 @@ _HERE = re.compile(r"<<-?\s*'?(\w+)'?")
 
 
 class BadPage(Exception):
-    """A page is not written as it must be to be run; the message names page and line."""
+    """The page cannot be run as written; the message names page and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is typed, and what the page shows of its answer; empty: the page shows nothing. `stays`: what it says."""
+    """One command, and the answer that the page shows; empty if it shows none. `stays`: text after which to
+    continue.
+    """
 
     line: int
     text: str
@@ -45,7 +47,9 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`line` is that of its first command. `excuse`: why it is not run. `stays`: what the commands that go on say."""
+    """`line` is that of its first command. `excuse`: why it is not run. `stays`: texts of the commands that keep
+    running.
+    """
 
     page: str
     line: int
@@ -79,7 +83,7 @@ def pages() -> list[Path]:
 
 
 def read_page(path: Path) -> list[Block]:
-    """Every fence of the page, in its order. Raises BadPage for a language that nobody knows what to do with."""
+    """Returns every fence of the page in order. Raises BadPage for an unknown language."""
     text = path.read_text(encoding="utf-8")
     page = str(path.relative_to(ROOT))
     blocks = []

@@ -1,10 +1,10 @@
-"""What there is when the reader of a page begins, beside the samples: how it came to be, as a script."""
+"""Scripts that create what a page expects to exist when its reader begins, besides the samples."""
 
 INSTALLED = """
 kubectl apply --server-side -f deploy/install.yaml
 kubectl wait --for=condition=Established crd/pgroles.pgrole.dev crd/pgservers.pgrole.dev
 """
-#: Where a page does not begin in a new cluster; the server is that of PGROLE_DSN.
+#: For pages that do not begin in a new cluster; the server is that of PGROLE_DSN.
 IN_USE = f"""
 kubectl create namespace pgrole-system
 kubectl -n pgrole-system create secret generic pgrole-controller-dsn --from-literal=dsn="$PGROLE_DSN"
@@ -13,7 +13,7 @@ kubectl apply -f deploy/samples
 kubectl wait -n shop --for=condition=Ready pgr --all --timeout=60s
 """
 
-#: Page → script.
+#: Scripts by page.
 BEFORE = {
     "docs/privileges.md": 'pgrole-controller sql | psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN"',
     "docs/running.md": INSTALLED,

@@ -1,4 +1,4 @@
-"""What the reader of a page has: a checkout, the programs, a cluster and a PostgreSQL; and how the page is followed."""
+"""Follows a page as its reader would, with a checkout, the programs, a cluster and a PostgreSQL."""
 
 import os
 import re
@@ -26,14 +26,14 @@ _HOSTS = r"hosts: \[[^]]*\.example\.internal\]"
 _EXPORTED = re.compile(r"^ *(export \w+=.*)$", re.MULTILINE)
 _ASKS = re.compile(r"\bclaims (?:release|transfer)\b")
 _WAITS_IN_SQL = "pg_sleep(0.02)"
-# Sent as one, so that it is not set back before it is looked at.
+# Sends both statements as one, so that the drift is not repaired before the reader sees it.
 _CHANGED, _AT_ONCE = re.compile(r"(?m)^(ALTER ROLE [^;]*);(?=\nSELECT )"), r"\1\\;"
 _LONG_ENOUGH = "pg_sleep(5)"  # this machine may be busy with other tests
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """`place` is the checkout, with the page's files in it. `server`: None where what is followed needs no cluster."""
+    """`place` is the checkout, including the page's files. `server` is None if the page needs no cluster."""
 
     server: ApiServer | None
     postgres: PostgresServer
@@ -45,7 +45,7 @@ class Reader:
         await self.shell.run(script, seconds=_BLOCK_SECONDS)
 
     async def follow(self, blocks: Sequence[Block]) -> None:
-        """Raises AssertionError with page and line of what does not do what the page says."""
+        """Raises AssertionError with page and line of anything that differs from the page."""
         for block in blocks:
             for command in block.commands() if block.is_run else ():
                 try:
@@ -68,7 +68,7 @@ class Reader:
             _compare(command, said)
 
     async def _look(self, command: Command, text: str) -> None:
-        """Again and again, as somebody does who waits for it."""
+        """Repeats the command until it shows the expected output, like a person who waits."""
         said = ""
         with anyio.move_on_after(_COMES_TRUE_SECONDS):
             while True:
@@ -79,7 +79,7 @@ class Reader:
         _compare(command, said)
 
     def stand_in(self, text: str) -> str:
-        """With what is here in place of what is the reader's own."""
+        """Replaces the reader's own values by those of the test."""
         here = f"hosts: [{self.postgres.host}]", f"port: {self.postgres.port}", "sslMode: disable"  # it has no TLS
         text = re.sub(r"(?m)^ *caRef: .*\n|\bcaRef: \{[^}]*\}, *", "", text)
         text = re.sub(rf"(?m)^( *){_HOSTS}.*$", lambda found: "\n".join(found[1] + one for one in here), text)
@@ -95,7 +95,7 @@ class Reader:
 async def reader(
     binaries: Binaries | None, servers: Servers, programs: Programs, folder: Path, files: Sequence[Block]
 ) -> AsyncIterator[Reader]:
-    """One with a new cluster, unless there are no `binaries` for it, a new PostgreSQL, and the page's files."""
+    """Provides a new PostgreSQL, the page's files and, given `binaries`, a new cluster."""
     async with AsyncExitStack() as stack:
         server = None if binaries is None else await stack.enter_async_context(api_server(binaries=binaries))
         postgres = await stack.enter_async_context(servers.run())
@@ -117,7 +117,7 @@ def _compare(command: Command, said: str) -> None:
 
 
 def _make_checkout(folder: Path) -> Path:
-    """The files of this one, under their names; beside them what the page has the reader write."""
+    """Links the files of this checkout; beside them are those that the page has the reader write."""
     place = folder / "checkout"
     place.mkdir(parents=True)
     for entry in ROOT.iterdir():
@@ -128,7 +128,7 @@ def _make_checkout(folder: Path) -> Path:
 
 
 def _make_programs(folder: Path, programs: Programs, postgres: PostgresServer) -> Path:
-    """What a reader has installed."""
+    """Installs the programs that a reader has."""
     folder.mkdir()
     psql = postgres.psql
     found = [programs.helm, programs.kubectl, psql, psql.with_name("pg_dump")]

@@ -1,6 +1,6 @@
-"""The table of settings in docs/running.md, made from the fields of `Settings`: `make settings`.
+"""Generates the table of settings in docs/running.md from the fields of `Settings`: `make settings`.
 
-`--check` writes nothing, and fails when the table is not as it would be made.
+`--check` writes nothing, and fails if the table is out of date.
 """
 
 import re
@@ -14,7 +14,7 @@ _PLACE = re.compile(r"(?<=<!-- settings -->\n).*?(?=<!-- /settings -->\n)", re.D
 
 
 def made(text: str) -> str:
-    """The page with its table made again. Raises ValueError for a page without a place for it."""
+    """Returns the page with a new table. Raises ValueError for a page without a place for it."""
     page, count = _PLACE.subn(lambda _: _table(), text)
     if count != 1:
         raise ValueError("a page has one place for the settings: <!-- settings -->, <!-- /settings -->")

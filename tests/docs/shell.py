@@ -1,4 +1,4 @@
-"""The shell of one reader: what a command sets is there for the next, and the first failure ends it."""
+"""A reader's shell: later commands see what earlier ones set, and the first failure ends it."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from pgrole_controller.local.process import Process, reached, tied_to_parent
 
 _END_SECONDS = 30.0
 _COMMENT = re.compile(r"\s+#.*")
-# A terminal that an answer was typed at becomes the session's own, and its end would end the session.
+# A terminal on which an answer was typed would become the session's own, and its end would end the session.
 _LOOP = """
 trap '' HUP
 trap 'for one in $(jobs -p); do kill "$one" || true; done; wait' EXIT
@@ -29,12 +29,12 @@ done
 
 
 class Failed(Exception):
-    """A command failed, or took too long; the message is what it said."""
+    """A command failed, or took too long; the message is its output."""
 
 
 @dataclass(slots=True)
 class Shell:
-    """Made by `shell`."""
+    """Created by `shell`."""
 
     process: Process
     folder: Path
@@ -42,7 +42,7 @@ class Shell:
     _count: int = field(default=0)
 
     async def run(self, text: str, *, seconds: float, answer: str = "") -> str:
-        """What it says; `answer` is typed where it asks. Raises Failed."""
+        """Returns the output; types `answer` at the prompt. Raises Failed."""
         self._count += 1
         file = self.folder / f"{self._count}.sh"
         file.write_text(text, encoding="utf-8")
@@ -57,7 +57,7 @@ class Shell:
         return said
 
     async def begin(self, text: str, says: str, *, seconds: float) -> str:
-        """It goes on beside what follows; what it has said as soon as it has said `says`. Raises Failed."""
+        """Starts a command that keeps running; returns its output once that contains `says`. Raises Failed."""
         log = self.folder / f"stays-{self._count}.log"
         await self.run(f"{_COMMENT.sub('', text.rstrip())} >{log} 2>&1 &\n", seconds=seconds)
 
@@ -70,9 +70,9 @@ class Shell:
         return log.read_text(encoding="utf-8", errors="replace")
 
     async def end(self) -> None:
-        """What goes on is asked to end, and waited for."""
+        """Ends the running commands and waits for them."""
         if self.process.running:
-            os.write(self.pipe, f"{os.devnull}\t{os.devnull}/\n".encode())  # nothing can be read from there: it fails
+            os.write(self.pipe, f"{os.devnull}\t{os.devnull}/\n".encode())  # reading from there fails
             await reached(self._is_gone, _END_SECONDS)
         await self.process.kill()
 
@@ -85,9 +85,9 @@ class Shell:
 
 @asynccontextmanager
 async def shell(folder: Path, place: Path, environment: Mapping[str, str]) -> AsyncIterator[Shell]:
-    """A bash at `place` that stops at what fails, and goes at the end with all that it started.
+    """Runs bash at `place`; it stops at the first failure, and ends with everything it started.
 
-    `folder` keeps what is said.
+    `folder` receives the output.
     """
     commands = folder / "commands"
     os.mkfifo(commands)
@@ -107,7 +107,7 @@ async def shell(folder: Path, place: Path, environment: Mapping[str, str]) -> As
 
 @contextmanager
 def _terminal(answer: str) -> Iterator[str]:
-    """The path of a terminal at which `answer` was typed; without one, of nothing."""
+    """Yields the path of a terminal on which `answer` was typed; without one, an empty one."""
     if not answer:
         yield os.devnull
         return

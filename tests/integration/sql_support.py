@@ -1,4 +1,4 @@
-"""What the tests of sql/install share: an listener for notifications, and what role_state ought to hold."""
+"""Shared by the tests of sql/install: a listener for notifications, and the expected content of role_state."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -16,7 +16,7 @@ from pgrole_controller.postgres.schema import install
 CHANNEL = "pgrole"
 DEADLINE = 60.0
 
-#: Rows of role_state that a full pass would write otherwise, and the other way round.
+#: Rows of role_state that a full pass would write differently, in both directions.
 MISMATCHES = """
 WITH there AS (
     SELECT d.oid, d.name, d.digest FROM pgrole.digest(ARRAY(SELECT oid FROM pg_catalog.pg_roles)) AS d
@@ -28,7 +28,7 @@ WHERE (s.name, s.digest) IS DISTINCT FROM (t.name, t.digest)
 
 
 class Listener:
-    """Hears what is announced on one connection."""
+    """Collects notifications on one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -42,7 +42,7 @@ class Listener:
         self._changed = anyio.Event()
 
     async def first(self, **desired: object) -> dict[str, Any]:
-        """Waits for a message with these items, forgets all up to it, and returns it."""
+        """Waits for a message with these items, discards all up to it, and returns it."""
         with anyio.fail_after(DEADLINE):
             while True:
                 for place, message in enumerate(self._heard):
@@ -52,7 +52,7 @@ class Listener:
                 await self._changed.wait()
 
     async def so_far(self) -> list[dict[str, Any]]:
-        """All that was committed before this call and not heard yet, and forgets it."""
+        """Returns and discards all messages committed before this call."""
         self._marks += 1
         await self._connection.execute("SELECT pg_notify($1, $2)", CHANNEL, json.dumps({"mark": self._marks}))
         with anyio.fail_after(DEADLINE):
@@ -76,7 +76,7 @@ async def listening(dsn: str) -> AsyncIterator[Listener]:
 
 
 def seen(observations: Sequence[Observed | PgRoleError]) -> list[Observed]:
-    """What was seen, where all could be looked at."""
+    """Returns the observations; fails if one of them is an error."""
     found = [observed for observed in observations if isinstance(observed, Observed)]
     assert len(found) == len(observations), observations
     return found
@@ -88,9 +88,10 @@ async def role_oid(connection: Connection, name: str) -> int:
 
 @asynccontextmanager
 async def seen_home(dsn: str, *, before: str = "", after: str) -> AsyncIterator[Connection]:
-    """A superuser in the home database, where schema pgrole is new, `before` was run and everything has been seen.
+    """A superuser's session in the home database, with a new schema pgrole in which `before` was run and everything
+    observed.
 
-    `after` is run at the end.
+    Runs `after` at the end.
     """
     connection = await asyncpg.connect(dsn)
     try:

@@ -21,8 +21,8 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.claims import Selection, list_claims, release
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import install
-from tests.acceptance.privileges import PASSWORD as STEWARD_PASSWORD
-from tests.acceptance.privileges import STEWARD, role_sql
+from tests.acceptance.privileges import CONTROLLER_ROLE, role_sql
+from tests.acceptance.privileges import PASSWORD as CONTROLLER_PASSWORD
 from tests.integration.sql_support import Listener, listening, role_oid
 from tests.servers import Servers
 
@@ -333,7 +333,7 @@ class TestAsking:
 class TestTheControllersOwnRole:
     async def test_it_may_do_all_of_it_where_it_installed_the_schema(self, trial: Trial) -> None:
         await trial.home.execute(role_sql(trial.home.get_server_version().major))
-        dsn = trial.server.dsn(STEWARD, password=STEWARD_PASSWORD)
+        dsn = trial.server.dsn(CONTROLLER_ROLE, password=CONTROLLER_PASSWORD)
         try:
             await trial.home.execute("DROP SCHEMA pgrole CASCADE")
             async with connect(Endpoint(dsn), "test") as connection:
@@ -346,7 +346,9 @@ class TestTheControllersOwnRole:
             assert (answer.code, answer.err) == (0, "")
             assert await trial.claims() == {}
         finally:
-            await trial.home.execute(f"DROP SCHEMA pgrole CASCADE; DROP OWNED BY {STEWARD}; DROP ROLE {STEWARD}")
+            await trial.home.execute(
+                f"DROP SCHEMA pgrole CASCADE; DROP OWNED BY {CONTROLLER_ROLE}; DROP ROLE {CONTROLLER_ROLE}"
+            )
 
 
 class TestOneTransaction:
