@@ -41,7 +41,7 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Houses:
+class AttackedServers:
     """The servers, for all tests of this module."""
 
     api: ApiServer
@@ -53,10 +53,10 @@ class Houses:
 
 
 @dataclass(frozen=True, slots=True)
-class Siege:
+class UnderAttack:
     """A controller of its own for each attack, with its objects."""
 
-    houses: Houses
+    attacked: AttackedServers
     kube: Kube
     servers: PgServers
     controller: TimedController
@@ -102,23 +102,25 @@ async def _repaired(database: Database, role: str) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def houses(api_server: ApiServer, servers: Servers) -> AsyncIterator[Houses]:
+async def attacked(api_server: ApiServer, servers: Servers) -> AsyncIterator[AttackedServers]:
     async with servers.run() as shared, servers.run() as other:
-        yield Houses(api_server, shared, other)
+        yield AttackedServers(api_server, shared, other)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def siege(houses: Houses, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Siege]:
-    kube = await make_kube(houses.api)
-    controller = TimedController(houses.api, "", tmp_path_factory.mktemp("siege"))
+async def under_attack(
+    attacked: AttackedServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[UnderAttack]:
+    kube = await make_kube(attacked.api)
+    controller = TimedController(attacked.api, "", tmp_path_factory.mktemp("under_attack"))
     async with (
-        pgservers(houses.api) as declared,
-        open_database(houses.shared.dsn()) as inside,
-        open_database(houses.other.dsn()) as beside,
+        pgservers(attacked.api) as declared,
+        open_database(attacked.shared.dsn()) as inside,
+        open_database(attacked.other.dsn()) as beside,
     ):
         await _forgive(inside)
-        await declared.apply(SHARED, houses.shared)
-        await declared.apply(OTHER, houses.other)
+        await declared.apply(SHARED, attacked.shared)
+        await declared.apply(OTHER, attacked.other)
         await kube.apply_secret(TENANT, password=PASSWORD)
         password = {"secretRef": {"name": TENANT}}
         await kube.apply(TENANT, name=TENANT, login=True, password=password, serverRef={"name": SHARED}, adopt=True)
@@ -128,7 +130,7 @@ async def siege(houses: Houses, tmp_path_factory: pytest.TempPathFactory) -> Asy
         try:
             async with staying_responsive(controller):
                 await kube.wait_all_ready()
-                yield Siege(houses, kube, declared, controller, inside, beside)
+                yield UnderAttack(attacked, kube, declared, controller, inside, beside)
         finally:
             await remove(kube)
 
@@ -155,56 +157,56 @@ class TestTenant:
     """A role with LOGIN, and what it may do."""
 
     @pytest.mark.parametrize("kind", SETTINGS)
-    async def test_stores_what_is_hard_to_read(self, siege: Siege, kind: str) -> None:
-        await store(siege.houses.tenant(), kind)
-        await siege.check_neighbours()
+    async def test_stores_what_is_hard_to_read(self, under_attack: UnderAttack, kind: str) -> None:
+        await store(under_attack.attacked.tenant(), kind)
+        await under_attack.check_neighbours()
         stored = f"SELECT count(*) FROM pg_db_role_setting WHERE setrole = '{TENANT}'::regrole"
-        await siege.inside.wait_value(stored, 0, PATIENCE)
-        await siege.kube.wait_ready(TENANT, PATIENCE)
-        assert siege.sessions(SHARED) == 1
+        await under_attack.inside.wait_value(stored, 0, PATIENCE)
+        await under_attack.kube.wait_ready(TENANT, PATIENCE)
+        assert under_attack.sessions(SHARED) == 1
 
-    async def test_stores_it_again_and_again(self, siege: Siege) -> None:
-        async with attacking(partial(_store_always, siege.houses.tenant())):
-            await siege.check_neighbours()
-        assert siege.sessions(SHARED) == 1
+    async def test_stores_it_again_and_again(self, under_attack: UnderAttack) -> None:
+        async with attacking(partial(_store_always, under_attack.attacked.tenant())):
+            await under_attack.check_neighbours()
+        assert under_attack.sessions(SHARED) == 1
 
     @pytest.mark.parametrize("kind", payloads(TEAMS))
-    async def test_floods_the_channel(self, siege: Siege, kind: str) -> None:
-        attack = partial(flood, siege.houses.tenant(), payloads(TEAMS)[kind])
+    async def test_floods_the_channel(self, under_attack: UnderAttack, kind: str) -> None:
+        attack = partial(flood, under_attack.attacked.tenant(), payloads(TEAMS)[kind])
         async with attacking(attack, attack, attack):
-            await siege.check_neighbours()
-        await siege.kube.wait_all_ready(PATIENCE)
+            await under_attack.check_neighbours()
+        await under_attack.kube.wait_all_ready(PATIENCE)
 
-    async def test_terminates_and_cancels_what_it_may(self, siege: Siege) -> None:
-        async with attacking(partial(_terminate_always, siege.houses.tenant())):
-            await siege.check_neighbours()
-        assert siege.sessions(SHARED) == 1
+    async def test_terminates_and_cancels_what_it_may(self, under_attack: UnderAttack) -> None:
+        async with attacking(partial(_terminate_always, under_attack.attacked.tenant())):
+            await under_attack.check_neighbours()
+        assert under_attack.sessions(SHARED) == 1
 
-    async def test_holds_locks_on_what_is_taken_away_from_it(self, siege: Siege) -> None:
+    async def test_holds_locks_on_what_is_taken_away_from_it(self, under_attack: UnderAttack) -> None:
         """Its object is deleted, and what it owns is handed over: neighbours neither wait for that nor does it fail."""
-        await siege.kube.apply("owner", name="owner", login=True, serverRef={"name": SHARED}, adopt=True)
-        await siege.kube.patch(
+        await under_attack.kube.apply("owner", name="owner", login=True, serverRef={"name": SHARED}, adopt=True)
+        await under_attack.kube.patch(
             "owner", {"spec": {"deletionPolicy": "Drop", "reassignOwnedTo": TEAMS[0], "terminateSessions": False}}
         )
-        await siege.kube.wait_ready("owner")
-        await siege.inside.execute(
+        await under_attack.kube.wait_ready("owner")
+        await under_attack.inside.execute(
             f"CREATE TABLE held (); ALTER TABLE held OWNER TO owner; GRANT ALL ON held TO {TENANT}"
         )
-        holder = await asyncpg.connect(siege.houses.tenant())
+        holder = await asyncpg.connect(under_attack.attacked.tenant())
         try:
             transaction = holder.transaction()
             await transaction.start()
             await holder.execute("LOCK TABLE held IN ACCESS SHARE MODE")
-            await siege.kube.delete("owner")
-            await siege.kube.wait_for(
+            await under_attack.kube.delete("owner")
+            await under_attack.kube.wait_for(
                 "owner", lambda obj: condition(obj, "Ready").get("reason") == "DropBlocked", "said", PATIENCE
             )
-            await siege.check_neighbours()
+            await under_attack.check_neighbours()
             await transaction.rollback()
         finally:
             await holder.close()
-        await siege.kube.wait_gone("owner", PATIENCE)
-        await siege.inside.execute("DROP TABLE held")
+        await under_attack.kube.wait_gone("owner", PATIENCE)
+        await under_attack.inside.execute("DROP TABLE held")
 
 
 async def _store_always(dsn: str) -> NoReturn:
@@ -233,41 +235,41 @@ class TestServer:
     """What answers at the port that a PgServer names."""
 
     @pytest.mark.parametrize("kind", SERVERS)
-    async def test_delays_only_itself(self, siege: Siege, kind: str) -> None:
+    async def test_delays_only_itself(self, under_attack: UnderAttack, kind: str) -> None:
         async with hostile_servers([kind]) as ports:
-            await siege.declare_hostile(ports[kind])
-            await siege.servers.wait_for(HOSTILE, lambda obj: says(obj, "ServerNotReady"), "said", PATIENCE)
+            await under_attack.declare_hostile(ports[kind])
+            await under_attack.servers.wait_for(HOSTILE, lambda obj: says(obj, "ServerNotReady"), "said", PATIENCE)
 
             async def is_tried() -> bool:
-                figures = await scrape(siege.controller)
+                figures = await scrape(under_attack.controller)
                 return figures.sum("pgrole_session_failures_total", server=HOSTILE) >= ATTEMPTS
 
-            async with attacking(partial(_drift_always, siege)):
+            async with attacking(partial(_drift_always, under_attack)):
                 assert await reached(is_tried, PATIENCE)
-            await siege.check_neighbours()
+            await under_attack.check_neighbours()
             for number in range(3):
-                await siege.kube.wait_reason(f"hostile-{number}", "ServerNotReady", PATIENCE)
+                await under_attack.kube.wait_reason(f"hostile-{number}", "ServerNotReady", PATIENCE)
             # Its objects must not wait for it at the end.
             for number in range(3):
-                await siege.kube.delete(f"hostile-{number}")
+                await under_attack.kube.delete(f"hostile-{number}")
 
-    async def test_many_of_them_delay_only_themselves(self, siege: Siege) -> None:
+    async def test_many_of_them_delay_only_themselves(self, under_attack: UnderAttack) -> None:
         async with hostile_servers() as ports:
             for kind, port in ports.items():
-                await siege.servers.apply_credentials(kind, "postgres", "any")
+                await under_attack.servers.apply_credentials(kind, "postgres", "any")
                 connection = {
                     "hosts": ["127.0.0.1"],
                     "port": port,
                     "sslMode": "disable",
                     "credentialsSecretRef": {"name": kind},
                 }
-                await siege.servers.apply_spec(kind, {"connection": connection, "allow": EVERYTHING})
+                await under_attack.servers.apply_spec(kind, {"connection": connection, "allow": EVERYTHING})
             for kind in ports:
-                await siege.servers.wait_for(kind, lambda obj: says(obj, "ServerNotReady"), "said", PATIENCE)
-            await siege.check_neighbours()
-            assert siege.sessions(SHARED) == 1
+                await under_attack.servers.wait_for(kind, lambda obj: says(obj, "ServerNotReady"), "said", PATIENCE)
+            await under_attack.check_neighbours()
+            assert under_attack.sessions(SHARED) == 1
 
 
-async def _drift_always(siege: Siege) -> NoReturn:
+async def _drift_always(under_attack: UnderAttack) -> NoReturn:
     while True:
-        await siege.drift_elsewhere()
+        await under_attack.drift_elsewhere()

@@ -50,7 +50,7 @@ FROM pg_authid AS a
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def house(
+async def target(
     api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[PostgresServer, Controller, Kube]]:
     """A server that the controller enters as a superuser other than the one it was set up with."""
@@ -65,21 +65,21 @@ async def house(
                 "CREATE ROLE reader; GRANT pg_read_server_files TO reader; CREATE ROLE creator CREATEROLE"
             )
         kube = await make_kube(api_server)
-        stage = Stage(kube, server, tmp_path_factory.mktemp("house"))
+        stage = Stage(kube, server, tmp_path_factory.mktemp("target"))
         async with running(stage.controller(server.dsn(CONTROLLER_ROLE, password=CONTROLLER_PASSWORD))) as controller:
             yield server, controller, kube
         await remove(kube)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def inside(house: tuple[PostgresServer, Controller, Kube]) -> AsyncIterator[Database]:
-    async with open_database(house[0].dsn()) as database:
+async def inside(target: tuple[PostgresServer, Controller, Kube]) -> AsyncIterator[Database]:
+    async with open_database(target[0].dsn()) as database:
         yield database
 
 
 @pytest.fixture
-def tenants(house: tuple[PostgresServer, Controller, Kube]) -> Kube:
-    return house[2]
+def tenants(target: tuple[PostgresServer, Controller, Kube]) -> Kube:
+    return target[2]
 
 
 PAYLOADS = [
@@ -108,9 +108,9 @@ PAYLOADS = [
 
 
 async def test_forged_and_malformed_notifications_change_nothing_and_drift_is_still_repaired(
-    house: tuple[PostgresServer, Controller, Kube], inside: Database, tenants: Kube
+    target: tuple[PostgresServer, Controller, Kube], inside: Database, tenants: Kube
 ) -> None:
-    server, controller, _ = house
+    server, controller, _ = target
     await tenants.apply("app", login=True)
     await tenants.wait_ready("app")
     before = await inside.fetchval(ROLES)
@@ -179,10 +179,10 @@ async def test_what_holds_more_than_an_object_may_ask_for_is_not_adopted(
 
 
 async def test_a_role_that_another_session_holds_does_not_hold_the_others_of_its_batch(
-    house: tuple[PostgresServer, Controller, Kube], inside: Database, tenants: Kube
+    target: tuple[PostgresServer, Controller, Kube], inside: Database, tenants: Kube
 ) -> None:
     names = [f"batch-{number:02}" for number in range(20)]
-    holder = await asyncpg.connect(house[0].dsn())
+    holder = await asyncpg.connect(target[0].dsn())
     try:
         transaction = holder.transaction()
         await transaction.start()
@@ -200,9 +200,9 @@ async def test_a_role_that_another_session_holds_does_not_hold_the_others_of_its
 
 
 async def test_after_a_storm_of_drift_every_role_is_right(
-    house: tuple[PostgresServer, Controller, Kube], inside: Database, tenants: Kube
+    target: tuple[PostgresServer, Controller, Kube], inside: Database, tenants: Kube
 ) -> None:
-    server, controller, _ = house
+    server, controller, _ = target
     names = [f"storm-{number:02}" for number in range(20)]
     await tenants.apply_all({name: {"login": True, "comment": "calm"} for name in names})
     for name in names:

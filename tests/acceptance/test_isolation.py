@@ -43,9 +43,9 @@ FIRST_LINES, LINES_A_MINUTE = 15, 10
 
 
 @dataclass(frozen=True, slots=True)
-class Street:
+class ManyServers:
     healthy: dict[str, PostgresServer]
-    hands: dict[str, Database]
+    databases: dict[str, Database]
     others: tuple[Neighbour, ...]
     servers: PgServers
     kube: Kube
@@ -54,8 +54,8 @@ class Street:
 
     async def drift(self, name: str) -> None:
         """Drift of the role of a healthy server; returns when it is repaired."""
-        await self.hands[name].execute("ALTER ROLE app CREATEDB")
-        await self.hands[name].wait_role("app", lambda row: not row["rolcreatedb"], f"set back on {name}")
+        await self.databases[name].execute("ALTER ROLE app CREATEDB")
+        await self.databases[name].wait_role("app", lambda row: not row["rolcreatedb"], f"set back on {name}")
 
     async def drift_all(self, but: str = "") -> None:
         async with anyio.create_task_group() as tasks:
@@ -73,40 +73,42 @@ class Street:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def street(
+async def many_servers(
     api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Street]:
+) -> AsyncIterator[ManyServers]:
     controller = Controller(
-        api_server, "", tmp_path_factory.mktemp("street"), "--log-level", "info", "--log-format", "json"
+        api_server, "", tmp_path_factory.mktemp("many_servers"), "--log-level", "info", "--log-format", "json"
     )
     async with AsyncExitStack() as stack:
         others = await stack.enter_async_context(neighbours(servers.run))
         healthy = {f"s{number}": await stack.enter_async_context(servers.run(SMALL)) for number in range(HEALTHY)}
-        hands = {name: await stack.enter_async_context(open_database(server.dsn())) for name, server in healthy.items()}
+        databases = {
+            name: await stack.enter_async_context(open_database(server.dsn())) for name, server in healthy.items()
+        }
         declared = await stack.enter_async_context(pgservers(api_server))
         kube = await make_kube(api_server)
-        made = Street(healthy, hands, others, declared, kube, controller, datetime.now(UTC))
+        opened = ManyServers(healthy, databases, others, declared, kube, controller, datetime.now(UTC))
         for name, server in healthy.items():
             await declared.apply(name, server)
             await kube.apply(name, name="app", serverRef={"name": name})
         for other in others:
             await declared.apply_credentials(other.name, "postgres", other.password)
-            await made.declare(other.name, other.port)
+            await opened.declare(other.name, other.port)
             for number in range(ROLES):
                 await kube.apply(f"{other.name}-{number}", serverRef={"name": other.name})
         async with running(controller, connected=False):
-            yield made
+            yield opened
         await remove(kube)
 
 
-async def test_each_that_misbehaves_says_why_and_so_do_its_roles(street: Street) -> None:
-    for other in street.others:
+async def test_each_that_misbehaves_says_why_and_so_do_its_roles(many_servers: ManyServers) -> None:
+    for other in many_servers.others:
         if not other.words:
-            await street.servers.wait_ready(other.name)
+            await many_servers.servers.wait_ready(other.name)
             continue
-        said = await street.servers.wait_for(other.name, partial(_says, other.words), other.words)
+        said = await many_servers.servers.wait_for(other.name, partial(_says, other.words), other.words)
         for number in range(ROLES):
-            obj = await street.kube.wait_reason(f"{other.name}-{number}", "ServerNotReady")
+            obj = await many_servers.kube.wait_reason(f"{other.name}-{number}", "ServerNotReady")
             assert condition(said, "Ready")["message"] in condition(obj, "Ready")["message"]
 
 
@@ -114,56 +116,56 @@ def _says(words: str, obj: Json) -> bool:
     return says(obj, "ServerNotReady", words)
 
 
-async def test_the_others_are_ready_and_repair_every_drift(street: Street) -> None:
-    for name in street.healthy:
-        await street.servers.wait_ready(name)
-        await street.kube.wait_ready(name)
+async def test_the_others_are_ready_and_repair_every_drift(many_servers: ManyServers) -> None:
+    for name in many_servers.healthy:
+        await many_servers.servers.wait_ready(name)
+        await many_servers.kube.wait_ready(name)
     for _ in range(4):
-        await street.drift_all()
-    for name in street.healthy:
-        await street.kube.wait_for(name, lambda obj: obj["status"].get("driftCount", 0) >= 4, "driftCount 4")
+        await many_servers.drift_all()
+    for name in many_servers.healthy:
+        await many_servers.kube.wait_for(name, lambda obj: obj["status"].get("driftCount", 0) >= 4, "driftCount 4")
 
 
-async def test_the_slow_one_repairs_too(street: Street) -> None:
+async def test_the_slow_one_repairs_too(many_servers: ManyServers) -> None:
     for number in range(ROLES):
-        await street.kube.wait_ready(f"slow-{number}")
+        await many_servers.kube.wait_ready(f"slow-{number}")
 
 
-async def test_one_that_freezes_says_so_delays_nobody_and_catches_up(street: Street) -> None:
-    frozen = street.healthy["s0"]
+async def test_one_that_freezes_says_so_delays_nobody_and_catches_up(many_servers: ManyServers) -> None:
+    frozen = many_servers.healthy["s0"]
     frozen.pause()
     try:
-        await street.drift_all(but="s0")
-        await street.servers.wait_for("s0", lambda obj: says(obj, "ServerNotReady"), "ServerNotReady")
-        await street.drift_all(but="s0")
+        await many_servers.drift_all(but="s0")
+        await many_servers.servers.wait_for("s0", lambda obj: says(obj, "ServerNotReady"), "ServerNotReady")
+        await many_servers.drift_all(but="s0")
     finally:
         frozen.resume()
-    await street.servers.wait_ready("s0")
-    await street.drift("s0")
+    await many_servers.servers.wait_ready("s0")
+    await many_servers.drift("s0")
 
 
-async def test_one_that_comes_right_is_used_at_once(street: Street) -> None:
-    slow = next(one for one in street.others if one.name == "slow")
+async def test_one_that_comes_right_is_used_at_once(many_servers: ManyServers) -> None:
+    slow = next(one for one in many_servers.others if one.name == "slow")
     # What refused is the server behind the slow one, which an older PgServer names.
-    await street.servers.apply_credentials("refusing", "postgres", slow.password)
-    await street.servers.wait_for(
+    await many_servers.servers.apply_credentials("refusing", "postgres", slow.password)
+    await many_servers.servers.wait_for(
         "refusing", lambda obj: condition(obj, "Ready")["reason"] in ("Conflict", "Reconciled"), "let in"
     )
-    await street.servers.apply_credentials("refusing", "postgres", "wrong")
-    await street.servers.wait_for(
+    await many_servers.servers.apply_credentials("refusing", "postgres", "wrong")
+    await many_servers.servers.wait_for(
         "refusing", lambda obj: says(obj, "ServerNotReady", "password authentication failed"), "refused again"
     )
 
 
-async def test_the_log_is_not_flooded_and_no_other_session_was_touched(street: Street) -> None:
-    log = street.controller.log
-    minutes = (datetime.now(UTC) - street.began).total_seconds() / 60
-    for other in street.others:
+async def test_the_log_is_not_flooded_and_no_other_session_was_touched(many_servers: ManyServers) -> None:
+    log = many_servers.controller.log
+    minutes = (datetime.now(UTC) - many_servers.began).total_seconds() / 60
+    for other in many_servers.others:
         lines = len(re.findall(rf'"server": "{other.name}"', log))
         assert lines > 0, other.name
         assert lines <= 2 * FIRST_LINES + LINES_A_MINUTE * minutes, other.name
-    for name in street.healthy.keys() - {"s0"}:
+    for name in many_servers.healthy.keys() - {"s0"}:
         begins = re.findall(rf'"session with PostgreSQL begins".*"server": "{name}"', log)
         assert len(begins) == 1, name
     not_ready = log.count("object is not ready")
-    assert not_ready <= 3 * len(street.others) * ROLES + HEALTHY
+    assert not_ready <= 3 * len(many_servers.others) * ROLES + HEALTHY

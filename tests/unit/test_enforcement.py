@@ -1,4 +1,4 @@
-"""core/decision: while Kubernetes is away what was applied before is kept, and nothing else is done. No I/O."""
+"""core/decision: while Kubernetes is away, only what was applied before is maintained. No I/O."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""postgres/notification: a payload can come from anybody, and is only ever a request."""
+"""postgres/watch: anyone can send a payload, so it is never more than a request."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""controller/pace: how many keys are reconciled at once."""
+"""controller/queue, Pace: how many keys are reconciled at once."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""controller/resync: every object is looked at once in a period, whatever the period was before."""
+"""controller/servers, resync: every object is reconciled once per period, even after the period changed."""
 
 from dataclasses import replace
 from typing import cast

@@ -1,4 +1,4 @@
-"""controller/serverreport: what is said of a PgServer is said of what was declared and tried, and not in a loop."""
+"""controller/server_reporter: reports on a PgServer describe what was declared and tried, and do not repeat."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""controller/threads: a name that nobody answers for holds up no other, and not the end."""
+"""controller/app, threads for name lookups: one that hangs delays neither others nor the shutdown."""
 
 import asyncio
 import socket

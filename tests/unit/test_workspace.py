@@ -1,4 +1,4 @@
-"""local/ports: a port that was picked is still free when its server starts, however many processes pick ports."""
+"""local/workspace: a chosen port is still free when its server starts, however many processes choose ports."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""postgres/install: schema pgrole is made where it may be, kept, and never trusted when it is somebody else's."""
+"""postgres/schema: installs schema pgrole where permitted, keeps it, and never trusts one that belongs to others."""
 
 from collections.abc import AsyncIterator
 
