@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m bench", description="Measures the controller on this machine.")
     parser.add_argument("--sizes", type=_sizes, default="10,1000,10000", help="how many roles are declared")
     parser.add_argument("--drifts", type=_count, default=60, help="how many drifts in each repetition, quiet and busy")
-    parser.add_argument("--idle-seconds", type=float, default=15.0, help="how long idling is looked at, each time")
+    parser.add_argument("--idle-seconds", type=float, default=15.0, help="length of each idle window in seconds")
     parser.add_argument("--repetitions", type=_count, default=2, help="how often: what is repeated tells its noise")
     parser.add_argument("--parts", type=_parts, default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--from", type=_stored, dest="stored", metavar="FILE", help="a stored run, in place of one")

@@ -65,7 +65,7 @@ ROWS = (
     Row("PostgreSQL back → changed objects applied, s", ("outage.spec",)),
     Row("**PostgreSQL back → all Ready**, s", ("outage.ready",)),
     Row("floor, s: a client connects, reads and alters one role", ("floor.return",)),
-    Row("controller started → all looked at, drifts made meanwhile repaired, s", ("restart.repaired",)),
+    Row("controller started → all reconciled, earlier drifts repaired, s", ("restart.repaired",)),
     Row("a start until the first request: s of CPU / MiB resident", ("start.cpu", "start.memory")),
     Row("floor, s of CPU: Python with asyncio, TLS and JSON", ("floor.python.cpu",)),
     Row("**resident memory without objects**, MiB / of it its own", ("empty.memory", "empty.memory.own")),

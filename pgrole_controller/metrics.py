@@ -46,7 +46,7 @@ OTHER: Final = "other"
 _WIDE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SHORT = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, that nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which no one needs
 
 REGISTRY: Final = CollectorRegistry()
 

@@ -190,14 +190,14 @@ ATTACKS = {
 BY_SUPERUSERS = {"a name in two spellings", "1100 names", "a long name"}
 
 
-class Scenario(NamedTuple):
+class Estate(NamedTuple):
     session: Session
     dsn: str  # of the tenant
     asked: list[tuple[Key, str]]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def scenario(server: PostgresServer, hand: Connection) -> AsyncIterator[Scenario]:
+async def estate(server: PostgresServer, hand: Connection) -> AsyncIterator[Estate]:
     names = ("tenant", "first", "second")
     for name in names:
         await hand.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'p'; COMMENT ON ROLE {name} IS 'of {name}'")
@@ -205,24 +205,24 @@ async def scenario(server: PostgresServer, hand: Connection) -> AsyncIterator[Sc
     async with connect(Endpoint(server.dsn()), "test") as made:
         await install(made)
         session = Session(await identify(made), SchemaState.PRESENT, "cluster", False, made)
-        yield Scenario(session, server.dsn("tenant", password="p"), [(Key("shop", name), name) for name in names])
+        yield Estate(session, server.dsn("tenant", password="p"), [(Key("shop", name), name) for name in names])
     await hand.execute(f"DROP ROLE {', '.join(names)}")
 
 
-async def see(scenario: Scenario) -> dict[str, ObservedRole]:
+async def see(estate: Estate) -> dict[str, ObservedRole]:
     return {
         observed.named.role.name: observed.named
-        for observed in seen(await scenario.session.read_roles(scenario.asked))
+        for observed in seen(await estate.session.read_roles(estate.asked))
         if observed.named
     }
 
 
-async def check_drift_of_one(scenario: Scenario, before: dict[str, ObservedRole]) -> None:
+async def check_drift_of_one(estate: Estate, before: dict[str, ObservedRole]) -> None:
     """What was stored is drift of the tenant alone, read in little memory and time, and is set back."""
     tracemalloc.start()
     try:
         began = time.process_time()
-        drifted = await see(scenario)
+        drifted = await see(estate)
         assert time.process_time() - began < LONGEST_CALLBACK
         assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
     finally:
@@ -232,41 +232,41 @@ async def check_drift_of_one(scenario: Scenario, before: dict[str, ObservedRole]
         name: found for name, found in before.items() if name != "tenant"
     }
     for _ in range(ROUNDS):
-        there = (await see(scenario))["tenant"]
+        there = (await see(estate))["tenant"]
         changes = diff(before["tenant"].role, there.role)
-        assert await scenario.session.apply_plans([Plan("tenant", changes, oid=there.oid, seen_as="tenant")]) == [None]
-    assert await see(scenario) == before
+        assert await estate.session.apply_plans([Plan("tenant", changes, oid=there.oid, seen_as="tenant")]) == [None]
+    assert await see(estate) == before
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_what_a_role_stores_is_its_own_drift_and_is_set_back(
-    server: PostgresServer, scenario: Scenario, attack: str
+    server: PostgresServer, estate: Estate, attack: str
 ) -> None:
-    before = await see(scenario)
+    before = await see(estate)
     for sql in ATTACKS[attack]:
-        connection = await asyncpg.connect(server.dsn() if attack in BY_SUPERUSERS else scenario.dsn)
+        connection = await asyncpg.connect(server.dsn() if attack in BY_SUPERUSERS else estate.dsn)
         try:
             await connection.execute(sql, timeout=300)
         finally:
             await connection.close()
-    await check_drift_of_one(scenario, before)
+    await check_drift_of_one(estate, before)
 
 
-async def test_a_giant_comment_is_drift_of_its_role_alone_and_is_set_back(scenario: Scenario, hand: Connection) -> None:
-    before = await see(scenario)
+async def test_a_giant_comment_is_drift_of_its_role_alone_and_is_set_back(estate: Estate, hand: Connection) -> None:
+    before = await see(estate)
     await hand.execute("DO $$ BEGIN EXECUTE 'COMMENT ON ROLE tenant IS ''' || repeat('x', 20000000) || ''''; END $$")
-    await check_drift_of_one(scenario, before)
+    await check_drift_of_one(estate, before)
 
 
 async def test_thousands_of_memberships_are_drift_of_their_role_alone_and_are_revoked(
-    scenario: Scenario, hand: Connection
+    estate: Estate, hand: Connection
 ) -> None:
-    before = await see(scenario)
+    before = await see(estate)
     await hand.execute(
         "DO $$ BEGIN FOR n IN 1..2500 LOOP EXECUTE format('CREATE ROLE g%s ROLE tenant', n); END LOOP; END $$",
         timeout=300,
     )
     try:
-        await check_drift_of_one(scenario, before)
+        await check_drift_of_one(estate, before)
     finally:
         await hand.execute("DO $$ BEGIN FOR n IN 1..2500 LOOP EXECUTE format('DROP ROLE g%s', n); END LOOP; END $$")

@@ -1,4 +1,4 @@
-"""controller/telemetry: our own changes, which come back as notifications."""
+"""controller/echo: our own changes on their way back."""
 
 from pgrole_controller.controller.telemetry import KEPT, MOST, OVERDUE, Echoes
 

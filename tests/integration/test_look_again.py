@@ -1,4 +1,4 @@
-"""Reads many roles again, and compares each role and its claim with what was read before."""
+"""Whether a role, and the claim on it, are as they were read: told by comparison, for many at once."""
 
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -43,10 +43,10 @@ CHANGES = {
 }
 
 
-class Scenario(NamedTuple):
+class Estate(NamedTuple):
     session: Session
     before: list[tuple[object, ...]]
-    client: Connection
+    hand: Connection
 
     async def look_again(self) -> dict[str, bool]:
         return dict(zip(NAMES, await self.session.look_again(ASKED, self.before), strict=True))
@@ -59,13 +59,13 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def scenario(server: PostgresServer) -> AsyncIterator[Scenario]:
-    async with connect(Endpoint(server.dsn()), "test") as made, connect(Endpoint(server.dsn()), "client") as client:
+async def estate(server: PostgresServer) -> AsyncIterator[Estate]:
+    async with connect(Endpoint(server.dsn()), "test") as made, connect(Endpoint(server.dsn()), "hand") as hand:
         await install(made)
         identity = await identify(made)
         for name in NAMES:
-            await client.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'p'")
-            await client.execute(
+            await hand.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'p'")
+            await hand.execute(
                 "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, "
                 "object, object_uid, applied) SELECT rolname, oid, $1, 'cluster', 'shop', 'n1', rolname, "
                 "'uid-' || rolname, 'sha256:1' FROM pg_authid WHERE rolname = $2",
@@ -73,37 +73,37 @@ async def scenario(server: PostgresServer) -> AsyncIterator[Scenario]:
                 name,
             )
         session = Session(identity, SchemaState.PRESENT, "cluster", False, made)
-        yield Scenario(session, [observed.row for observed in seen(await session.read_roles(ASKED))], client)
-        await client.execute("DELETE FROM pgrole.claim")
+        yield Estate(session, [observed.row for observed in seen(await session.read_roles(ASKED))], hand)
+        await hand.execute("DELETE FROM pgrole.claim")
         for name in (*NAMES, "fourth"):
-            await client.execute(f"DROP ROLE IF EXISTS {name}")
+            await hand.execute(f"DROP ROLE IF EXISTS {name}")
 
 
-async def test_nothing_differs(scenario: Scenario) -> None:
-    assert all(scenario.before)
-    assert await scenario.look_again() == dict.fromkeys(NAMES, True)
-    assert await scenario.session.look_again(ASKED[1:2], scenario.before[1:2]) == [True]
+async def test_nothing_differs(estate: Estate) -> None:
+    assert all(estate.before)
+    assert await estate.look_again() == dict.fromkeys(NAMES, True)
+    assert await estate.session.look_again(ASKED[1:2], estate.before[1:2]) == [True]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_what_differs_of_a_role_or_its_claim_is_seen(scenario: Scenario, change: str) -> None:
-    await scenario.client.execute(CHANGES[change])
-    same = await scenario.look_again()
+async def test_what_differs_of_a_role_or_its_claim_is_seen(estate: Estate, change: str) -> None:
+    await estate.hand.execute(CHANGES[change])
+    same = await estate.look_again()
     assert (same["first"], same["second"]) == (True, False)
 
 
-async def test_a_change_of_claims_that_are_not_in_the_database_is_always_looked_for(scenario: Scenario) -> None:
-    session = scenario.session
+async def test_a_change_of_claims_that_are_not_in_the_database_is_always_looked_for(estate: Estate) -> None:
+    session = estate.session
     status_claims = StatusClaims().open(session.identity.system_identifier)
     remembered = Session(
         session.identity, SchemaState.NONE, "cluster", False, session._connection, _status_claims=status_claims
     )
-    assert await remembered.look_again(ASKED, scenario.before) == [False] * len(NAMES)
+    assert await remembered.look_again(ASKED, estate.before) == [False] * len(NAMES)
 
 
-async def test_where_the_question_fails_nothing_is_taken_for_the_same(scenario: Scenario) -> None:
-    await scenario.client.execute("ALTER FUNCTION pgrole.read_verifiers RENAME TO elsewhere")
+async def test_where_the_question_fails_nothing_is_taken_for_the_same(estate: Estate) -> None:
+    await estate.hand.execute("ALTER FUNCTION pgrole.read_verifiers RENAME TO elsewhere")
     try:
-        assert await scenario.look_again() == dict.fromkeys(NAMES, False)
+        assert await estate.look_again() == dict.fromkeys(NAMES, False)
     finally:
-        await scenario.client.execute("ALTER FUNCTION pgrole.elsewhere RENAME TO read_verifiers")
+        await estate.hand.execute("ALTER FUNCTION pgrole.elsewhere RENAME TO read_verifiers")
