@@ -377,7 +377,7 @@ TABLE: dict[str, Kept | Shown] = {
     "adopt": Shown("test_roles.py::test_a_role_that_exists_is_refused_and_adopt_takes_it_over"),
     "deletionPolicy": Shown("test_roles.py::test_drop_drops_the_role_before_the_object_goes"),
     "reassignOwnedTo": Shown(
-        "test_deletion.py::TestTheHeir::test_gets_all_that_the_role_owns_and_nothing_else_is_dropped"
+        "test_deletion.py::TestTheNewOwner::test_gets_all_that_the_role_owns_and_nothing_else_is_dropped"
     ),
     "terminateSessions": Shown("test_deletion.py::TestOpenSessions::test_are_waited_for_while_nobody_else_logs_in"),
     "suspend": Shown("test_roles.py::test_a_suspended_object_changes_nothing_and_goes_on_afterwards"),
