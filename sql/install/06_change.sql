@@ -9,12 +9,13 @@ AS $$
     LOCK TABLE pgrole.turn_to_change IN SHARE UPDATE EXCLUSIVE MODE
 $$;
 
--- Its name before version 4: controllers of 0.2.0 call it during an upgrade, and the command `claims` with version 3.
+-- The name of lock_changes before version 4: controllers of 0.2.0 call it during an upgrade, and the command `claims` with
+-- version 3. Its callers may lack EXECUTE on lock_changes, so it does not call that.
 CREATE OR REPLACE FUNCTION pgrole.take_turn() RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT pgrole.lock_changes()
+    LOCK TABLE pgrole.turn_to_change IN SHARE UPDATE EXCLUSIVE MODE
 $$;
 
 -- Verifies that the role read under a name still has that oid (NULL: does not exist), that no one claims it under another

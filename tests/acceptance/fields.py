@@ -384,7 +384,7 @@ TABLE: dict[str, StateField | EffectField] = {
     "adopt": EffectField("test_roles.py::test_a_role_that_exists_is_refused_and_adopt_takes_it_over"),
     "deletionPolicy": EffectField("test_roles.py::test_drop_drops_the_role_before_the_object_goes"),
     "reassignOwnedTo": EffectField(
-        "test_deletion.py::TestTheHeir::test_gets_all_that_the_role_owns_and_nothing_else_is_dropped"
+        "test_deletion.py::TestTheNewOwner::test_gets_all_that_the_role_owns_and_nothing_else_is_dropped"
     ),
     "terminateSessions": EffectField(
         "test_deletion.py::TestOpenSessions::test_are_waited_for_while_nobody_else_logs_in"

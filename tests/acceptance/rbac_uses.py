@@ -89,6 +89,11 @@ async def object_says(place: Place, name: str, words: str, since: int) -> bool:
     return _has(await place.kube.get(name), words)
 
 
+async def object_says_forbidden(place: Place, name: str, words: str, since: int) -> bool:
+    """The API server's message may quote a Secret: only its status and reason are shown."""
+    return _has(await place.kube.get(name), ": 403 Forbidden")
+
+
 async def server_says(place: Place, name: str, words: str, since: int) -> bool:
     return _has(await place.servers.get(name), words)
 
@@ -240,9 +245,9 @@ USES = {
     ("get", "secrets"): Use(name_a_secret, object_says),
     ("list", "secrets"): _FOLLOWED,
     ("watch", "secrets"): _FOLLOWED,
-    ("create", "secrets"): Use(want_a_connection_secret, object_says),
-    ("patch", "secrets"): Use(damage_a_connection_secret, object_says, have_a_connection_secret),
-    ("delete", "secrets"): Use(rename_a_connection_secret, object_says, have_a_connection_secret),
+    ("create", "secrets"): Use(want_a_connection_secret, object_says_forbidden),
+    ("patch", "secrets"): Use(damage_a_connection_secret, object_says_forbidden, have_a_connection_secret),
+    ("delete", "secrets"): Use(rename_a_connection_secret, object_says_forbidden, have_a_connection_secret),
     ("create", "events"): Use(declare_role, log_says),
     ("patch", "events"): Use(drift, log_says, have_drifted),
     ("get", "namespaces"): Use(declare_when_another_went, object_says, have_another),

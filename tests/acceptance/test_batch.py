@@ -76,26 +76,30 @@ async def following(kube: Kube) -> AsyncIterator[Seen]:
     seen = Seen()
     listed = await kube.server.request("GET", kube.path())
     trust = ssl.create_default_context(cafile=str(kube.server.ca))
-    query = {"watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
+    version = listed["metadata"]["resourceVersion"]
+
+    async def read(session: aiohttp.ClientSession) -> None:
+        """Again and again: the API server ends a watch whose client does not keep up."""
+        nonlocal version
+        while True:
+            async with session.get(
+                kube.server.url + kube.path(),
+                params={"watch": "true", "resourceVersion": version},
+                headers={"Authorization": f"Bearer {kube.server.token}"},
+                ssl=trust,
+            ) as stream:
+                assert stream.status == 200
+                async for line in stream.content:
+                    event = json.loads(line)
+                    assert event["type"] in ("ADDED", "MODIFIED"), event
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    seen.take(event["object"])
+
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
-        session.get(
-            kube.server.url + kube.path(),
-            params=query,
-            headers={"Authorization": f"Bearer {kube.server.token}"},
-            ssl=trust,
-        ) as stream,
         anyio.create_task_group() as tasks,
     ):
-        assert stream.status == 200
-
-        async def read() -> None:
-            async for line in stream.content:
-                event = json.loads(line)
-                assert event["type"] in ("ADDED", "MODIFIED"), event
-                seen.take(event["object"])
-
-        tasks.start_soon(read)
+        tasks.start_soon(read, session)
         yield seen
         tasks.cancel_scope.cancel()
 

@@ -48,7 +48,7 @@ def contested(field: str, times: int, *words: str) -> Callable[[Json], bool]:
     """That this field was set back so often at least, and is held back now."""
 
     def is_said(obj: Json) -> bool:
-        found = re.search(rf"{field}: set back (\d+) times", condition(obj, "Ready").get("message", ""))
+        found = re.search(rf"{field}: corrected (\d+) times", condition(obj, "Ready").get("message", ""))
         return says(obj, "Contested", HELD, *words) and found is not None and int(found[1]) >= times
 
     return is_said

@@ -165,7 +165,7 @@ class TestNewOwners:
             ("shared_theirs", ["no PgRole in namespace"]),
             ("readers", ["no PgRole in namespace"]),
             ("@a_way", ["no PgRole in namespace"]),
-            ("pg_execute_server_program", ["PostgreSQL's own"]),
+            ("pg_execute_server_program", ["is a role of PostgreSQL itself"]),
             ("@a_holy_one", ["protected by the server's pattern"]),
             ("@a_mighty", ["reaches", "pg_execute_server_program"]),
             ("@a_maker_too", ["reaches", "@a_step (createrole)"]),

@@ -164,8 +164,8 @@ MALFORMED: dict[str, tuple[str | bytes, str, str]] = {
     "md5": ("md5" + "0" * 32, "InvalidSpec", "MD5"),
     "a verifier cut short": (READY[:-10], "InvalidSpec", "begins like a SCRAM-SHA-256 verifier but is not one"),
     "a verifier with a line break": (READY + "\n", "InvalidSpec", "without a trailing line break"),
-    "one iteration": (READY.replace("$5000:", "$1:"), "InvalidSpec", "of 1 iterations"),
-    "too many iterations": (READY.replace("$5000:", "$2000000000:"), "InvalidSpec", "of 2000000000 iterations"),
+    "one iteration": (READY.replace("$5000:", "$1:"), "InvalidSpec", "with 1 iterations"),
+    "too many iterations": (READY.replace("$5000:", "$2000000000:"), "InvalidSpec", "with 2000000000 iterations"),
     "2,000 bytes": ("x" * 2000, "InvalidSpec", "2000 bytes"),
 }
 

@@ -92,9 +92,11 @@ async def without(place: Place, taken: Permission) -> AsyncIterator[None]:
     role = next(one for one in documents if (one["kind"], one["metadata"]["name"]) == taken.role)
     await apply(place.server, take_away(documents, taken))
     await wait_effect(place, taken, False)
-    yield
-    await apply(place.server, role)
-    await wait_effect(place, taken, True)
+    try:
+        yield
+    finally:
+        await apply(place.server, role)
+        await wait_effect(place, taken, True)
 
 
 async def wait_effect(place: Place, permission: Permission, wanted: bool) -> None:

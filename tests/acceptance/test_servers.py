@@ -105,7 +105,7 @@ async def test_a_session_goes_on_without_its_secret_says_so_and_none_begins_with
         await stage.kube.wait_ready("app")
         await stage.kube.server.request("DELETE", f"/api/v1/namespaces/{OWN_NAMESPACE}/secrets/main")
         said = await declared.wait_for(
-            "main", lambda obj: "is not there" in condition(obj, "Ready").get("message", ""), "what is missing"
+            "main", lambda obj: "does not exist" in condition(obj, "Ready").get("message", ""), "what is missing"
         )
         assert condition(said, "Ready")["status"] == "True"
         await database.execute(f"ALTER ROLE {role} CREATEDB")
@@ -113,11 +113,11 @@ async def test_a_session_goes_on_without_its_secret_says_so_and_none_begins_with
         await database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller%'"
         )
-        await declared.wait_for("main", lambda obj: says(obj, "ServerNotReady", "is not there"), "what is missing")
+        await declared.wait_for("main", lambda obj: says(obj, "ServerNotReady", "does not exist"), "what is missing")
         await declared.apply_credentials("main", "postgres", stage.postgres.password)
         await stage.kube.wait_ready("app")
         await declared.wait_for(
-            "main", lambda obj: "is not there" not in condition(obj, "Ready")["message"], "nothing is missing"
+            "main", lambda obj: "does not exist" not in condition(obj, "Ready")["message"], "nothing is missing"
         )
 
 

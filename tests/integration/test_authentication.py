@@ -117,7 +117,7 @@ async def test_so_many_iterations_are_not_hashed(iterations: str) -> None:
         began = time.thread_time()
         error = await refusal(endpoint_of(server.port))
     assert time.thread_time() - began < 1.0
-    assert "iterations of SCRAM" in error.message or "does not speak the PostgreSQL protocol" in error.message
+    assert "SCRAM iterations" in error.message or "does not speak the PostgreSQL protocol" in error.message
     assert len(server.heard) == 2, "an answer to the challenge was sent"
 
 
@@ -139,7 +139,7 @@ async def test_as_many_iterations_as_are_accepted_work_with_a_real_server(postgr
             await connection.execute("SET scram_iterations = 100001")
             await connection.execute(f"ALTER ROLE hashed PASSWORD '{PASSWORD}'")
             error = await refusal(Endpoint(postgres_server.dsn("hashed", password=PASSWORD)))
-            assert "100001 iterations of SCRAM; up to 100000 are accepted" in error.message
+            assert "asks for 100001 SCRAM iterations; the limit is 100000" in error.message
         finally:
             await connection.execute("DROP ROLE hashed")
 

@@ -198,7 +198,7 @@ async def test_an_api_server_that_does_not_start_is_told_with_the_end_of_its_log
     tmp_path: Path, binaries: Binaries
 ) -> None:
     (tmp_path / "service-account.key").write_text("no key")
-    with pytest.raises(LocalError, match=r"kube-apiserver ended before it was ready; the end of (?s:.*)key"):
+    with pytest.raises(LocalError, match=r"kube-apiserver ended before it was ready; last lines of (?s:.*)key"):
         async with run_api_server(tmp_path, binaries=binaries):
             pass
 

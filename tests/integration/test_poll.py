@@ -225,7 +225,7 @@ async def test_twelve_bytes_and_the_name_are_kept_of_a_role(server: PostgresServ
 
 async def test_an_answer_of_another_server_ends_the_session(poller: Poller, hand: Connection) -> None:
     poller._started_at = poller._started_at.replace(year=2001)
-    with pytest.raises(Transient, match="another server"):
+    with pytest.raises(Transient, match="a different server"):
         await poller.compare()
 
 

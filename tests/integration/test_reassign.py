@@ -196,13 +196,13 @@ PRIVILEGES = {
     "a large object": "DO $$ BEGIN "
     "EXECUTE format($q$GRANT SELECT ON LARGE OBJECT %s TO {role}$q$, lo_create(0)); END $$",
     "a parameter": "GRANT SET ON PARAMETER work_mem TO {role}",
-    "default privileges of its own": "ALTER DEFAULT PRIVILEGES FOR ROLE {role} GRANT SELECT ON TABLES TO {heir}",
-    "default privileges of another": "ALTER DEFAULT PRIVILEGES FOR ROLE {heir} GRANT SELECT ON TABLES TO {role}",
+    "default privileges of its own": "ALTER DEFAULT PRIVILEGES FOR ROLE {role} GRANT SELECT ON TABLES TO {new_owner}",
+    "default privileges of another": "ALTER DEFAULT PRIVILEGES FOR ROLE {new_owner} GRANT SELECT ON TABLES TO {role}",
     "a user mapping": "CREATE USER MAPPING FOR {role} SERVER loopback",
     "a policy of its own": "CREATE POLICY y ON s.plain TO {role} USING (true)",
-    "a policy with others": "CREATE POLICY y ON s.plain TO {role}, {heir} USING (true)",
+    "a policy with others": "CREATE POLICY y ON s.plain TO {role}, {new_owner} USING (true)",
     "privileges passed on": "GRANT SELECT ON s.plain TO {role} WITH GRANT OPTION; SET ROLE {role}; "
-    "GRANT SELECT ON s.plain TO {heir}; RESET ROLE",
+    "GRANT SELECT ON s.plain TO {new_owner}; RESET ROLE",
 }
 STAGE = """CREATE SCHEMA s; GRANT ALL ON SCHEMA s TO PUBLIC; CREATE TABLE s.plain AS SELECT * FROM pg_class;
 ALTER TABLE s.plain OWNER TO {role}; CREATE FOREIGN DATA WRAPPER w; CREATE SERVER loopback FOREIGN DATA WRAPPER w;
@@ -375,7 +375,9 @@ async def test_sessions_block_with_their_count_or_are_ended_when_asked_for(trial
     await trial.enter("postgres", trial.role)
     sessions = await trial.home.fetch(queries.inspect("sessions"), [await trial.oid()])
     assert [(row["role"], row["count"]) for row in sessions] == [(await trial.oid(), 2)]
-    assert "open: 2 (spec.terminateSessions" in await trial.refused(new_owner=None)
+    assert "open sessions of the role: 2 (to terminate them, set spec.terminateSessions" in await trial.refused(
+        new_owner=None
+    )
     assert await session.fetchval("SELECT 1")
     await trial.reassign(new_owner=None, terminate=True)
     assert session.is_closed() or await ended(session)
@@ -389,7 +391,7 @@ async def test_a_session_that_does_not_end_is_counted_and_blocks(trial: Trial) -
         pytest.skip("freezes a process of PostgreSQL")
     os.kill(process, signal.SIGSTOP)
     try:
-        assert "open: 1 (terminated, but not yet ended)" in await trial.refused(terminate=True)
+        assert "open sessions of the role: 1 (terminated, but not yet ended)" in await trial.refused(terminate=True)
     finally:
         os.kill(process, signal.SIGCONT)
     await trial.reassign(terminate=True)
