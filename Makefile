@@ -45,6 +45,10 @@ test-matrix: env ## The tests for each supported PostgreSQL, fetched when needed
 test-docker: env ## The tests with a PostgreSQL against containers postgres:NN (VERSIONS="14 17"; KUBERNETES=k3s too)
 	@TEST_KUBERNETES=$(or $(KUBERNETES),local) $(RUN) python -m tests.matrix $(addprefix docker:,$(or $(VERSIONS),14 15 16 17 18)) -- $(PARALLEL) $(ARGS)
 
+.PHONY: mutations
+mutations: env ## Seed the faults of tests/mutations one by one: tests must find each (ARGS="--only worker,reassign")
+	@$(RUN) python -m tests.mutations $(ARGS)
+
 .PHONY: lint
 lint: env ## ruff, strict types, imports between packages, class names, CRDs and settings up to date, SQL parses
 	@$(RUN) ruff check .

@@ -11,7 +11,7 @@ import pytest_asyncio
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.diff import Create, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.plan import Plan, ReassignOwned
 from pgrole_controller.core.role import Role
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.apply import Dialect, apply_plans
@@ -25,6 +25,7 @@ from pgrole_controller.postgres.fence import (
     lead_while_away,
     take_lead,
 )
+from pgrole_controller.postgres.reassign import reassign_owned
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
 
@@ -192,6 +193,27 @@ async def test_one_that_has_its_turn_ends_before_another_leads(join: Join, datab
             assert not led.is_set()
 
 
+async def test_a_transaction_is_carried_out_although_its_worker_is_cancelled(join: Join, database: str) -> None:
+    one, watcher = await join("one"), await join("watcher")
+    fence = await one.lead()
+    ended, cancelled = anyio.Event(), anyio.CancelScope()
+
+    async def create() -> None:
+        with cancelled:
+            await one.create(fence, "carried_out")
+        ended.set()
+
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks, turn_taken(database):
+            tasks.start_soon(create)
+            await wait_for_waiting(watcher.connection, 1)
+            cancelled.cancel()
+            await wait_for_waiting(watcher.connection, 1)
+            assert not ended.is_set()
+    assert await has_role(watcher.connection, "carried_out")
+    await watcher.connection.execute("DROP ROLE carried_out")
+
+
 async def test_whoever_draws_later_leads_whatever_the_order_of_the_rest(join: Join) -> None:
     one, two = await join("one"), await join("two")
     drawn, go_on = anyio.Event(), anyio.Event()
@@ -298,6 +320,22 @@ async def test_who_knows_that_it_leads_no_more_sends_nothing(join: Join) -> None
     with pytest.raises(NotLeading):
         await fence.check(one.connection)
     assert not await has_role(one.connection, "fenced_off")
+
+
+async def test_who_led_before_hands_over_nothing_any_more(join: Join, database: str) -> None:
+    one, two = await join("one"), await join("two")
+    old = await one.lead()
+    await two.lead()
+    await two.connection.execute(
+        "CREATE ROLE leaver; CREATE ROLE stayer; CREATE TABLE public.held (); ALTER TABLE public.held OWNER TO leaver"
+    )
+    try:
+        oid = await two.connection.fetchval("SELECT 'leaver'::regrole::oid")
+        with pytest.raises(PgRoleError, match="another process leads"):
+            await reassign_owned(Endpoint(database), ReassignOwned("leaver", oid, "stayer", terminate=False), fence=old)
+        assert await two.connection.fetchval("SELECT tableowner FROM pg_tables WHERE tablename = 'held'") == "leaver"
+    finally:
+        await two.connection.execute("DROP TABLE public.held; DROP ROLE leaver, stayer")
 
 
 async def test_where_there_is_no_schema_the_clock_alone_tells(join: Join) -> None:

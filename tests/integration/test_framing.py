@@ -113,6 +113,7 @@ BAD_ROWS = {
     "fewer": b"\0\1" + struct.pack("!ii", -1, -1),
     "a value beyond the end": b"\0\1" + struct.pack("!i", 5) + b"four",
     "a negative length": b"\0\1" + struct.pack("!i", -2) + b"xx",
+    "a negative length at the end": b"\0\1" + struct.pack("!i", -2),
     "a very negative length": b"\0\1" + struct.pack("!i", -(2**31)) + b"xx",
     "columns without number": b"\xff\xff" + struct.pack("!i", -1) * 0xFFFF,
     "an array of two thousand million": row(array(25, b"x", b"yyyy", dimensions=(2**31 - 1,)))[5:],

@@ -183,25 +183,49 @@ async def test_more_than_a_hundred_roles_in_one_look_are_told_as_many(home: Conn
     assert await home.fetch(MISMATCHES) == []
 
 
+#: For each catalog what makes the first row, changes it, and sets it back.
+UPDATES = {
+    "pg_authid": ("ALTER ROLE {} NOCREATEDB", "ALTER ROLE {} CREATEDB", "ALTER ROLE {} NOCREATEDB"),
+    "pg_auth_members": (
+        "GRANT pg_monitor TO {}",
+        "GRANT pg_monitor TO {} WITH ADMIN OPTION",
+        "REVOKE ADMIN OPTION FOR pg_monitor FROM {}",
+    ),
+    "pg_db_role_setting": (
+        "ALTER ROLE {} SET work_mem = '8MB'",
+        "ALTER ROLE {} SET work_mem = '9MB'",
+        "ALTER ROLE {} SET work_mem = '8MB'",
+    ),
+    "pg_shdescription": (
+        "COMMENT ON ROLE {} IS 'first'",
+        "COMMENT ON ROLE {} IS 'second'",
+        "COMMENT ON ROLE {} IS 'first'",
+    ),
+}
+
+
+@pytest.mark.parametrize("catalog", UPDATES)
 async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
-    server: PostgresServer, home: Connection, listener: Listener
+    server: PostgresServer, home: Connection, listener: Listener, catalog: str
 ) -> None:
+    make, change, undo = UPDATES[catalog]
     await home.execute("CREATE ROLE subject; CREATE ROLE other")
+    await home.execute(f"{make.format('subject')}; {make.format('other')}")
     early = await asyncpg.connect(server.dsn())
     try:
         for _ in range(3):
             late = early.transaction()
             await late.start()
             await early.execute("SELECT pg_current_xact_id()")
-            await home.execute("ALTER ROLE other CREATEDB")
+            await home.execute(change.format("other"))
             await observe(home)
-            await early.execute("ALTER ROLE subject CREATEDB")
+            await early.execute(change.format("subject"))
             await observe(home)
             await listener.so_far()
             await late.commit()
             await observe(home)
             assert [message["name"] for message in await listener.so_far()] == ["subject"]
-            await home.execute("ALTER ROLE other NOCREATEDB; ALTER ROLE subject NOCREATEDB")
+            await home.execute(f"{undo.format('other')}; {undo.format('subject')}")
             await observe(home)
     finally:
         await early.close()

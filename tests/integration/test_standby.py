@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 
 import anyio
 import asyncpg
@@ -9,6 +10,7 @@ import pytest
 
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres import session as session_module
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.postgres.schema import install
@@ -57,6 +59,14 @@ class Standby:
         self.session = session
 
 
+class Leader(Standby):
+    """Its session goes on."""
+
+    async def _work(self, session: Session) -> None:
+        await super()._work(session)
+        await anyio.sleep_forever()
+
+
 @asynccontextmanager
 async def administrator(dsn: str) -> AsyncIterator[Connection]:
     connection = await asyncpg.connect(dsn)
@@ -67,8 +77,8 @@ async def administrator(dsn: str) -> AsyncIterator[Connection]:
 
 
 @asynccontextmanager
-async def standing(dsn: str) -> AsyncIterator[Standby]:
-    standby = Standby(dsn)
+async def standing(dsn: str, kind: type[Standby] = Standby) -> AsyncIterator[Standby]:
+    standby = kind(dsn)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(standby.run)
         yield standby
@@ -153,3 +163,17 @@ async def test_what_it_may_do_is_looked_at_again_when_it_leads(database: str) ->
             assert standby.error is not None
             assert "changed while another process led" in standby.error.message
             assert await connection.fetchval("SELECT count(*) FROM pgrole.leader") == 0
+
+
+async def test_who_leads_shows_again_and_again_that_it_is_alive(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "BEAT_PERIOD", 0.05)
+    heartbeats: set[datetime] = set()
+    async with administrator(database) as connection, standing(database, Leader) as leader:
+
+        async def are_three() -> bool:
+            if leader.session is not None:
+                heartbeats.add(await connection.fetchval("SELECT heartbeat FROM pgrole.leader"))
+            return len(heartbeats) >= 3
+
+        leader.lead.set()
+        assert await reached(are_three, DEADLINE)

@@ -460,6 +460,17 @@ async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(obje
     }
 
 
+async def test_who_wants_to_be_a_member_of_a_role_is_reconciled_when_that_is_announced(objects: Objects) -> None:
+    """At once: a retry that backs off would come too, some time."""
+    queue, member = Queue(), Key("shop", "member")
+    objects.store.put(stored(member, spec={"memberOf": [{"role": "group"}]}))
+    worker = ServerWorker(SERVER, objects, queue, cast("Reporter", None), LiveServers(), Leadership())
+    worker._note_notification(("group",))
+    with anyio.fail_after(DEADLINE):
+        (item,) = await queue.take("default", 100)
+    assert (item.key, item.reason) == (member, RequestReason.NOTIFY_OF_GROUP)
+
+
 async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objects) -> None:
     """It is looked at all the same, in turn with what else was changed."""
     queue = Queue()
