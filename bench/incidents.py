@@ -8,8 +8,8 @@ from bench.objects import load
 from bench.outage import measure_outage
 from bench.sheet import Sheet
 from bench.stand import stand
-from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.controller.worker import HEALTHY_SECONDS
+from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.local.display import Display
 
 #: Objects that are posted at once, by so many clients, beside those that were there before.
@@ -21,7 +21,7 @@ _BEFORE = 200
 OUTAGES = (100, 1_000)
 
 #: In seconds: what was changed is looked at once more.
-_REST = CONFIRM_AGAIN + 3.0
+_REST = CONFIRM_SECONDS + 3.0
 
 #: Between two outages, in seconds: a session that ends sooner counts as a failure to connect.
 _APART = HEALTHY_SECONDS + 2.0

@@ -24,6 +24,7 @@ from pgrole_controller import metrics
 from pgrole_controller.api import reading
 from pgrole_controller.controller.background import PasswordTasks
 from pgrole_controller.controller.declaration import ControllerConfig
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
@@ -194,7 +195,8 @@ class _Controller:
         password_tasks = PasswordTasks(
             client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret)
         )
-        self._reporter = Reporter(client, self._objects, self._queue, self._recorder, password_tasks)
+        self._endings = Endings(self._queue, self._objects.contests)
+        self._reporter = Reporter(client, self._objects, self._endings, self._recorder, password_tasks)
         self._live_servers = LiveServers()
         self._servers = Servers(
             client, self._observed, config.server, config.controller_config, self._make_worker, self._enqueue_server
@@ -298,7 +300,15 @@ class _Controller:
         await self._reflect(PGROLES, self._store, changed, namespace, False, _load_models)
 
     def _make_worker(self, declared: ServerConfig) -> ServerWorker:
-        return ServerWorker(declared, self._objects, self._queue, self._reporter, self._live_servers, self._leadership)
+        return ServerWorker(
+            declared,
+            self._objects,
+            self._queue,
+            self._reporter,
+            self._endings,
+            self._live_servers,
+            self._leadership,
+        )
 
     def _enqueue_server(self, name: str) -> None:
         self._source.enqueue_server(name)
@@ -360,7 +370,7 @@ class _Controller:
             Reason.SERVER_GONE,
             "spec.serverRef.name: this PgServer does not exist: create it, or name another one in a new object",
         )
-        await decline(NO_SERVER, self._queue, self._objects, self._reporter, error)
+        await decline(NO_SERVER, self._queue, self._objects, self._reporter, self._endings, error)
 
     def _stop_reconciles(self, workers: TaskGroup) -> None:
         """The reconciles that are under way may end until the deadline; without any it is not waited for."""

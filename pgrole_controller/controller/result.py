@@ -15,6 +15,7 @@ from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import field_names
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.next_attempt import Ending
 from pgrole_controller.core.password import PasswordTask, next_rotation
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.request import Key
@@ -40,7 +41,8 @@ class Result:
     password_task: PasswordTask | None = None  # to be run before the next reconcile, which follows at once
     reassign: ReassignOwned | None = None  # to be done before the next reconcile, which follows at once
     next_rotation: datetime | None = None
-    again_in: float = 0.0  # seconds until the next rotation, or until what is contested is due, if sooner; 0.0: neither
+    rotation_in: float | None = None  # seconds until then, by the server's clock
+    decided: bool = False  # the role was read, and a plan was made
     done_with: bool = False  # the object may go: its finalizer is removed
     changed_at: float | None = None  # when the first change of the role was answered, on the loop's clock
     corrected: tuple[str, ...] = ()  # the fields that somebody else had changed and that were set back
@@ -48,6 +50,26 @@ class Result:
     @property
     def key(self) -> Key:
         return self.target.key
+
+    @property
+    def ending(self) -> Ending:
+        """What decides when the key is reconciled next, once everything in this result is written."""
+        desired, outcome = self.target.desired, self.outcome
+        compared = bool(desired and desired.password_result and outcome and outcome.ready)
+        return Ending(
+            outcome,
+            prepared=self.is_prerequisite,
+            decided=self.decided,
+            gone=self.done_with or self.target.stored is None,
+            unconfirmed=self.action is not Action.NOTHING or compared,
+            rotation_in=self.rotation_in,
+        )
+
+    @property
+    def is_prerequisite(self) -> bool:
+        """Whether the next reconcile needs something that must be done first."""
+        needed = self.target.finalizer is not None or self.password_task is not None or self.reassign is not None
+        return needed and self.target.stored is not None
 
 
 def unread(target: Target) -> Result:
@@ -178,12 +200,10 @@ class Attempt:
             password_task=self.decision.password_task,
             reassign=self.decision.reassign,
             next_rotation=due,
+            rotation_in=(due - self._observed.at).total_seconds() if due else None,
+            decided=True,
             changed_at=self._changed_at,
             corrected=self._corrected,
-            again_in=_soonest(
-                (due - self._observed.at).total_seconds() if due else 0.0,
-                0.0 if ending else self._contests.next_check(self._uid, current_moment()),
-            ),
         )
 
     @property
@@ -210,8 +230,3 @@ def _describe(decision: Plan | PgRoleError) -> dict[str, str]:
     fields = {"differs": field_names(decision.changes), "drift": decision.drift, "reported": decision.reported}
     decided = decision.action.value if decision.writes else "errand" if decision.password_task else "nothing"
     return {"decided": decided, **{name: ", ".join(some) for name, some in fields.items() if some}}
-
-
-def _soonest(*seconds: float) -> float:
-    """0.0: never."""
-    return min((some for some in seconds if some > 0.0), default=0.0)

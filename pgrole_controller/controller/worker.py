@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 
 from pgrole_controller import logs, metrics
 from pgrole_controller.controller.background import Orphans
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
@@ -33,9 +34,9 @@ from pgrole_controller.controller.telemetry import BatchMetrics, Echoes, begin_r
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan, ReassignOwned, ReassignResult
-from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, next_attempt
+from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, add_failure
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
-from pgrole_controller.core.workqueue import RetryAfter, WorkItem
+from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.errors import UnexpectedError, cause_of
@@ -83,6 +84,7 @@ class ServerWorker:
         objects: Objects,
         queue: Queue,
         reporter: Reporter,
+        endings: Endings,
         live_servers: LiveServers,
         leadership: Leadership,
     ) -> None:
@@ -98,6 +100,7 @@ class ServerWorker:
         self._objects = objects
         self._queue = queue
         self._reporter = reporter
+        self._endings = endings
         self._live_servers = live_servers
         self._leadership = leadership
         self._status_claims = StatusClaims()
@@ -227,7 +230,7 @@ class ServerWorker:
         if had_one and now - self._since >= HEALTHY_SECONDS:
             self._outage = None
         cause = Cause.ENDED if had_one and self._outage is None else cause_of(error)
-        outage = self._outage = next_attempt(
+        outage = self._outage = add_failure(
             self._outage, cause, error.message, now, self._live_servers.mark_disconnected(self)
         )
         message = "session with PostgreSQL ended" if had_one else "no session with PostgreSQL"
@@ -253,7 +256,15 @@ class ServerWorker:
             return
         reported = Transient(Reason.SERVER_NOT_READY, f'server "{self.server.name}": {self.trouble.message}')
         with anyio.move_on_after(delay):
-            await decline(self.server.name, self._queue, self._objects, self._reporter, reported, self._changed)
+            await decline(
+                self.server.name,
+                self._queue,
+                self._objects,
+                self._reporter,
+                self._endings,
+                reported,
+                self._changed,
+            )
 
     def _note_notification(self, names: tuple[str, ...] | None) -> None:
         own = {name for name in names or () if self.echoes.expects(name)}
@@ -412,7 +423,7 @@ class ServerWorker:
         finally:
             # Also when it is cancelled: a reconcile that never ends would be the last one of its key.
             for key in under_way:
-                self._queue.done(key, RetryAfter(0.0))
+                self._endings.interrupt(key)
 
     def _hand_on(self, result: Result, batch_metrics: BatchMetrics, session: Session, beside: TaskGroup) -> None:
         """To the reporter, which ends the reconcile, or to what empties the role."""
@@ -441,7 +452,7 @@ class ServerWorker:
                 async with limiter, self._emptying:
                     self._objects.hand_over(stored, await self._reassign(result.key, endpoint, task, fence))
         finally:
-            self._queue.done(result.key, RetryAfter(0.0))
+            self._endings.end(result)
 
     async def _reassign(self, key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fence | None) -> ReassignResult:
         try:

@@ -143,6 +143,11 @@ class Contest:
     def contested(self) -> dict[str, FieldContest]:
         return {name: field_contest for name, field_contest in self.field_contests.items() if field_contest.contested}
 
+    def next_check(self, now: float) -> float | None:
+        """In how many seconds a repair is due, or the contest ends; None when no field is contested."""
+        due = [field_contest.next_check.seconds for field_contest in self.contested.values()]
+        return max(min(due) - now, 0.0) + 0.01 if due else None
+
 
 class Contests:
     """What was repaired lately, by uid of the object."""
@@ -159,6 +164,9 @@ class Contests:
 
     def knows(self, uid: str) -> bool:
         return uid in self._contests
+
+    def get(self, uid: str) -> Contest | None:
+        return self._contests.get(uid)
 
     def repaired(self, uid: str, generation: int, fields: Iterable[str], now: Moment) -> None:
         """Somebody else's change of these fields was set back."""
@@ -234,14 +242,6 @@ class Contests:
             return told
         who = " and ".join(str(suspect) for suspect in contest.suspects)
         return f"{told}. Last seen running a statement about this role: {who}"
-
-    def next_check(self, uid: str, now: Moment) -> float:
-        """In how many seconds it has to be looked at again; 0.0 when nothing of it is contested."""
-        contest = self._contests.get(uid)
-        if contest is None or not contest.contested:
-            return 0.0
-        due = min(field_contest.next_check.seconds for field_contest in contest.contested.values())
-        return max(due - now.seconds, 0.0) + 0.01
 
     def _find(self, uid: str, generation: int, now: Moment) -> Contest:
         contest = self._contests.get(uid)

@@ -62,7 +62,7 @@ class Outage:
     is_news: bool
 
 
-def next_attempt(before: Outage | None, cause: Cause, error: str, now: float, away: int = 1) -> Outage:
+def add_failure(before: Outage | None, cause: Cause, error: str, now: float, away: int = 1) -> Outage:
     """The outage after one more failure. `away`: how many servers, this one included, have no session at the moment."""
     since, failures, backed_off = (before.since, before.failures, before.backed_off) if before else (now, 0, 0)
     if cause in _HOPEFUL and now - since < HOPEFUL_SECONDS:

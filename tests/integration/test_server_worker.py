@@ -14,6 +14,7 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.controller import worker as worker_module
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
@@ -111,14 +112,14 @@ def break_task(monkeypatch: pytest.MonkeyPatch) -> None:
 def attempting(monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint | None) -> list[float]:
     """When each session with this server was begun."""
     begun: list[float] = []
-    real = vars(worker_module)["attend"]
+    real = vars(worker_module)["run_session"]
 
-    async def attend(where: Endpoint, *arguments: Any, **named: Any) -> None:
+    async def run_session(where: Endpoint, *arguments: Any, **named: Any) -> None:
         if where == endpoint:
             begun.append(time.monotonic())
         await real(where, *arguments, **named)
 
-    monkeypatch.setattr(worker_module, "attend", attend)
+    monkeypatch.setattr(worker_module, "run_session", run_session)
     return begun
 
 
@@ -148,13 +149,15 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
     caplog.set_level(logging.DEBUG, "pgrole_controller")
     break_session(monkeypatch)
     objects, queue, live_servers, leadership = make_objects(), Queue(), LiveServers(), Leadership()
-    reports = Reports(queue)
+    reports, endings = Reports(queue), Endings(queue, objects.contests)
     queue.release()
     internal = metrics.INTERNAL_ERRORS.labels("session")._value
     before = internal.get()
     async with servers.run() as other:
         broken, well = (
-            ServerWorker(declared(name, server), objects, queue, cast("Reporter", reports), live_servers, leadership)
+            ServerWorker(
+                declared(name, server), objects, queue, cast("Reporter", reports), endings, live_servers, leadership
+            )
             for name, server in (("broken", own_postgres), ("well", other))
         )
         begun = attempting(monkeypatch, broken.server.endpoint)

@@ -19,6 +19,7 @@ from pgrole_controller.controller import reporter as reporter_module
 from pgrole_controller.controller import result as result_module
 from pgrole_controller.controller import worker as worker_module
 from pgrole_controller.controller.background import PasswordTasks
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole, role_of, server_of
@@ -114,6 +115,11 @@ def make_objects() -> Objects:
     for key in (POISONED, *WELL):
         made.store.put(stored(key))
     return made
+
+
+def make_worker(objects: Objects, queue: Queue) -> ServerWorker:
+    endings = Endings(queue, objects.contests)
+    return ServerWorker(SERVER, objects, queue, cast("Reporter", None), endings, LiveServers(), Leadership())
 
 
 def stored(key: Key, *, version: int = 1, spec: Any = None, status: Any = None, **more: Any) -> Stored:
@@ -279,7 +285,13 @@ class Breaking:
 async def report(objects: Objects, result: Result) -> list[dict[str, Any]]:
     """The statuses that are written, where Events and password tasks break. The reconcile ends."""
     api, broken, queue = Api(), Breaking(), Queue()
-    reporter = Reporter(cast("Client", api), objects, queue, cast("Recorder", broken), cast("PasswordTasks", broken))
+    reporter = Reporter(
+        cast("Client", api),
+        objects,
+        Endings(queue, objects.contests),
+        cast("Recorder", broken),
+        cast("PasswordTasks", broken),
+    )
     queue.put("s", Request(result.key, RequestReason.OBJECT))
     await queue.take("s", 1)
     reporter.report(result)
@@ -331,7 +343,9 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             error = Transient(Reason.SERVER_NOT_READY, "away")
-            await decline("default", queue, objects, cast("Reporter", Taking()), error)
+            await decline(
+                "default", queue, objects, cast("Reporter", Taking()), Endings(queue, objects.contests), error
+            )
     assert set(reported) == set(WELL)
 
 
@@ -354,7 +368,8 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         error = Transient(Reason.SERVER_NOT_READY, "away")
-        tasks.start_soon(decline, "default", queue, objects, cast("Reporter", Taking()), error, changed)
+        endings = Endings(queue, objects.contests)
+        tasks.start_soon(decline, "default", queue, objects, cast("Reporter", Taking()), endings, error, changed)
         await anyio.sleep(1.0)
         assert 90 <= len(reported) <= 110
         assert not changed
@@ -376,7 +391,7 @@ async def test_emptying_a_role_that_breaks_is_told_to_its_object(
         raise Poison
 
     monkeypatch.setattr(worker_module, "reassign_owned", poisoned)
-    worker = ServerWorker(SERVER, objects, Queue(), cast("Reporter", None), LiveServers(), Leadership())
+    worker = make_worker(objects, Queue())
     reassign_result = await worker._reassign(POISONED, cast("Any", None), cast("Any", None), None)
     assert reassign_result.problem is not None
     assert reassign_result.problem.reason is Reason.INTERNAL_ERROR
@@ -445,7 +460,7 @@ async def test_a_terminating_object_with_an_invalid_spec_is_told_the_way_out(obj
 async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(objects: Objects) -> None:
     """Anybody may announce it."""
     queue = Queue()
-    worker = ServerWorker(SERVER, objects, queue, cast("Reporter", None), LiveServers(), Leadership())
+    worker = make_worker(objects, queue)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(worker._answer_many)
         worker._note_notification(None)
@@ -463,7 +478,7 @@ async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(obje
 async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objects) -> None:
     """It is looked at all the same, in turn with what else was changed."""
     queue = Queue()
-    worker = ServerWorker(SERVER, objects, queue, cast("Reporter", None), LiveServers(), Leadership())
+    worker = make_worker(objects, queue)
     worker.echoes.send(["poisoned"])
     worker.echoes.answer(["poisoned"], 0.0)
     worker._note_notification(("poisoned",))

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from pgrole_controller.controller.background import PasswordTasks
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
@@ -19,6 +20,7 @@ from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.next_attempt import UNREACHABLE_SECONDS
 from pgrole_controller.core.password import (
     DesiredPassword,
     ObservedSecrets,
@@ -28,11 +30,11 @@ from pgrole_controller.core.password import (
 )
 from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import RECONCILED, Outcome, Phase
-from pgrole_controller.core.workqueue import RetryAfter
 from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.store import Store, Stored, pack
+from tests.timelapse import in_timelapse
 
 PASSWORD_TASK = PasswordTask(
     "shop",
@@ -60,6 +62,10 @@ class Runs:
 
 @pytest.fixture
 def objects() -> Objects:
+    return make_objects()
+
+
+def make_objects() -> Objects:
     namespaces = Namespaces(cast("Client", None), Store())
     return Objects(Store(index_pgrole), Store(index_by_owner), namespaces, "c1")
 
@@ -75,19 +81,26 @@ async def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_
 ) -> None:
     runs = Runs()
     client = cast("Client", SimpleNamespace(may_write=True))
-    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("PasswordTasks", runs))
-    reporter.close()
-    await reporter.run()
+    queue = Queue()
+    endings = Endings(queue, objects.contests)
+    reporter = Reporter(client, objects, endings, cast("Recorder", None), cast("PasswordTasks", runs))
     seen = made(1)
     objects.store.put(seen)
     result = Result(Target(seen.key, seen), password_task=PASSWORD_TASK)
-    assert await reporter._write(result) == RetryAfter(0.0)
-    assert runs.run_for == ["1"]
-    if now is None:
-        objects.store.remove(seen.key, seen.uid)
-    else:
-        objects.store.put(now)
-    assert await reporter._write(result) == RetryAfter(0.0)
+    queue.put("s", Request(seen.key, RequestReason.OBJECT))
+    await queue.take("s", 1)
+    reporter.report(result)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reporter.run)
+        assert [item.key for item in await queue.take("s", 1)] == [seen.key]  # at once
+        assert runs.run_for == ["1"]
+        if now is None:
+            objects.store.remove(seen.key, seen.uid)
+        else:
+            objects.store.put(now)
+        reporter.report(result)
+        assert [item.key for item in await queue.take("s", 1)] == [seen.key]
+        reporter.close()
     assert runs.run_for == ["1"]
 
 
@@ -119,8 +132,8 @@ async def test_what_the_reporter_writes_causes_no_reconcile_of_its_own_and_hides
     seen = made(1)
     objects.store.put(seen)
     objects.store.subscribe(source.changed)
-    recorder = Recorder(cast("Client", api))
-    reporter = Reporter(cast("Client", api), objects, queue, recorder, cast("PasswordTasks", None))
+    recorder, endings = Recorder(cast("Client", api)), Endings(queue, objects.contests)
+    reporter = Reporter(cast("Client", api), objects, endings, recorder, cast("PasswordTasks", None))
     outcome, finalizer = (RECONCILED, None) if write == "status" else (None, True)
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
@@ -135,15 +148,22 @@ async def test_what_the_reporter_writes_causes_no_reconcile_of_its_own_and_hides
     await recorder.run()
 
 
-async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more(objects: Objects) -> None:
+@in_timelapse
+async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more() -> None:
+    objects = make_objects()
     runs, client = Runs(), cast("Client", SimpleNamespace(may_write=False))
-    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("PasswordTasks", runs))
+    queue = Queue()
+    endings = Endings(queue, objects.contests)
+    reporter = Reporter(client, objects, endings, cast("Recorder", None), cast("PasswordTasks", runs))
+    objects.store.put(made(1))
+    queue.put("s", Request(made(1).key, RequestReason.OBJECT))
+    await queue.take("s", 1)
+    reporter.report(Result(Target(made(1).key, made(1)), password_task=PASSWORD_TASK))
     reporter.close()
     await reporter.run()
-    objects.store.put(made(1))
-    again = await reporter._write(Result(Target(made(1).key, made(1)), password_task=PASSWORD_TASK))
-    assert isinstance(again, RetryAfter)
-    assert again.seconds > 0
+    began = anyio.current_time()
+    await queue.take("s", 1)
+    assert anyio.current_time() - began >= UNREACHABLE_SECONDS
     assert runs.run_for == []
 
 

@@ -5,6 +5,7 @@ from typing import cast
 
 import anyio
 
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
@@ -13,6 +14,7 @@ from pgrole_controller.controller.server import LiveServers, ServerConfig
 from pgrole_controller.controller.servers import resync
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key, RequestReason
 from pgrole_controller.core.workqueue import Done
@@ -33,7 +35,13 @@ async def test_a_shorter_period_holds_at_once() -> None:
     server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""), resync_seconds=1e6)
     queue = Queue()
     worker = ServerWorker(
-        server, cast("Objects", FakeObjects()), queue, cast("Reporter", None), LiveServers(), Leadership()
+        server,
+        cast("Objects", FakeObjects()),
+        queue,
+        cast("Reporter", None),
+        Endings(queue, Contests()),
+        LiveServers(),
+        Leadership(),
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(resync, worker, lambda: 0.0)

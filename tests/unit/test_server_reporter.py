@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from pgrole_controller.controller import server_reporter
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
@@ -84,8 +85,10 @@ class World:
         objects = self.objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
         objects.store.synced.set()
         self.store.answered.set()
+        queue = Queue()
+        endings = Endings(queue, objects.contests)
         self.worker = ServerWorker(
-            declared(1, "first"), objects, Queue(), cast("Reporter", None), LiveServers(), Leadership()
+            declared(1, "first"), objects, queue, cast("Reporter", None), endings, LiveServers(), Leadership()
         )
         self.reporter = ServerReporter(client, self.store, [self.worker], objects, Leadership())
 
