@@ -22,16 +22,19 @@ from anyio.abc import TaskGroup
 
 from pgrole_controller import metrics
 from pgrole_controller.api import reading
-from pgrole_controller.controller.background import PasswordTasks
+from pgrole_controller.controller.background import Background
+from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.declaration import ControllerConfig
+from pgrole_controller.controller.decline import decline
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reporter import Reporter, decline
+from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import LiveServers, ServerConfig
 from pgrole_controller.controller.server_reporter import ServerReporter
 from pgrole_controller.controller.servers import Servers, ServerStores
@@ -195,9 +198,12 @@ class _Controller:
         password_tasks = PasswordTasks(
             client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret)
         )
-        self._endings = Endings(self._queue, self._objects.contests)
-        self._reporter = Reporter(client, self._objects, self._endings, self._recorder, password_tasks)
-        self._live_servers = LiveServers()
+        endings = Endings(self._queue, self._objects.contests)
+        self._background = Background(client, self._store, endings, password_tasks)
+        self._reporter = Reporter(client, self._store, endings, self._recorder)
+        self._context = WorkerContext(
+            self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership
+        )
         self._servers = Servers(
             client, self._observed, config.server, config.controller_config, self._make_worker, self._enqueue_server
         )
@@ -211,7 +217,7 @@ class _Controller:
             leadership,
             Scraper(self._servers, self._objects, self._queue, leadership).scrape,
         )
-        self._source = PgRoleSource(self._objects, self._queue, self._servers)
+        self._source = PgRoleSource(self._objects, self._queue, self._background, self._servers)
         self._secret_source = SecretSource(self._source, self._secrets)
         self._namespace_source = NamespaceSource(self._source, self._objects)
         self._server_reporter = ServerReporter(
@@ -264,6 +270,7 @@ class _Controller:
             rest.start_soon(self._recorder.run)
             async with anyio.create_task_group() as writers:
                 writers.start_soon(self._reporter.run)
+                writers.start_soon(self._background.run)
                 async with anyio.create_task_group() as sources:
                     self._start_sources(sources)
                     async with anyio.create_task_group() as workers:
@@ -271,6 +278,7 @@ class _Controller:
                         await asked.wait()
                         self._stop_reconciles(workers)
                     sources.cancel_scope.cancel()
+                self._background.close()
                 self._reporter.close()
                 writers.cancel_scope.deadline = anyio.current_time() + WRITE_SECONDS
             self._recorder.close()
@@ -300,15 +308,7 @@ class _Controller:
         await self._reflect(PGROLES, self._store, changed, namespace, False, _load_models)
 
     def _make_worker(self, declared: ServerConfig) -> ServerWorker:
-        return ServerWorker(
-            declared,
-            self._objects,
-            self._queue,
-            self._reporter,
-            self._endings,
-            self._live_servers,
-            self._leadership,
-        )
+        return ServerWorker(declared, self._context)
 
     def _enqueue_server(self, name: str) -> None:
         self._source.enqueue_server(name)
@@ -370,7 +370,7 @@ class _Controller:
             Reason.SERVER_GONE,
             "spec.serverRef.name: this PgServer does not exist: create it, or name another one in a new object",
         )
-        await decline(NO_SERVER, self._queue, self._objects, self._reporter, self._endings, error)
+        await decline(self._context, NO_SERVER, error)
 
     def _stop_reconciles(self, workers: TaskGroup) -> None:
         """The reconciles that are under way may end until the deadline; without any it is not waited for."""

@@ -1,8 +1,8 @@
-"""The PgRoles as last seen, and what each of them asks for."""
+"""An index of the PgRoles as last seen: by server, role, group and Secret; and what each of them declares."""
 
 import heapq
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +110,8 @@ def _group_entry(server: str, role_name: str) -> str:
     return f"group/{server}/{role_name}"
 
 
-def asked_of(stored: Stored, *, finalizers: bool = True) -> tuple[Any, ...]:
-    """What of an object is somebody's wish: all but its status. `finalizers`: count too, though one is written here."""
+def declared_version(stored: Stored, *, finalizers: bool = True) -> tuple[Any, ...]:
+    """Differs whenever anything except status does. Without `finalizers`, also where only those differ."""
     metadata = stored.object()["metadata"]
     names = ("uid", "generation", "deletionTimestamp", "annotations", *(("finalizers",) if finalizers else ()))
     return tuple(metadata.get(name) for name in names)
@@ -155,40 +155,43 @@ class Objects:
         """`store` is indexed by `index_pgrole`; `secrets`, of metadata alone, by `index_by_owner`."""
         self.store = store
         self._secrets = secrets
-        self._brought: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next reconcile
-        self._interruptible: dict[Key, anyio.CancelScope] = {}
         self.contests = Contests()  # outlives sessions and workers, which come and go
         self.cluster = cluster
         self.namespaces = namespaces
         self._namespace = namespace
 
-    def read(self, key: Key, server_name: str | None, server_policy: ServerPolicy) -> Target:
-        """What the object asks of this server (None: whichever it names) now; one that names another is not there.
+    def read(
+        self,
+        key: Key,
+        server_name: str | None,
+        server_policy: ServerPolicy,
+        prepared: PasswordResult | ReassignResult | None = None,
+    ) -> Target:
+        """What the object declares for this server (None: any server); empty if it names another server.
 
-        Never raises: what is wrong with it is in the request.
+        `prepared`: what the background did for this reconcile. Never raises: an error is in the target.
         """
         stored = self.store.get(key)
         if stored is None:
             return Target(key, None)
-        brought = self._brought.pop(stored.uid, None)
         obj = stored.object()
         if server_name not in (None, server_of(obj)):
             return Target(key, None)
         try:
-            return self._read(key, stored, obj, server_policy, brought)
+            return self._read(key, stored, obj, server_policy, prepared)
         except PgRoleError as error:
             quiet = isinstance(error, NamespaceUnknown) and error.quiet
             return _unread(key, stored, obj, error, quiet=quiet)
         except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
             return _unread(key, stored, obj, contain(error, key))
 
-    def find_unchanged(self, request: Target, asked: tuple[Any, ...], server_policy: ServerPolicy) -> Stored | None:
-        """The object of a request as it is stored now, where all that the request was read from is the same, except
-        its status. `asked` is what `asked_of` gave then. None as well for one that others share a role with, or with
-        Secrets.
+    def find_unchanged(self, request: Target, version: tuple[Any, ...], server_policy: ServerPolicy) -> Stored | None:
+        """The stored object of a target, if everything that the target was read from is unchanged except status.
+
+        `version`: its `declared_version` then. None also if other objects name its role, or if it owns Secrets.
         """
         desired, stored = request.desired, self.store.get(request.key)
-        if desired is None or stored is None or stored.uid in self._brought or asked_of(stored) != asked:
+        if desired is None or stored is None or declared_version(stored) != version:
             return None
         try:
             namespace = self.namespaces.get(stored.key, stored.uid)
@@ -206,7 +209,7 @@ class Objects:
         stored: Stored,
         obj: dict[str, Any],
         server_policy: ServerPolicy,
-        brought: PasswordResult | ReassignResult | None,
+        prepared: PasswordResult | ReassignResult | None,
     ) -> Target:
         """Raises PgRoleError."""
         pgrole = _parse(obj)
@@ -215,7 +218,7 @@ class Objects:
         owner = Owner(self.cluster, key.namespace, namespace.uid, key.name, stored.uid)
         proof = proof_of(obj.get("status") or {}, server_of(obj))
         rivals = list(self._rivals(stored, obj, server_policy))
-        desired = desired_of(pgrole, owner, rivals, proof, secrets=self._see_secrets(stored, obj), brought=brought)
+        desired = desired_of(pgrole, owner, rivals, proof, secrets=self._see_secrets(stored, obj), brought=prepared)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
         return Target(key, stored, desired, policy, _finalizer(desired, held))
 
@@ -223,39 +226,6 @@ class Objects:
     def secrets_answered(self) -> anyio.Event:
         """Set once it is known which Secrets there are, or why that is not known."""
         return self._secrets.answered
-
-    def asks_still(self, stored: Stored) -> bool:
-        """Whether the object is there and asks for what it did then."""
-        current = self.store.get(stored.key)
-        return current is not None and asked_of(current) == asked_of(stored)
-
-    def hand_over(self, stored: Stored, brought: PasswordResult | ReassignResult) -> None:
-        """What was fetched or done for the next reconcile of this object, if it is still there."""
-        current = self.store.get(stored.key)
-        if current is not None and current.uid == stored.uid:
-            self._brought[stored.uid] = brought
-
-    def forget(self, gone: Stored) -> None:
-        """The object went: its namespace may have gone with it."""
-        self._brought.pop(gone.uid, None)
-        self.namespaces.forget(gone.key.namespace, gone.uid)
-
-    @contextmanager
-    def interrupted(self, stored: Stored) -> Iterator[None]:
-        """What is done in here for an object is given up when it asks for something else, or has done so already."""
-        with anyio.CancelScope() as scope:
-            self._interruptible[stored.key] = scope
-            if not self.asks_still(stored):
-                scope.cancel()
-            try:
-                yield
-            finally:
-                del self._interruptible[stored.key]
-
-    def interrupt(self, key: Key) -> None:
-        """The object asks for something else."""
-        if key in self._interruptible:
-            self._interruptible[key].cancel()
 
     def covers(self, key: Key) -> bool:
         """Whether the store would hold such an object: what it does not watch is not missing in it."""

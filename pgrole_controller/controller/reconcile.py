@@ -7,6 +7,8 @@ what was read back from the database.
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import TypeAlias
 
 import anyio
 
@@ -22,7 +24,8 @@ from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.deletion import add_way_out, find_role_to_drop
 from pgrole_controller.core.diff import set_password
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.password import PasswordResult
+from pgrole_controller.core.plan import Plan, ReassignResult
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
@@ -37,6 +40,11 @@ log = logging.getLogger(__name__)
 #: How often one reconcile reads: a role that was just created can be granted to others of the batch in the next round.
 ROUNDS = 4
 
+#: What the background did for the reconciles of these objects.
+Prepared: TypeAlias = Mapping[Key, PasswordResult | ReassignResult]
+
+_NOTHING_PREPARED: Prepared = MappingProxyType({})
+
 
 async def reconcile(
     keys: Sequence[Key],
@@ -47,20 +55,31 @@ async def reconcile(
     verifiers: Verifiers,
     repeats: Repeats,
     drifted: Collection[Key] = (),
+    prepared: Prepared = _NOTHING_PREPARED,
 ) -> list[Result]:
-    """Raises PgRoleError when the server fails as a whole; what fails for one object is in its result.
+    """Raises PgRoleError when the server fails as a whole; an error of one object is in its result.
 
-    `drifted`: those of the keys that a drift was announced of, which are reconciled first and in full.
+    `drifted`: the keys with an announced drift, which are reconciled first and in full. `prepared`: what the background
+    did for these reconciles, by key.
     """
     server = _server(session, declared)
     settled = [
         known
         for key in keys
-        if key not in drifted and (known := _find(key, repeats, server, objects, declared.server_policy))
+        if key not in drifted
+        and key not in prepared
+        and (known := _find(key, repeats, server, objects, declared.server_policy))
     ]
     settled_keys = {one.target.key for one in settled}
     results = await _reconcile(
-        [key for key in keys if key not in settled_keys], declared, objects, session, echoes, verifiers, repeats
+        [key for key in keys if key not in settled_keys],
+        declared,
+        objects,
+        session,
+        echoes,
+        verifiers,
+        repeats,
+        prepared,
     )
     if settled:
         same, others = await _look_again(settled, session, objects.contests)
@@ -106,8 +125,9 @@ async def _reconcile(
     echoes: Echoes,
     verifiers: Verifiers,
     repeats: Repeats,
+    prepared: Prepared = _NOTHING_PREPARED,
 ) -> list[Result]:
-    targets = [objects.read(key, declared.name, declared.server_policy) for key in keys]
+    targets = [objects.read(key, declared.name, declared.server_policy, prepared.get(key)) for key in keys]
     results = [Result(target) for target in targets if target.finalizer is not None]
     results += [unread(target) for target in targets if target.error and target.finalizer is None]
     asked = [

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pgrole_controller.controller.objects import Objects, Target, asked_of
+from pgrole_controller.controller.objects import Objects, Target, declared_version
 from pgrole_controller.core.password import PasswordOrigin
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import ServerPolicy
@@ -51,7 +51,7 @@ class Repeats:
         if target.stored is None or not _depends_on_row_alone(target, server, observed, decision):
             return
         self._kept.pop(target.key, None)
-        self._kept[target.key] = Settled(target, asked_of(target.stored), server, observed, decision), now
+        self._kept[target.key] = Settled(target, declared_version(target.stored), server, observed, decision), now
         self._drop_old(now)
 
     def find(

@@ -6,7 +6,8 @@ A write is of no interest to the object that it was made for, whose reconcile is
 from collections.abc import Container, Iterable
 from typing import Any
 
-from pgrole_controller.controller.objects import Objects, asked_of, role_of, server_of
+from pgrole_controller.controller.background import Background
+from pgrole_controller.controller.objects import Objects, declared_version, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
@@ -20,8 +21,9 @@ class PgRoleSource:
     worker.
     """
 
-    def __init__(self, objects: Objects, queue: Queue, servers: Container[object]) -> None:
+    def __init__(self, objects: Objects, queue: Queue, background: Background, servers: Container[object]) -> None:
         self.objects = objects
+        self._background = background
         self._queue = queue
         self._servers = servers
 
@@ -35,11 +37,12 @@ class PgRoleSource:
             self.enqueue(server_of(seen.object()), Request(change.key, RequestReason.OBJECT, rank))
         if change.old is None or _is_status_only(change):
             return
-        self.objects.interrupt(change.key)
+        self._background.interrupt(change.key)
         # Whether another may have the role can depend on this one: suspended, refused, gone.
         self._enqueue_sharing(change.key, change.old.object())
         if change.new is None or change.new.uid != change.old.uid:
-            self.objects.forget(change.old)
+            self._background.forget(change.old.uid)
+            self.objects.namespaces.forget(change.key.namespace, change.old.uid)
 
     def enqueue_server(self, server: str) -> None:
         """Every object of a server that got or lost its worker."""
@@ -116,7 +119,11 @@ def _labels(stored: Stored) -> tuple[str, Any]:
 
 
 def _is_status_only(change: Change) -> bool:
-    return change.old is not None and change.new is not None and asked_of(change.old) == asked_of(change.new)
+    return (
+        change.old is not None
+        and change.new is not None
+        and declared_version(change.old) == declared_version(change.new)
+    )
 
 
 def _is_own_doing(change: Change) -> bool:
@@ -126,4 +133,4 @@ def _is_own_doing(change: Change) -> bool:
     """
     if change.by != change.key or change.old is None or change.new is None:
         return False
-    return asked_of(change.old, finalizers=False) == asked_of(change.new, finalizers=False)
+    return declared_version(change.old, finalizers=False) == declared_version(change.new, finalizers=False)

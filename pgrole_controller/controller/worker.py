@@ -19,40 +19,30 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import logs, metrics
-from pgrole_controller.controller.background import Orphans
-from pgrole_controller.controller.endings import Endings
+from pgrole_controller.controller.context import WorkerContext
+from pgrole_controller.controller.decline import decline
 from pgrole_controller.controller.errors import contain
-from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.objects import Objects
-from pgrole_controller.controller.queue import Pace, Queue
+from pgrole_controller.controller.orphans import Orphans
+from pgrole_controller.controller.queue import Pace
 from pgrole_controller.controller.reconcile import reconcile
 from pgrole_controller.controller.repeats import Repeats
-from pgrole_controller.controller.reporter import Reporter, decline
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.telemetry import BatchMetrics, Echoes, begin_reconciles, count_notification
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.plan import Plan, ReassignOwned, ReassignResult
+from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, add_failure
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.logs import describe_error
-from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.errors import UnexpectedError, cause_of
-from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.reassign import reassign_owned
 from pgrole_controller.postgres.schema import SchemaState
 from pgrole_controller.postgres.session import Session, run_session
 from pgrole_controller.postgres.status_claims import StatusClaims
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
-
-#: How many roles are emptied at once, each on connections of its own, and how many of those are of one namespace: a
-#: tenant's locks delay its own deletions first.
-EMPTYING = 4
-EMPTYING_OF_NAMESPACE = 1
 
 #: An outage that lasts this long is reported on every object, in seconds; on objects that change, at once.
 REPORT_OUTAGE_SECONDS = 5.0
@@ -78,16 +68,7 @@ HEALTHY_SECONDS = 10.0
 
 
 class ServerWorker:
-    def __init__(
-        self,
-        server: ServerConfig,
-        objects: Objects,
-        queue: Queue,
-        reporter: Reporter,
-        endings: Endings,
-        live_servers: LiveServers,
-        leadership: Leadership,
-    ) -> None:
+    def __init__(self, server: ServerConfig, context: WorkerContext) -> None:
         self.server = server
         self.trouble: PgRoleError | None = None  # why there is no session
         self.connected = False
@@ -97,12 +78,14 @@ class ServerWorker:
         self.session: Session | None = None
         self.echoes = Echoes()  # of the session
         self._repeats = Repeats()  # of the session
-        self._objects = objects
-        self._queue = queue
-        self._reporter = reporter
-        self._endings = endings
-        self._live_servers = live_servers
-        self._leadership = leadership
+        self._context = context
+        self._objects = context.objects
+        self._queue = context.queue
+        self._reporter = context.reporter
+        self._endings = context.endings
+        self._background = context.background
+        self._live_servers = context.live_servers
+        self._leadership = context.leadership
         self._status_claims = StatusClaims()
         self._verifiers = Verifiers()
         self._why = ""  # a lesser mode of detection was chosen last
@@ -116,8 +99,6 @@ class ServerWorker:
         self._pace = Pace()
         self._everything = Signal()  # set: every object is to be reconciled
         self._session_scope: anyio.CancelScope | None = None
-        self._emptying = anyio.CapacityLimiter(EMPTYING)
-        self._emptying_of: dict[str, anyio.CapacityLimiter] = {}  # by namespace
 
     async def run(self) -> None:
         """Until the queue is closed."""
@@ -256,15 +237,7 @@ class ServerWorker:
             return
         reported = Transient(Reason.SERVER_NOT_READY, f'server "{self.server.name}": {self.trouble.message}')
         with anyio.move_on_after(delay):
-            await decline(
-                self.server.name,
-                self._queue,
-                self._objects,
-                self._reporter,
-                self._endings,
-                reported,
-                self._changed,
-            )
+            await decline(self._context, self.server.name, reported, self._changed)
 
     def _note_notification(self, names: tuple[str, ...] | None) -> None:
         own = {name for name in names or () if self.echoes.expects(name)}
@@ -402,6 +375,7 @@ class ServerWorker:
         drifted = {item.key for item in items if item.rank is Rank.DRIFT}
         if not drifted:
             self._pace.begin(began)
+        prepared = {key: one for key in under_way if (one := self._background.take(key)) is not None}
         try:
             with logs.tracing(ids.batch):
                 results = await reconcile(
@@ -413,6 +387,7 @@ class ServerWorker:
                     self._verifiers,
                     self._repeats,
                     drifted,
+                    prepared,
                 )
             batch_metrics.end()
             for result in results:
@@ -426,7 +401,7 @@ class ServerWorker:
                 self._endings.interrupt(key)
 
     def _hand_on(self, result: Result, batch_metrics: BatchMetrics, session: Session, beside: TaskGroup) -> None:
-        """To the reporter, which ends the reconcile, or to what empties the role."""
+        """To the reporter or the background, which ends the reconcile."""
         try:
             batch_metrics.count(result)
             if _is_suspended_there(result):
@@ -435,33 +410,14 @@ class ServerWorker:
                 self._enqueue_sharing(name, result.key)
         except Exception as error:  # noqa: BLE001 -- this object's error
             contain(error, result.key)
-        if result.reassign is not None:
-            beside.start_soon(self._empty, result, result.reassign, session.fence)
-            return
-        self._reporter.report(result)
-
-    async def _empty(self, result: Result, task: ReassignOwned, fence: Fence | None) -> None:
-        """Empties a role that shall be dropped; its key is reconciled again when that is done or the object changes."""
-        stored, endpoint = result.target.stored, self.server.endpoint
-        try:
-            if stored is None or endpoint is None:
-                return
-            namespace = result.key.namespace
-            limiter = self._emptying_of.setdefault(namespace, anyio.CapacityLimiter(EMPTYING_OF_NAMESPACE))
-            with self._objects.interrupted(stored):
-                async with limiter, self._emptying:
-                    self._objects.hand_over(stored, await self._reassign(result.key, endpoint, task, fence))
-        finally:
-            self._endings.end(result)
-
-    async def _reassign(self, key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fence | None) -> ReassignResult:
-        try:
-            await reassign_owned(endpoint, task, fence=fence)
-        except PgRoleError as error:
-            return ReassignResult(error)
-        except Exception as error:  # noqa: BLE001 -- this object's error
-            return ReassignResult(contain(error, key))
-        return ReassignResult()
+        endpoint = self.server.endpoint
+        if result.reassign is not None and endpoint is not None:
+            beside.start_soon(self._background.empty_role, self.server.name, endpoint, result, session.fence)
+        elif result.password_task is not None and result.target.finalizer is None and not result.done_with:
+            self._reporter.record(result)
+            self._background.prepare_password(result, result.password_task)
+        else:
+            self._reporter.report(result)
 
     def _enqueue_sharing(self, role_name: str, but: Key | None = None) -> None:
         """What nobody claims any more is of interest to the others that name it."""

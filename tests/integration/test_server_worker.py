@@ -14,14 +14,12 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.controller import worker as worker_module
-from pgrole_controller.controller.endings import Endings
-from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
@@ -35,6 +33,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.errors import UnexpectedError
 from tests.servers import Servers
+from tests.worker_context import make_context
 
 DEADLINE = 45.0
 SECRET = "hunter2"
@@ -148,16 +147,15 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
 ) -> None:
     caplog.set_level(logging.DEBUG, "pgrole_controller")
     break_session(monkeypatch)
-    objects, queue, live_servers, leadership = make_objects(), Queue(), LiveServers(), Leadership()
-    reports, endings = Reports(queue), Endings(queue, objects.contests)
+    objects, queue = make_objects(), Queue()
+    reports = Reports(queue)
+    context = make_context(queue, objects, cast("Reporter", reports))
     queue.release()
     internal = metrics.INTERNAL_ERRORS.labels("session")._value
     before = internal.get()
     async with servers.run() as other:
         broken, well = (
-            ServerWorker(
-                declared(name, server), objects, queue, cast("Reporter", reports), endings, live_servers, leadership
-            )
+            ServerWorker(declared(name, server), context)
             for name, server in (("broken", own_postgres), ("well", other))
         )
         begun = attempting(monkeypatch, broken.server.endpoint)

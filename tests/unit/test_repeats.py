@@ -96,6 +96,7 @@ class World:
         self.session = FakeSession()
         self.server = SERVER
         self.repeats, self.verifiers = Repeats(), Verifiers()
+        self.prepared: dict[Key, PasswordResult] = {}
 
     def label(self, labels: dict[str, str], version: int = 1) -> None:
         metadata = {"name": "shop", "uid": "n1", "resourceVersion": str(version), "labels": labels}
@@ -124,6 +125,7 @@ class World:
             self.verifiers,
             self.repeats,
             {KEY} if drifted else (),
+            self.prepared,
         )
         return finding
 
@@ -194,10 +196,8 @@ def _change_server(world: World) -> None:
     world.server = ServerConfig("default", None, SERVER.server_policy, SERVER.address, generation=2)
 
 
-def _bring(world: World) -> None:
-    stored = world.objects.store.get(KEY)
-    assert stored is not None
-    world.objects.hand_over(stored, PasswordResult())
+def _prepare(world: World) -> None:
+    world.prepared = {KEY: PasswordResult()}
 
 
 def _contest(world: World) -> None:
@@ -205,7 +205,7 @@ def _contest(world: World) -> None:
     world.objects.contests.repaired("uid-app", 1, ["login"], cast("Any", moment))
 
 
-CHANGES = [_change_spec, _share_role, _label_namespace, _change_policy, _change_server, _bring, _contest]
+CHANGES = [_change_spec, _share_role, _label_namespace, _change_policy, _change_server, _prepare, _contest]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))

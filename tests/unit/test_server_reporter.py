@@ -10,13 +10,11 @@ import anyio
 import pytest
 
 from pgrole_controller.controller import server_reporter
-from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.server_reporter import FINALIZER, ServerReporter
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
@@ -28,6 +26,7 @@ from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.local.process import reached
 from tests.timelapse import in_timelapse
+from tests.worker_context import make_context
 
 PATIENCE = 30.0
 
@@ -85,11 +84,7 @@ class World:
         objects = self.objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
         objects.store.synced.set()
         self.store.answered.set()
-        queue = Queue()
-        endings = Endings(queue, objects.contests)
-        self.worker = ServerWorker(
-            declared(1, "first"), objects, queue, cast("Reporter", None), endings, LiveServers(), Leadership()
-        )
+        self.worker = ServerWorker(declared(1, "first"), make_context(Queue(), objects))
         self.reporter = ServerReporter(client, self.store, [self.worker], objects, Leadership())
 
 
