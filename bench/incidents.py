@@ -8,7 +8,7 @@ from bench.objects import load
 from bench.outage import measure_outage
 from bench.sheet import Sheet
 from bench.stand import stand
-from pgrole_controller.controller.worker import HEALTHY_SECONDS
+from pgrole_controller.controller.session_keeper import HEALTHY_SECONDS
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.local.display import Display
 

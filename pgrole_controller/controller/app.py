@@ -376,7 +376,7 @@ class _Controller:
         """The reconciles that are under way may end until the deadline; without any it is not waited for."""
         self._health.stopping = True
         self._queue.close()
-        connected = [worker for worker in self._servers if worker.connected]
+        connected = [worker for worker in self._servers if worker.keeper.state.is_active]
         workers.cancel_scope.deadline = anyio.current_time() + RECONCILE_SECONDS
         workers.start_soon(self._end, connected, workers.cancel_scope)
 

@@ -239,7 +239,7 @@ class Health:
         workers = list(self._servers or ())
         servers = {worker.server.name: _describe(worker) for worker in workers}
         settled = self._servers is not None and self._servers.settled.is_set()
-        known = settled and all(_has_session(worker) or worker.trouble for worker in workers)
+        known = settled and all(_has_session(worker) or worker.keeper.trouble for worker in workers)
         listed = self._store is not None and self._store.synced.is_set()
         synced = listed or (
             self._leadership is not None and self._leadership.synced()
@@ -279,13 +279,14 @@ async def _answer(question: Callable[[], Answer]) -> Answer:
 
 
 def _has_session(worker: ServerWorker) -> bool:
-    return worker.connected or worker.standing_by
+    return worker.keeper.state.has_session
 
 
 def _describe(worker: ServerWorker) -> str:
     if _has_session(worker):
         return "connected"
-    return worker.trouble.message if worker.trouble else "connecting"
+    trouble = worker.keeper.trouble
+    return trouble.message if trouble else "connecting"
 
 
 class Scraper:
@@ -312,14 +313,14 @@ class Scraper:
         )
 
     def _figures(self, worker: ServerWorker) -> ServerFigures:
-        name, session = worker.server.name, worker.session
+        name, session = worker.server.name, worker.keeper.session
         depth, oldest = self._queue.figures(name)
         objects, ready = self._objects.count(name)
         mode = session.detection.mode if session else None
         heard = mode in (Mode.WATCH, Mode.POLL)
         return ServerFigures(
             name,
-            connected=worker.connected or worker.standing_by,
+            connected=_has_session(worker),
             mode=mode.value if mode else "",
             fallback=bool(session and session.why),
             depth=depth,

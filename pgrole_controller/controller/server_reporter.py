@@ -11,6 +11,7 @@ import anyio
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
@@ -108,7 +109,7 @@ class ServerReporter:
         for name in ("version", "systemIdentifier", "detection"):
             if name in previous:
                 status[name] = previous[name]
-        session = worker.session
+        session = worker.keeper.session
         if session is not None:
             status["version"] = session.identity.version
             status["systemIdentifier"] = str(session.identity.system_identifier)
@@ -137,15 +138,16 @@ def _outcome(worker: ServerWorker, metadata: Mapping[str, Any]) -> Outcome:
 
 
 def _state(worker: ServerWorker) -> Outcome:
-    if worker.connected and worker.suspended:
+    keeper = worker.keeper
+    if keeper.state is SessionState.SUSPENDED:
         text = "connected, but all changes are suspended: pgrole.suspend is on for the home database"
         return Outcome(Phase.PAUSED, Reason.SUSPENDED, text)
-    if worker.connected:
+    if keeper.state is SessionState.ACTIVE:
         message = "connected, and detecting changes of its roles"
         if worker.server.lapsed and worker.server.problem is not None:
             missing = worker.server.problem.message
             message = f"{message}; {missing}: the current session continues, but a new one cannot start"
         return Outcome(Phase.DONE, Reason.RECONCILED, message)
-    if worker.trouble is not None:
-        return of_error(worker.trouble)
+    if keeper.trouble is not None:
+        return of_error(keeper.trouble)
     return Outcome(Phase.WORKING, Reason.PROGRESSING, "connecting to the server")

@@ -165,7 +165,7 @@ class Servers:
             return declared
         if isinstance(declared.problem, Waiting) or known.lapsed:
             running = self._running.get(declared.name)
-            if running is None or not running.worker.has_session:
+            if running is None or not running.worker.keeper.state.has_session:
                 return declared
             if not known.lapsed:
                 log.warning(

@@ -117,22 +117,19 @@ async def test_a_password_is_prepared_for_one_reconcile_which_follows_at_once() 
 
 
 @pytest.mark.parametrize("now", [made(2), made(2, deletionTimestamp="2027-01-01T00:00:00Z"), None])
-def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_gone(now: Stored | None) -> None:
-    @in_timelapse
-    async def run() -> None:
-        world = World()
-        result = await world.reconcile(password_task=TASK)
-        world.background.prepare_password(result, TASK)
-        if now is None:
-            world.store.remove(KEY, made(1).uid)
-        else:
-            world.store.put(now)
-        world.background.close()
-        await world.background.run()
-        assert world.passwords.run_for == []
-        assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
-
-    run()
+@in_timelapse
+async def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_gone(now: Stored | None) -> None:
+    world = World()
+    result = await world.reconcile(password_task=TASK)
+    world.background.prepare_password(result, TASK)
+    if now is None:
+        world.store.remove(KEY, made(1).uid)
+    else:
+        world.store.put(now)
+    world.background.close()
+    await world.background.run()
+    assert world.passwords.run_for == []
+    assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
 
 
 @in_timelapse
@@ -152,17 +149,14 @@ async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more() ->
         (ApiError(429, "TooManyRequests", "later", retry_after=7.0), 7.0),
     ],
 )
-def test_what_the_api_server_does_not_take_is_tried_again_and_prepares_nothing(
+@in_timelapse
+async def test_what_the_api_server_does_not_take_is_tried_again_and_prepares_nothing(
     failure: Exception, seconds: float
 ) -> None:
-    @in_timelapse
-    async def run() -> None:
-        world = World()
-        world.passwords.failure = failure
-        assert await world.prepare() == pytest.approx(seconds, abs=0.1)
-        assert world.background.take(KEY) is None
-
-    run()
+    world = World()
+    world.passwords.failure = failure
+    assert await world.prepare() == pytest.approx(seconds, abs=0.1)
+    assert world.background.take(KEY) is None
 
 
 @in_timelapse
