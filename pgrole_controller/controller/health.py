@@ -327,5 +327,5 @@ class Scraper:
             oldest=oldest,
             objects=objects,
             ready=ready,
-            unheard=worker.echoes.overdue(anyio.current_time()) if heard else 0,
+            unheard=worker.own_changes.overdue(anyio.current_time()) if heard else 0,
         )

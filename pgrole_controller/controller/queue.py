@@ -67,9 +67,9 @@ class Queue:
         if server is not None and server not in self._calm:
             self._wake(server)
 
-    def forgive(self, server: str) -> None:
+    def reset_failures(self, server: str) -> None:
         """How often keys of the server failed counts no more."""
-        self._schedule.forgive(server)
+        self._schedule.reset_failures(server)
 
     def remove(self, server: str) -> None:
         """Forgets the server and what waits in it: its server is not declared any more."""

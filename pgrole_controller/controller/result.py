@@ -9,7 +9,7 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.repeats import Repeats
+from pgrole_controller.controller.read_back import ReadBackCache
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.deletion import add_way_out
@@ -137,10 +137,10 @@ class Attempt:
         else:
             self.decision = failure
 
-    def settle(self, repeats: Repeats, server: Server) -> None:
+    def settle(self, read_back: ReadBackCache, server: Server) -> None:
         """A role that was changed here is about to be looked at again."""
         if self._done and self.was_read and isinstance(self.decision, Plan) and not self._contests.knows(self._uid):
-            repeats.note(self.target, server, self._observed, self.decision, anyio.current_time())
+            read_back.note(self.target, server, self._observed, self.decision, anyio.current_time())
 
     def needs_suspects(self, now: Moment) -> bool:
         return isinstance(self.decision, Plan) and self._contests.needs_suspects(self._uid, now)

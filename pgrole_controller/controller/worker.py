@@ -19,13 +19,11 @@ from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.orphans import OrphanTimer
 from pgrole_controller.controller.queue import Pace
-from pgrole_controller.controller.reconcile import reconcile
-from pgrole_controller.controller.repeats import Repeats
+from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.session_keeper import SessionKeeper
-from pgrole_controller.controller.telemetry import BatchMetrics, Echoes, begin_reconciles, count_notification
-from pgrole_controller.controller.verifiers import Verifiers
+from pgrole_controller.controller.telemetry import BatchMetrics, OwnChanges, begin_reconciles, count_notification
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import WorkItem
@@ -50,9 +48,7 @@ class ServerWorker:
         self.keeper = SessionKeeper(server, context, self._work, self._note_notification, self.enqueue_all)
         self.ended = anyio.Event()  # since the queue is closed
         self.retimed = Signal()  # pulsed when the period of the resync changes
-        self.echoes = Echoes()  # of the session
-        self._repeats = Repeats()  # of the session
-        self._verifiers = Verifiers()
+        self._memory = WorkerMemory()
         self._pace = Pace()
         self._everything = Signal()  # set: every object is to be reconciled
         self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
@@ -60,6 +56,10 @@ class ServerWorker:
     @property
     def server(self) -> ServerConfig:
         return self.keeper.server
+
+    @property
+    def own_changes(self) -> OwnChanges:
+        return self._memory.own_changes
 
     async def run(self) -> None:
         """Until the queue is closed."""
@@ -100,8 +100,8 @@ class ServerWorker:
             self.enqueue(key, reason, rank)
 
     def _note_notification(self, names: tuple[str, ...] | None) -> None:
-        own = {name for name in names or () if self.echoes.expects(name)}
-        count_notification(self.server.name, names, self.echoes)
+        own = {name for name in names or () if self.own_changes.expects(name)}
+        count_notification(self.server.name, names, self.own_changes)
         if names is None:
             self._everything.set()
             return
@@ -138,10 +138,10 @@ class ServerWorker:
             self.enqueue_all(RequestReason.KUBERNETES_BACK, Rank.DEPENDENCY)
 
     async def _work(self, session: Session) -> None:
-        self.echoes, self._repeats = Echoes(), Repeats()
+        self._memory = self._memory.of_next_session()
         keys, changed = self.keys(), self.keeper.changed
         self._context.reporter.withdraw(keys, Reason.SERVER_NOT_READY)
-        self._queue.forgive(self.server.name)
+        self._queue.reset_failures(self.server.name)
         for key in changed & keys:
             self.enqueue(key, RequestReason.CONNECTED, Rank.CHANGE)
         changed.clear()
@@ -193,9 +193,7 @@ class ServerWorker:
             self.server,
             self._objects,
             session,
-            self.echoes,
-            self._verifiers,
-            self._repeats,
+            self._memory,
             drifted,
             prepared,
         )
@@ -221,7 +219,7 @@ class ServerWorker:
 
     def _note_released(self, role_name: str) -> None:
         """An orphan's claim on this role was released."""
-        self._verifiers.forget(role_name)
+        self._memory.verifiers.forget(role_name)
         self._enqueue_sharing(role_name)
 
     def _enqueue_sharing(self, role_name: str, but: Key | None = None) -> None:

@@ -4,7 +4,7 @@ Guarantees: one reconcile of a key at a time, for whatever server; requests for 
 to that one reconcile, and those that arrive during it to exactly one more; no request is lost; a key that waits is
 reconciled however many of better rank come; while drifts and changes wait, every other reconcile is of one of each, so
 that neither waits for all of the others. Every operation costs O(log n) of the waiting keys, `remove_server` and
-`forgive` O(n); keys at rest cost nothing.
+`reset_failures` O(n); keys at rest cost nothing.
 
 Assumptions: time is in seconds of any one clock that never goes back, and given by the caller.
 """
@@ -188,7 +188,7 @@ class Schedule:
                 entry.server = None
         self._queues.pop(server, None)
 
-    def forgive(self, server: str) -> None:
+    def reset_failures(self, server: str) -> None:
         """How often keys of the server failed counts no more: the cause was the server's, and it is gone."""
         for entry in self._entries.values():
             if entry.server == server:

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -16,6 +16,7 @@ from pgrole_controller import logs, metrics
 from pgrole_controller.controller import background as background_module
 from pgrole_controller.controller import decline as decline_module
 from pgrole_controller.controller import objects as objects_module
+from pgrole_controller.controller import observation as observation_module
 from pgrole_controller.controller import reconcile as reconcile_module
 from pgrole_controller.controller import result as result_module
 from pgrole_controller.controller.decline import decline
@@ -23,14 +24,11 @@ from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole, role_of, server_of
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reconcile import reconcile
-from pgrole_controller.controller.repeats import Repeats
+from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.sources import PgRoleSource
-from pgrole_controller.controller.telemetry import Echoes
-from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.desired import desired_role_of
@@ -141,7 +139,7 @@ def counted() -> float:
 
 async def reconcile_all(objects: Objects, breaks: str = "") -> dict[Key, Result]:
     session = cast("Session", FakeSession(breaks))
-    results = await reconcile([POISONED, *WELL], SERVER, objects, session, Echoes(), Verifiers(), Repeats())
+    results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory())
     return {result.key: result for result in results}
 
 
@@ -186,18 +184,18 @@ async def test_a_step_of_one_object_that_breaks_is_its_own(
     assert_contained(await reconcile_all(objects))
 
 
-@pytest.mark.parametrize("place", ["decide", "find_role_to_drop"])
+@pytest.mark.parametrize(("module", "place"), [(reconcile_module, "decide"), (observation_module, "find_role_to_drop")])
 async def test_a_decision_that_breaks_is_one_objects(
-    objects: Objects, place: str, monkeypatch: pytest.MonkeyPatch
+    objects: Objects, module: ModuleType, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(reconcile_module, place)
+    real = getattr(module, place)
 
     def poisoned(desired: Any, *arguments: Any) -> Any:
         if desired.role.name == "poisoned":
             raise Poison
         return real(desired, *arguments)
 
-    monkeypatch.setattr(reconcile_module, place, poisoned)
+    monkeypatch.setattr(module, place, poisoned)
     assert_contained(await reconcile_all(objects))
 
 
@@ -243,9 +241,7 @@ async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objec
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
     with pytest.raises(Transient, match="away"):
-        await reconcile(
-            [POISONED, *WELL], SERVER, objects, cast("Session", Failing("")), Echoes(), Verifiers(), Repeats()
-        )
+        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", Failing("")), WorkerMemory())
 
 
 async def test_of_many_errors_few_are_logged_with_their_traceback(
@@ -474,8 +470,8 @@ async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objec
     """It is looked at all the same, in turn with what else was changed."""
     queue = Queue()
     worker = make_worker(objects, queue)
-    worker.echoes.send(["poisoned"])
-    worker.echoes.answer(["poisoned"], 0.0)
+    worker.own_changes.begin(["poisoned"])
+    worker.own_changes.commit(["poisoned"], 0.0)
     worker._note_notification(("poisoned",))
     assert [(item.key, item.rank) for item in await queue.take("default", 100)] == [(POISONED, Rank.CHANGE)]
     queue.done(POISONED, Done())
