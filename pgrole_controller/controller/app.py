@@ -1,7 +1,7 @@
-"""The controller as a whole: wires the rooms together, runs until it is asked to stop, and stops in order.
+"""The controller as a whole: wires its parts together, runs until it is asked to stop, and stops in order.
 
-The event loop looks up names of hosts in a thread for each: its own few threads could all be held, for as long as a
-resolver takes, by the hosts of one server, and the process could not end before the resolver has given up.
+Each lookup of a host name has a thread of its own: the hosts of one server could otherwise occupy the event loop's few
+threads for as long as a resolver takes, and the process could not end before the resolver gives up.
 """
 
 import asyncio
@@ -243,7 +243,7 @@ class _Controller:
         return all(store.synced.is_set() for store in self._declared())
 
     def _declared(self) -> list[Store]:
-        """What decisions are made from, but for what the API server refuses to list: that is decided without."""
+        """The stores that decisions depend on, except those that the API server refuses to list."""
         others = [self._observed.pgservers] if self._config.namespace else [self._observed.pgservers, self._namespaces]
         return [self._store, *(store for store in others if store.refused is None)]
 
@@ -285,8 +285,8 @@ class _Controller:
             rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
 
     async def _follow_pgroles(self) -> None:
-        """Listed anew before the first reconcile, where this process stood by: what came from a watch that was cut off
-        without a word is old, and nothing in it says so.
+        """Lists PgRoles again before the first reconcile if this process stood by: a watch can be cut off without an
+        error, and the store is then out of date.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._reflect_pgroles)
@@ -364,7 +364,7 @@ class _Controller:
         )
 
     async def _decline_unknown(self) -> None:
-        """Objects for a server that nobody declared."""
+        """Objects whose PgServer does not exist."""
         await self._servers.settled.wait()
         error = Refused(
             Reason.SERVER_GONE,
@@ -394,7 +394,7 @@ class LookupThreads(ThreadPoolExecutor):
         thread = Thread(target=_run, args=(future, partial(call, *arguments, **named)), name="lookup", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # as a lookup fails, which whoever asked for it can tell of
+        except RuntimeError as error:  # reported as a failed lookup
             future.set_exception(OSError(errno.EAGAIN, f"no thread available for a name lookup: {error}"))
         return future
 

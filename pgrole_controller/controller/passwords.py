@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 #: How many passwords are hashed at once. Each takes 1.5 ms at 4,096 iterations, up to 40 at 100,000.
 HASHERS = 2
 
-#: Types of Secrets that let somebody into Kubernetes: no role is given them for a password, nor are they copied.
+#: Types of Secrets that grant access to Kubernetes: never used as a password, and never copied.
 TOKEN_TYPES = frozenset({"kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"})
 
 _ALPHABET = string.ascii_letters + string.digits
@@ -60,7 +60,7 @@ _ALPHABET = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """The connection Secret as it shall be: `content` None where it is so already, or is left as it is (`spoiled`)."""
+    """The desired connection Secret. `content` None: it needs no write, or is left as others changed it (`spoiled`)."""
 
     clear: str | None = field(repr=False)
     stamp: RotationStamp
@@ -73,8 +73,8 @@ class PasswordTasks:
     def __init__(
         self, client: Client, store: Store, recorder: Recorder, is_reserved: Callable[[Key], bool] = lambda _: False
     ) -> None:
-        """`store` holds the metadata of Secrets: what is written here is known there at once. `is_reserved` tells of
-        those that servers are connected to with.
+        """`store` holds the metadata of Secrets, and gets what is written here. `is_reserved`: whether a Secret holds
+        the credentials of a PgServer.
         """
         self._client = client
         self._is_reserved = is_reserved
@@ -83,7 +83,7 @@ class PasswordTasks:
         self._hashers = anyio.CapacityLimiter(HASHERS)
 
     async def run(self, password_task: PasswordTask, owner: Stored) -> PasswordResult:
-        """Raises KubeError for what may pass; what is wrong with the Secrets, or unexpected, is in the result."""
+        """Raises KubeError for errors that may pass; other errors are in the result."""
         try:
             return await self._run(password_task, owner)
         except KubeError:
@@ -110,7 +110,7 @@ class PasswordTasks:
         return await anyio.to_thread.run_sync(_hash, found, password_task, password, limiter=self._hashers)
 
     async def _fetch(self, password_task: PasswordTask) -> tuple[str, str | Verifier]:
-        """The password out of the Secret that the object names, and what it was made from."""
+        """Reads the named Secret: the source, and the password in it."""
         asked = password_task.password
         which = f'spec.password.secretRef: key "{asked.key}" of Secret "{asked.secret}"'
         self._check_reserved("spec.password.secretRef", Key(password_task.namespace, asked.secret))
@@ -128,7 +128,7 @@ class PasswordTasks:
     async def _deliver(
         self, password_task: PasswordTask, owner: Stored, found: PasswordResult, password: str | Verifier | None
     ) -> tuple[PasswordResult, str | Verifier | None]:
-        """Makes the connection Secret as it should be. Raises PgRoleError; then nothing was written."""
+        """Writes the connection Secret if it differs. Raises PgRoleError; then nothing was written."""
         desired = _connection(password_task)
         generated = password_task.password.origin is PasswordOrigin.GENERATED
         clear = password if isinstance(password, str) else None
@@ -176,7 +176,7 @@ class PasswordTasks:
         return secret
 
     async def _read_former(self, password_task: PasswordTask) -> Secret | None:
-        """The Secret as it was delivered under another name: renaming it makes no other password."""
+        """The connection Secret under its former name, so that renaming it keeps the password."""
         for name in password_task.secrets.stale:
             secret = await self._read(password_task.namespace, name)
             if secret is not None and is_ours(secret.data, secret.annotations):
@@ -200,7 +200,7 @@ class PasswordTasks:
         return written
 
     async def _delete_stale(self, password_task: PasswordTask, owner: Stored) -> None:
-        """Connection Secrets under names that the object does not name any more."""
+        """Deletes connection Secrets that the object no longer names."""
         for name in password_task.secrets.stale:
             stored = self._store.get(Key(password_task.namespace, name))
             if stored is None:
@@ -234,7 +234,7 @@ def _version(secret: Secret) -> SecretVersion:
 
 
 def _check_owner(desired: DesiredSecret, secret: Secret | None, owner: Stored) -> None:
-    """Raises Refused for a Secret that is not this object's; one of an earlier object of its name may be taken over."""
+    """Raises Refused for a Secret that belongs to another object, except to an earlier one of the same name."""
     if secret is None:
         return
     if any(one.uid == owner.uid for one in secret.owners):
@@ -254,7 +254,7 @@ def _check_owner(desired: DesiredSecret, secret: Secret | None, owner: Stored) -
 
 
 def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
-    """What the API server refuses is said on the object; what may pass (conflict, limit, fault) is tried again."""
+    """The error to report if the API server refused; the error itself if it may pass (conflict, limit, fault)."""
     if error.status in (404, 409, 429) or error.status > 500:
         return error
     if error.status in (401, 403, 500):
@@ -264,7 +264,7 @@ def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
 
 
 def _prepare(password_task: PasswordTask, secret: Secret | None, former: Secret | None, clear: str | None) -> _Delivery:
-    """What the Secret shall hold. Hashes: for a thread. Raises Refused for what a template cannot hold."""
+    """The desired content of the Secret. Runs in a thread: it hashes. Raises Refused if the template cannot hold it."""
     desired = _connection(password_task)
     stamp, rotated = RotationStamp(), False
     if password_task.password.origin is PasswordOrigin.GENERATED:
@@ -280,7 +280,7 @@ def _prepare(password_task: PasswordTask, secret: Secret | None, former: Secret 
                 RotationStamp(password_task.at, password_task.password.rotate),
             )
     username, address = password_task.role_name, password_task.address
-    # What an older template asked for can only be told from what others added by writing it anew.
+    # Keys of an older template cannot be told from keys that others added, so the Secret is written again.
     if (
         password_task.rendered
         and secret is not None
@@ -304,7 +304,7 @@ def _prepare(password_task: PasswordTask, secret: Secret | None, former: Secret 
 
 
 def _recover(password_task: PasswordTask, secret: Secret | None) -> tuple[str | None, RotationStamp]:
-    """The generated password that the Secret holds, unless there is none or another one is due."""
+    """The generated password in the Secret; None if it holds none, or a rotation is due."""
     clear = None if secret is None else recover_password(secret.data, secret.annotations)
     if secret is None or clear is None:
         return None, RotationStamp()
@@ -321,7 +321,7 @@ def _generate(length: int) -> str:
 
 
 def _hash(found: PasswordResult, password_task: PasswordTask, password: str | Verifier) -> PasswordResult:
-    """Whether the role logs in with it already, and if not, with what it shall. For a thread."""
+    """Whether the stored verifier fits the password, and a new verifier if not. Runs in a thread."""
     stored = password_task.stored
     if isinstance(password, Verifier):
         if stored == password:

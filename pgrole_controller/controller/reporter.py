@@ -88,11 +88,11 @@ class Reporter:
         self._endings.end(result)
 
     def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
-        """What is not yet written with this reason is no longer so, and these objects are about to be reconciled."""
+        """Drops statuses with this reason that are not yet written: these objects are about to be reconciled."""
         self._statuses.withdraw(keys, reason)
 
     def close(self) -> None:
-        """No more results: `run` returns when those that it has are written."""
+        """Accepts no more results: `run` returns when those it has are written."""
         self._send.close()
         self._statuses.close()
 
@@ -150,15 +150,15 @@ class Reporter:
             return
         reason, action, note = _EVENTS[result.action]
         fields = ", ".join(result.fields)
-        told = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
+        text = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
         log.info("role reconciled", extra={"object": str(result.key), "deed": result.action.value, "fields": fields})
-        self._recorder.record(stored, reason=reason, note=told, action=action)
+        self._recorder.record(stored, reason=reason, note=text, action=action)
 
     def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:
-        """An Event for what stands in the way, once for each time that it begins."""
+        """A Warning Event when an object stops being ready, or for another reason than before."""
         same = any(
-            (said["type"], said["reason"], said["message"]) == ("Ready", outcome.reason.value, outcome.message)
-            for said in before
+            (one["type"], one["reason"], one["message"]) == ("Ready", outcome.reason.value, outcome.message)
+            for one in before
         )
         if same or outcome.ready or outcome.reason in (Reason.PROGRESSING, Reason.SUSPENDED):
             return

@@ -1,4 +1,4 @@
-"""One object within a reconcile: what was read, decided and done so far, and the result that is reported."""
+"""One object within a reconcile: what was read, decided and done so far, and its result."""
 
 import logging
 from collections.abc import Iterable
@@ -28,24 +28,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How the reconcile of one key ended: what is to be written to its object. `outcome` None: nothing is to be
-    said.
-    """
+    """How the reconcile of one key ended. `outcome`: what to report on the object; None: nothing."""
 
     target: Target
     outcome: Outcome | None = None
     claim: Claim | None = None
     action: Action = Action.NOTHING
     fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
-    released: tuple[str, ...] = ()  # role names that nobody claims any more
-    password_task: PasswordTask | None = None  # to be run before the next reconcile, which follows at once
-    reassign: ReassignOwned | None = None  # to be done before the next reconcile, which follows at once
+    released: tuple[str, ...] = ()  # role names that no object claims any more
+    password_task: PasswordTask | None = None  # must run before the next reconcile, which follows at once
+    reassign: ReassignOwned | None = None  # must run before the next reconcile, which follows at once
     next_rotation: datetime | None = None
     rotation_in: float | None = None  # seconds until then, by the server's clock
     decided: bool = False  # the role was read, and a plan was made
-    done_with: bool = False  # the object may go: its finalizer is removed
+    done_with: bool = False  # the object may be deleted: its finalizer is removed
     changed_at: float | None = None  # when the first change of the role was answered, on the loop's clock
-    corrected: tuple[str, ...] = ()  # the fields that somebody else had changed and that were set back
+    corrected: tuple[str, ...] = ()  # fields that drifted and were set back
 
     @property
     def key(self) -> Key:
@@ -87,14 +85,14 @@ def current_moment() -> Moment:
 
 
 class Attempt:
-    """One object within a reconcile: what was last seen and decided, and what was done so far."""
+    """One object within a reconcile: what was last read and decided, and what was done so far."""
 
     def __init__(self, target: Target, contests: Contests) -> None:
         self.target = target
         self._contests = contests
         self.decision: Plan | PgRoleError = Plan(role_name="")
         self._observed = Observed()
-        self.was_read = False  # what is there could be read
+        self.was_read = False  # the observed state could be read
         self._done: list[Plan] = []
         self._changed_at: float | None = None
 
@@ -138,7 +136,7 @@ class Attempt:
             self.decision = failure
 
     def settle(self, read_back: ReadBackCache, server: Server) -> None:
-        """A role that was changed here is about to be looked at again."""
+        """Notes the role for the reconciles that confirm a change, if it was changed here."""
         if self._done and self.was_read and isinstance(self.decision, Plan) and not self._contests.knows(self._uid):
             read_back.note(self.target, server, self._observed, self.decision, anyio.current_time())
 
@@ -170,7 +168,7 @@ class Attempt:
 
     @property
     def left_behind(self) -> Plan:
-        """The release of what earlier objects of this key had claimed under other names."""
+        """Releases what earlier objects of this key claimed under other names."""
         uid = self.target.desired.owner.object_uid if self.target.desired else ""
         return Plan(role_name="", releases=tuple(former for former in self._observed.former if former[1] != uid))
 
@@ -212,9 +210,9 @@ class Attempt:
 
     def _outcome(self, first: Plan, last: Plan) -> Outcome:
         outcome = of_read_back(last)
-        told = self._contests.describe(self._uid)
-        if told and not (last.writes or last.reported):
-            return of_contest(told, outcome)
+        contest = self._contests.describe(self._uid)
+        if contest and not (last.writes or last.reported):
+            return of_contest(contest, outcome)
         if first.action is Action.RECLAIMED and outcome.ready:
             message = (
                 "the role matches the spec; its claim was missing from the database, and the controller wrote it again"

@@ -1,4 +1,4 @@
-"""Writes the status of the PgServers, and keeps one that PgRoles still name from going."""
+"""Writes the status of PgServers, and keeps a PgServer that PgRoles still reference from being deleted."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -81,7 +81,7 @@ class ServerReporter:
         log.warning("PgServer status not written", extra={"server": name, "error": str(error), "delay": delay})
 
     async def _hold(self, stored: Stored) -> bool:
-        """Sets the finalizer, or takes it off one that is to go and that nobody names. False: it is on its way out."""
+        """Sets the finalizer, or removes it when no PgRole references a PgServer that is being deleted: then False."""
         metadata = stored.object()["metadata"]
         terminating = metadata.get("deletionTimestamp") is not None
         held = FINALIZER in (metadata.get("finalizers") or ())

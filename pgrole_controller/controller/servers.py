@@ -61,7 +61,7 @@ class Servers:
         moved: Callable[[str], None],
     ) -> None:
         """`implied` is the server of PGROLE_DSN. `moved` is called with the name of a server that got or lost its
-        worker: its objects are to be enqueued anew.
+        worker: its objects are to be enqueued again.
         """
         self._client = client
         self._observed = observed

@@ -1,6 +1,6 @@
-"""What stores say, turned into requests: what the API server said, and what this process wrote there.
+"""Turns changes of the stores into requests: changes from the API server, and what this process wrote there.
 
-A write is of no interest to the object that it was made for, whose reconcile is under way, but to all others.
+A write causes no request for the object that it was made for, whose reconcile is in progress, but for all others.
 """
 
 from collections.abc import Container, Iterable
@@ -12,7 +12,7 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
 
-#: The worker of the objects whose server nobody declared.
+#: The queue of objects whose PgServer does not exist.
 NO_SERVER = ""
 
 
@@ -32,7 +32,7 @@ class PgRoleSource:
             return
         seen = change.new or change.old
         if seen is not None:
-            # What only status shows is mostly our own write; somebody else's is reconciled too, but in no hurry.
+            # A change of status alone is mostly our own write; one by others is reconciled too, but in no hurry.
             rank = Rank.RESYNC if _is_status_only(change) else Rank.CHANGE
             self.enqueue(server_of(seen.object()), Request(change.key, RequestReason.OBJECT, rank))
         if change.old is None or _is_status_only(change):
@@ -97,7 +97,7 @@ class NamespaceSource:
         self._objects = objects
 
     def changed(self, change: Change) -> None:
-        """The watch says so."""
+        """From the watch."""
         if change.new is not None:
             self.known(self._objects.namespaces.waiting(change.key.name))
         if change.old is not None and change.new is not None and _labels(change.old) != _labels(change.new):

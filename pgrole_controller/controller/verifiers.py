@@ -41,7 +41,7 @@ class Verifiers:
         self._known.pop(role_name, None)
 
     def unknown(self, seen: Iterable[ReadObject]) -> dict[int, str]:
-        """Of the roles that log in with what their claim says, those whose verifier is not known: oid to digest."""
+        """Roles whose password is the claimed one but whose verifier is not known: oid to digest."""
         found: dict[int, str] = {}
         for one in seen:
             digest = one.claim.record.digest if one.claim else ""
