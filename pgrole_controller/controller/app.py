@@ -205,7 +205,12 @@ class _Controller:
             self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership
         )
         self._servers = Servers(
-            client, self._observed, config.server, config.controller_config, self._make_worker, self._enqueue_server
+            client,
+            self._observed,
+            config.server,
+            config.controller_config,
+            lambda declared: ServerWorker(declared, self._context),
+            lambda name: self._source.enqueue_server(name),
         )
         self._relisted = Signal()
         self._was_synced = False
@@ -307,12 +312,6 @@ class _Controller:
         changed, namespace = self._source.changed, self._config.namespace
         await self._reflect(PGROLES, self._store, changed, namespace, False, _load_models)
 
-    def _make_worker(self, declared: ServerConfig) -> ServerWorker:
-        return ServerWorker(declared, self._context)
-
-    def _enqueue_server(self, name: str) -> None:
-        self._source.enqueue_server(name)
-
     def _start_sources(self, tasks: TaskGroup) -> None:
         tasks.start_soon(self._follow_pgroles)
         tasks.start_soon(self._relist_when_back)
@@ -346,22 +345,20 @@ class _Controller:
     ) -> None:
         while True:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._reflect_once, resource, store, changed, namespace, metadata_only, prepare)
+                tasks.start_soon(
+                    partial(
+                        reflect,
+                        self._client,
+                        resource,
+                        store,
+                        changed,
+                        namespace=namespace,
+                        metadata_only=metadata_only,
+                        prepare=prepare,
+                    )
+                )
                 await self._relisted.wait()
                 tasks.cancel_scope.cancel()
-
-    async def _reflect_once(
-        self,
-        resource: Resource,
-        store: Store,
-        changed: Callable[[Change], None],
-        namespace: str | None,
-        metadata_only: bool,
-        prepare: Callable[[], Awaitable[None]] | None,
-    ) -> None:
-        await reflect(
-            self._client, resource, store, changed, namespace=namespace, metadata_only=metadata_only, prepare=prepare
-        )
 
     async def _decline_unknown(self) -> None:
         """Objects whose PgServer does not exist."""

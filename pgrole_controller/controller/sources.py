@@ -59,7 +59,7 @@ class PgRoleSource:
 
 
 class SecretSource:
-    """Enqueues the objects that name a Secret which changed; all that name any, when Secrets are seen (again)."""
+    """Enqueues the objects that name a changed Secret; all that name any, when Secrets become readable."""
 
     def __init__(self, pgroles: PgRoleSource, secrets: Store) -> None:
         self._pgroles = pgroles
@@ -73,7 +73,7 @@ class SecretSource:
                 self._enqueue(key)
 
     async def announce_all(self) -> None:
-        """Once they are listed, and each time that they may be seen again."""
+        """When Secrets are listed, and each time that the API server allows it again."""
         await self._secrets.synced.wait()
         while True:
             for key in self._pgroles.objects.naming_secrets():
@@ -88,8 +88,8 @@ class SecretSource:
 
 
 class NamespaceSource:
-    """Enqueues the objects that waited for their namespace to be known, and all of one whose labels changed: a server's
-    policy may choose by them.
+    """Enqueues the objects that waited for their namespace, and all objects of one whose labels changed: a server's
+    policy may select by labels.
     """
 
     def __init__(self, pgroles: PgRoleSource, objects: Objects) -> None:
@@ -104,7 +104,7 @@ class NamespaceSource:
             self.relabelled(change.key.name)
 
     def known(self, waited: Iterable[Key]) -> None:
-        """These objects need not wait for their namespace any more."""
+        """The namespace of these objects is known now."""
         for key in waited:
             server = self._objects.server_name(key)
             if server is not None:
@@ -127,9 +127,9 @@ def _is_status_only(change: Change) -> bool:
 
 
 def _is_own_doing(change: Change) -> bool:
-    """Whether nothing differs but what this process wrote for the object itself: its status, its finalizer.
+    """Whether only what this process wrote for the object itself differs: its status, its finalizer.
 
-    Somebody else's change may have come between what was read and what was answered.
+    Another change may have come between the last read and the answer to the write.
     """
     if change.by != change.key or change.old is None or change.new is None:
         return False
