@@ -1,4 +1,4 @@
-"""controller/reporter: what a reconcile left to be done is done for the object as it is by then, or not at all."""
+"""controller/reporter: what it writes causes no reconcile of its own, and a current status is not written again."""
 
 import copy
 import json
