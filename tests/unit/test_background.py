@@ -217,21 +217,29 @@ async def test_an_emptied_role_is_reconciled_at_once_with_what_blocked_it(monkey
     assert prepared.problem is emptying.failure
 
 
+def _change(world: World, emptying: Emptying, change: str) -> None:
+    if change == "before it began":
+        return
+    assert emptying.running == 1
+    if change == "changed":
+        world.store.put(made(2))
+    else:
+        world.store.remove(KEY, made(1).uid)
+    world.background.interrupt(KEY)
+
+
 @pytest.mark.parametrize("change", ["changed", "deleted", "before it began"])
 async def test_emptying_stops_when_the_object_changes(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     world, emptying = World(), Emptying(monkeypatch)
     result = await world.reconcile(reassign=REASSIGN)
     if change == "before it began":
         world.store.put(made(2))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.background.empty_role, "main", ENDPOINT, result, None)
-        await anyio.wait_all_tasks_blocked()
-        if change == "changed":
-            world.store.put(made(2))
-        elif change == "deleted":
-            world.store.remove(KEY, made(1).uid)
-        world.background.interrupt(KEY)
-    assert emptying.done == 0
+    with anyio.fail_after(30.0):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.background.empty_role, "main", ENDPOINT, result, None)
+            await anyio.wait_all_tasks_blocked()
+            _change(world, emptying, change)
+    assert (emptying.running, emptying.done) == (0, 0)
     assert world.background.take(KEY) is None
     assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
 
