@@ -21,14 +21,14 @@ from bench.objects import load
 from bench.observe import Quantiles, cpu_seconds
 from bench.repair import note_repairs
 from bench.stand import Stand, role_name, stand
-from pgrole_controller.controller.reporter import CONFIRM_AGAIN
+from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.local.display import Display
 
 #: Existing roles that drift.
 _BEFORE = 200
 
 #: In seconds: what was changed is looked at once more, and the last Events are written.
-_REST = CONFIRM_AGAIN + 3.0
+_REST = CONFIRM_SECONDS + 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from bench.objects import load
 from bench.outage import measure_outage
 from bench.sheet import Sheet
 from bench.stand import stand
-from pgrole_controller.controller.reporter import CONFIRM_AGAIN
-from pgrole_controller.controller.worker import HEALTHY_SECONDS
+from pgrole_controller.controller.session_keeper import HEALTHY_SECONDS
+from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.local.display import Display
 
 #: Objects posted at once, by this many clients, besides the existing ones.
@@ -21,7 +21,7 @@ _BEFORE = 200
 OUTAGES = (100, 1_000)
 
 #: In seconds: what was changed is looked at once more.
-_REST = CONFIRM_AGAIN + 3.0
+_REST = CONFIRM_SECONDS + 3.0
 
 #: Seconds between two outages: a session that ends sooner counts as a failed connection.
 _APART = HEALTHY_SECONDS + 2.0

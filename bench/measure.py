@@ -21,7 +21,7 @@ from bench.runs import Run, originate, processors_time
 from bench.sheet import Sheet
 from bench.stand import Stand, role_name, stand
 from bench.start import measure_start
-from pgrole_controller.controller.reporter import CONFIRM_AGAIN
+from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.local.display import Display
 
 #: Measured at each size, besides `load`: objects applied, restarts, memory.
@@ -32,7 +32,7 @@ PARTS = ("start", *SIZED, "objects", "outage")
 _FLOOR_PAUSE = 0.1
 
 #: After a restart, in seconds: what was repaired in it is looked at once more.
-_REST = CONFIRM_AGAIN + 3.0
+_REST = CONFIRM_SECONDS + 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import asyncpg
 from bench.objects import PATH, connect_api, get, is_ready, load, watch
 from bench.observe import cpu_seconds
 from bench.stand import Stand, role_name, stand
-from pgrole_controller.controller.worker import HEALTHY_SECONDS
+from pgrole_controller.controller.session_keeper import HEALTHY_SECONDS
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.postgres import Stop
 

@@ -1,7 +1,7 @@
-"""The controller as a whole: wires the rooms together, runs until it is asked to stop, and stops in order.
+"""The controller as a whole: wires its parts together, runs until it is asked to stop, and stops in order.
 
-The event loop looks up names of hosts in a thread for each: its own few threads could all be held, for as long as a
-resolver takes, by the hosts of one server, and the process could not end before the resolver has given up.
+Each lookup of a host name has a thread of its own: the hosts of one server could otherwise occupy the event loop's few
+threads for as long as a resolver takes, and the process could not end before the resolver gives up.
 """
 
 import asyncio
@@ -22,15 +22,19 @@ from anyio.abc import TaskGroup
 
 from pgrole_controller import metrics
 from pgrole_controller.api import reading
-from pgrole_controller.controller.background import PasswordTasks
+from pgrole_controller.controller.background import Background
+from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.declaration import ControllerConfig
+from pgrole_controller.controller.decline import decline
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reporter import Reporter, decline
+from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server import LiveServers, ServerConfig
 from pgrole_controller.controller.server_reporter import ServerReporter
 from pgrole_controller.controller.servers import Servers, ServerStores
@@ -194,10 +198,19 @@ class _Controller:
         password_tasks = PasswordTasks(
             client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret)
         )
-        self._reporter = Reporter(client, self._objects, self._queue, self._recorder, password_tasks)
-        self._live_servers = LiveServers()
+        endings = Endings(self._queue, self._objects.contests)
+        self._background = Background(client, self._store, endings, password_tasks)
+        self._reporter = Reporter(client, self._store, endings, self._recorder)
+        self._context = WorkerContext(
+            self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership
+        )
         self._servers = Servers(
-            client, self._observed, config.server, config.controller_config, self._make_worker, self._enqueue_server
+            client,
+            self._observed,
+            config.server,
+            config.controller_config,
+            lambda declared: ServerWorker(declared, self._context),
+            lambda name: self._source.enqueue_server(name),
         )
         self._relisted = Signal()
         self._was_synced = False
@@ -209,7 +222,7 @@ class _Controller:
             leadership,
             Scraper(self._servers, self._objects, self._queue, leadership).scrape,
         )
-        self._source = PgRoleSource(self._objects, self._queue, self._servers)
+        self._source = PgRoleSource(self._objects, self._queue, self._background, self._servers)
         self._secret_source = SecretSource(self._source, self._secrets)
         self._namespace_source = NamespaceSource(self._source, self._objects)
         self._server_reporter = ServerReporter(
@@ -235,7 +248,7 @@ class _Controller:
         return all(store.synced.is_set() for store in self._declared())
 
     def _declared(self) -> list[Store]:
-        """What decisions are made from, but for what the API server refuses to list: that is decided without."""
+        """The stores that decisions depend on, except those that the API server refuses to list."""
         others = [self._observed.pgservers] if self._config.namespace else [self._observed.pgservers, self._namespaces]
         return [self._store, *(store for store in others if store.refused is None)]
 
@@ -262,6 +275,7 @@ class _Controller:
             rest.start_soon(self._recorder.run)
             async with anyio.create_task_group() as writers:
                 writers.start_soon(self._reporter.run)
+                writers.start_soon(self._background.run)
                 async with anyio.create_task_group() as sources:
                     self._start_sources(sources)
                     async with anyio.create_task_group() as workers:
@@ -269,14 +283,15 @@ class _Controller:
                         await asked.wait()
                         self._stop_reconciles(workers)
                     sources.cancel_scope.cancel()
+                self._background.close()
                 self._reporter.close()
                 writers.cancel_scope.deadline = anyio.current_time() + WRITE_SECONDS
             self._recorder.close()
             rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
 
     async def _follow_pgroles(self) -> None:
-        """Listed anew before the first reconcile, where this process stood by: what came from a watch that was cut off
-        without a word is old, and nothing in it says so.
+        """Lists PgRoles again before the first reconcile if this process stood by: a watch can be cut off without an
+        error, and the store is then out of date.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._reflect_pgroles)
@@ -296,12 +311,6 @@ class _Controller:
     async def _reflect_pgroles(self) -> None:
         changed, namespace = self._source.changed, self._config.namespace
         await self._reflect(PGROLES, self._store, changed, namespace, False, _load_models)
-
-    def _make_worker(self, declared: ServerConfig) -> ServerWorker:
-        return ServerWorker(declared, self._objects, self._queue, self._reporter, self._live_servers, self._leadership)
-
-    def _enqueue_server(self, name: str) -> None:
-        self._source.enqueue_server(name)
 
     def _start_sources(self, tasks: TaskGroup) -> None:
         tasks.start_soon(self._follow_pgroles)
@@ -336,37 +345,35 @@ class _Controller:
     ) -> None:
         while True:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._reflect_once, resource, store, changed, namespace, metadata_only, prepare)
+                tasks.start_soon(
+                    partial(
+                        reflect,
+                        self._client,
+                        resource,
+                        store,
+                        changed,
+                        namespace=namespace,
+                        metadata_only=metadata_only,
+                        prepare=prepare,
+                    )
+                )
                 await self._relisted.wait()
                 tasks.cancel_scope.cancel()
 
-    async def _reflect_once(
-        self,
-        resource: Resource,
-        store: Store,
-        changed: Callable[[Change], None],
-        namespace: str | None,
-        metadata_only: bool,
-        prepare: Callable[[], Awaitable[None]] | None,
-    ) -> None:
-        await reflect(
-            self._client, resource, store, changed, namespace=namespace, metadata_only=metadata_only, prepare=prepare
-        )
-
     async def _decline_unknown(self) -> None:
-        """Objects for a server that nobody declared."""
+        """Objects whose PgServer does not exist."""
         await self._servers.settled.wait()
         error = Refused(
             Reason.SERVER_GONE,
             "spec.serverRef.name: this PgServer does not exist: create it, or name another one in a new object",
         )
-        await decline(NO_SERVER, self._queue, self._objects, self._reporter, error)
+        await decline(self._context, NO_SERVER, error)
 
     def _stop_reconciles(self, workers: TaskGroup) -> None:
         """The reconciles that are under way may end until the deadline; without any it is not waited for."""
         self._health.stopping = True
         self._queue.close()
-        connected = [worker for worker in self._servers if worker.connected]
+        connected = [worker for worker in self._servers if worker.keeper.state.is_active]
         workers.cancel_scope.deadline = anyio.current_time() + RECONCILE_SECONDS
         workers.start_soon(self._end, connected, workers.cancel_scope)
 
@@ -384,7 +391,7 @@ class LookupThreads(ThreadPoolExecutor):
         thread = Thread(target=_run, args=(future, partial(call, *arguments, **named)), name="lookup", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # as a lookup fails, which whoever asked for it can tell of
+        except RuntimeError as error:  # reported as a failed lookup
             future.set_exception(OSError(errno.EAGAIN, f"no thread available for a name lookup: {error}"))
         return future
 

@@ -1,382 +1,182 @@
-"""Work beside the worker: Secrets are read and written, passwords generated and hashed; and the claims of deleted
-objects, which are released in chunks.
+"""Work beside the workers: what the next reconcile of an object needs and a worker must not wait for.
 
-A password task is run between two reconciles of its key, and its result is for the second one. A clear text is
-held for no longer than that takes.
+Two kinds: a password task (read or write Secrets, generate and hash a password) and the emptying of a role that is to
+be dropped (REASSIGN OWNED and DROP OWNED, on connections of its own).
 
-Guarantees: a Secret that is not the object's own is not touched; the Secret is written before the database is;
-what was written survives a crash at any point and is found again, so that nothing is generated twice. One chunk
-is one transaction of at most CHUNK claims; a claim that cannot be released holds up no other, and is tried once
-for each read of the claims.
+Expected flow: a reconcile asks for one of them in its result, and does not end yet; the work is done; its result is
+kept for the next reconcile, which starts as soon as this one ends here.
+
+Guarantees: nothing is begun for an object that was changed or deleted since; emptying stops when the object changes;
+a result is used by one reconcile, and never by one of another object of the same name.
 """
 
 import logging
-import secrets
-import string
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import anyio
-import anyio.to_thread
 
-from pgrole_controller.controller.errors import contain
-from pgrole_controller.core.connection_secret import (
-    DesiredSecret,
-    RotationStamp,
-    SecretContent,
-    check_connection,
-    inputs_digest,
-    is_current,
-    is_ours,
-    read_stamp,
-    recover_password,
-    render,
-)
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.password import (
-    PasswordOrigin,
-    PasswordResult,
-    PasswordTask,
-    SecretVersion,
-    is_due,
-    request_of,
-)
-from pgrole_controller.core.password_rules import name_delivery, name_source
+from pgrole_controller import logs
+from pgrole_controller.controller.endings import Endings
+from pgrole_controller.controller.errors import contain, explain_failed_write
+from pgrole_controller.controller.objects import declared_version
+from pgrole_controller.controller.passwords import PasswordTasks
+from pgrole_controller.controller.result import Result
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.next_attempt import FailedWrite, WriteError
+from pgrole_controller.core.password import PasswordResult, PasswordTask
+from pgrole_controller.core.plan import ReassignOwned, ReassignResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
-from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.errors import ApiError, KubeError
-from pgrole_controller.kube.events import Recorder
-from pgrole_controller.kube.secrets import NotWritable, Secret, delete_secret, read_secret, stored_of, write_secret
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import KubeError
 from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.fence import Fence
+from pgrole_controller.postgres.reassign import reassign_owned
 
 log = logging.getLogger(__name__)
 
-#: How many passwords are hashed at once. Each takes 1.5 ms at 4,096 iterations, up to 40 at 100,000.
-HASHERS = 2
+#: Password tasks that run at once, and how long each may take, in seconds.
+PASSWORD_TASKS = 12
+PASSWORD_SECONDS = 10.0
 
-#: Types of Secrets that let somebody into Kubernetes: no role is given them for a password, nor are they copied.
-TOKEN_TYPES = frozenset({"kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"})
-
-_ALPHABET = string.ascii_letters + string.digits
+#: Roles of one server that are emptied at once, each on connections of its own, and how many of those may be of one
+#: namespace: a tenant's locks delay its own deletions first.
+EMPTYING = 4
+EMPTYING_OF_NAMESPACE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Delivery:
-    """The connection Secret as it shall be: `content` None where it is so already, or is left as it is (`spoiled`)."""
+class _Limits:
+    """Of one server."""
 
-    clear: str | None = field(repr=False)
-    stamp: RotationStamp
-    content: SecretContent | None = None
-    rotated: bool = False
-    spoiled: bool = False
+    roles: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(EMPTYING))
+    of_namespace: dict[str, anyio.CapacityLimiter] = field(default_factory=dict)
+
+    def namespace(self, name: str) -> anyio.CapacityLimiter:
+        return self.of_namespace.setdefault(name, anyio.CapacityLimiter(EMPTYING_OF_NAMESPACE))
 
 
-class PasswordTasks:
-    def __init__(
-        self, client: Client, store: Store, recorder: Recorder, is_reserved: Callable[[Key], bool] = lambda _: False
-    ) -> None:
-        """`store` holds the metadata of Secrets: what is written here is known there at once. `is_reserved` tells of
-        those that servers are connected to with.
-        """
+class Background:
+    def __init__(self, client: Client, store: Store, endings: Endings, password_tasks: PasswordTasks) -> None:
+        """`store` holds the PgRoles."""
         self._client = client
-        self._is_reserved = is_reserved
         self._store = store
-        self._recorder = recorder
-        self._hashers = anyio.CapacityLimiter(HASHERS)
+        self._endings = endings
+        self._password_tasks = password_tasks
+        self._results: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next reconcile
+        self._interruptible: dict[Key, anyio.CancelScope] = {}
+        self._limits: dict[str, _Limits] = {}
+        self._waiting: deque[tuple[str, Result, PasswordTask]] = deque()  # with the reconcile's id
+        self._available = anyio.Semaphore(0)  # one for each that waits; after `close` one more for each runner
 
-    async def run(self, password_task: PasswordTask, owner: Stored) -> PasswordResult:
-        """Raises KubeError for what may pass; what is wrong with the Secrets, or unexpected, is in the result."""
+    async def run(self) -> None:
+        """Runs password tasks until `close`, and those that wait then."""
+        async with anyio.create_task_group() as tasks:
+            for _ in range(PASSWORD_TASKS):
+                tasks.start_soon(self._run_each)
+
+    def close(self) -> None:
+        """No more password tasks: `run` returns when those that wait are done."""
+        for _ in range(PASSWORD_TASKS):
+            self._available.release()
+
+    def prepare_password(self, result: Result, task: PasswordTask) -> None:
+        """Takes over the reconcile, and ends it when the password task is done. The log's reconcile id is kept."""
+        self._waiting.append((logs.current_reconcile_id(), result, task))
+        self._available.release()
+
+    async def empty_role(self, server: str, endpoint: Endpoint, result: Result, fence: Fence | None) -> None:
+        """Empties the role of the result and ends its reconcile, also when cancelled with the session."""
+        stored, task = result.target.stored, result.reassign
         try:
-            return await self._run(password_task, owner)
-        except KubeError:
-            raise
+            if stored is None or task is None:
+                return
+            limits = self._limits.setdefault(server, _Limits())
+            with self._interrupted(stored):
+                async with limits.namespace(result.key.namespace), limits.roles:
+                    self.keep(stored, await _reassign(result.key, endpoint, task, fence))
+        finally:
+            self._endings.end(result)
+
+    def take(self, key: Key) -> PasswordResult | ReassignResult | None:
+        """What was prepared for the reconcile of this object that begins now."""
+        stored = self._store.get(key)
+        return None if stored is None else self._results.pop(stored.uid, None)
+
+    def keep(self, stored: Stored, result: PasswordResult | ReassignResult) -> None:
+        """Keeps what was prepared for the next reconcile of this object, if it still exists."""
+        current = self._store.get(stored.key)
+        if current is not None and current.uid == stored.uid:
+            self._results[stored.uid] = result
+
+    def forget(self, uid: str) -> None:
+        """The object was deleted."""
+        self._results.pop(uid, None)
+
+    def interrupt(self, key: Key) -> None:
+        """The object was changed or deleted: stops emptying its role."""
+        if key in self._interruptible:
+            self._interruptible[key].cancel()
+
+    async def _run_each(self) -> None:
+        while True:
+            await self._available.acquire()
+            if not self._waiting:
+                return
+            reconcile_id, result, task = self._waiting.popleft()
+            with logs.tracing(reconcile_id):
+                await self._prepare_password(result, task)
+
+    async def _prepare_password(self, result: Result, task: PasswordTask) -> None:
+        failed: FailedWrite | None = None
+        try:
+            if self._client.may_write:  # else a task that hangs would keep its key from being reconciled
+                with anyio.fail_after(PASSWORD_SECONDS):
+                    await self._run_password_task(result, task)
+            else:
+                failed = FailedWrite(WriteError.UNREACHABLE)
+        except (KubeError, TimeoutError) as error:
+            failed = explain_failed_write(error, result.key)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            return PasswordResult(password_task=password_task, problem=contain(error, owner.key))
+            if result.target.stored is not None:
+                self.keep(result.target.stored, PasswordResult(password_task=task, problem=contain(error, result.key)))
+        self._endings.end(result, failed)
 
-    async def _run(self, password_task: PasswordTask, owner: Stored) -> PasswordResult:
-        found = PasswordResult(password_task=password_task)
-        password: str | Verifier | None = None
-        try:
-            if password_task.password.origin is PasswordOrigin.SECRET and not (
-                password_task.left and password_task.connection is None
-            ):
-                source, password = await self._fetch(password_task)
-                found = replace(found, source=source)
-            if password_task.connection is not None:
-                found, password = await self._deliver(password_task, owner, found, password)
-            await self._delete_stale(password_task, owner)
-        except PgRoleError as error:
-            found = replace(found, problem=error)
-        if password is None or not found.source:
-            return found
-        return await anyio.to_thread.run_sync(_hash, found, password_task, password, limiter=self._hashers)
-
-    async def _fetch(self, password_task: PasswordTask) -> tuple[str, str | Verifier]:
-        """The password out of the Secret that the object names, and what it was made from."""
-        asked = password_task.password
-        which = f'spec.password.secretRef: key "{asked.key}" of Secret "{asked.secret}"'
-        self._check_reserved("spec.password.secretRef", Key(password_task.namespace, asked.secret))
-        secret = await self._read(password_task.namespace, asked.secret)
-        if secret is not None and secret.type in TOKEN_TYPES:
-            raise Refused(Reason.NOT_ALLOWED, f"{which} is a Kubernetes token ({secret.type}), not a password")
-        if secret is None or asked.key not in secret.data:
-            raise Waiting(Reason.SECRET_MISSING, f"{which} does not exist; the role keeps its current password")
-        try:
-            password = await anyio.to_thread.run_sync(read_password, secret.data[asked.key], limiter=self._hashers)
-        except PgRoleError as error:
-            raise type(error)(error.reason, f"{which} {error.message}; the role keeps its current password") from error
-        return name_source(_version(secret), asked.key), password
-
-    async def _deliver(
-        self, password_task: PasswordTask, owner: Stored, found: PasswordResult, password: str | Verifier | None
-    ) -> tuple[PasswordResult, str | Verifier | None]:
-        """Makes the connection Secret as it should be. Raises PgRoleError; then nothing was written."""
-        desired = _connection(password_task)
-        generated = password_task.password.origin is PasswordOrigin.GENERATED
-        clear = password if isinstance(password, str) else None
-        known = generated or clear is not None
-        self._check_reserved("spec.connectionSecret", Key(password_task.namespace, desired.name))
-        check_connection(desired, password_known=known, generated=generated, forbidden=password_task.forbidden)
-        secret = await self._read(password_task.namespace, desired.name)
-        _check_owner(desired, secret, owner)
-        former = await self._read_former(password_task) if generated and secret is None else None
-        delivery = await anyio.to_thread.run_sync(_prepare, password_task, secret, former, clear, limiter=self._hashers)
-        if delivery.content is not None:
-            secret = await self._write(password_task, owner, delivery.content, secret)
-            if password_task.delivered and not delivery.rotated:
-                self._recorder.record(owner, "SecretRestored", _RESTORED.format(name=desired.name), action="Restore")
-        found = replace(found, spoiled=delivery.spoiled)
-        if secret is None or delivery.spoiled:
-            return found, None if generated else password
-        if generated:
-            stamp = delivery.stamp
-            source = name_source(_version(secret))
-            # A request that the claim knows as handled stays so, whatever backup the Secret came from.
-            rotate = password_task.password.rotate or request_of(stamp.rotate)
-            found = replace(found, source=source, rotated_at=stamp.rotated_at, rotate=rotate)
-            password = delivery.clear
-        inputs = inputs_digest(desired, password_task.role_name, password_task.address)
-        copied = found.source if password_task.password.origin is PasswordOrigin.SECRET else ""
-        return replace(found, connection=name_delivery(_version(secret), inputs, copied)), password
-
-    def _check_reserved(self, field: str, key: Key) -> None:
-        if self._is_reserved(key):
-            raise Refused(
-                Reason.NOT_ALLOWED,
-                f'{field}: Secret "{key.name}" holds the credentials of a PgServer: PgRoles cannot use it',
-            )
-
-    async def _read(self, namespace: str, name: str) -> Secret | None:
-        try:
-            secret = await read_secret(self._client, Key(namespace, name))
-        except ApiError as error:
-            raise _explain(f'the controller cannot read Secret "{name}"', error) from error
-        if secret is not None and secret.terminating:
-            raise Waiting(
-                Reason.SECRET_MISSING, f'Secret "{name}" is being deleted; the controller waits until it is gone'
-            )
-        return secret
-
-    async def _read_former(self, password_task: PasswordTask) -> Secret | None:
-        """The Secret as it was delivered under another name: renaming it makes no other password."""
-        for name in password_task.secrets.stale:
-            secret = await self._read(password_task.namespace, name)
-            if secret is not None and is_ours(secret.data, secret.annotations):
-                return secret
-        return None
-
-    async def _write(
-        self, password_task: PasswordTask, owner: Stored, content: SecretContent, seen: Secret | None
-    ) -> Secret:
-        key = Key(password_task.namespace, _connection(password_task).name)
-        try:
-            written = await write_secret(
-                self._client, key, owner, content.labels, content.annotations, content.data, seen
-            )
-        except NotWritable as error:
-            raise Refused(Reason.CONFLICT, f"spec.connectionSecret: {error}") from error
-        except ApiError as error:
-            raise _explain(f'spec.connectionSecret: the controller cannot write Secret "{key.name}"', error) from error
-        self._store.put(stored_of(written), by=owner.key)
-        log.info("connection Secret written", extra={"object": str(owner.key), "secret": key.name})
-        return written
-
-    async def _delete_stale(self, password_task: PasswordTask, owner: Stored) -> None:
-        """Connection Secrets under names that the object does not name any more."""
-        for name in password_task.secrets.stale:
-            stored = self._store.get(Key(password_task.namespace, name))
-            if stored is None:
-                continue
-            try:
-                deleted = await delete_secret(self._client, stored.key, stored.uid, stored.resource_version)
-            except ApiError as error:
-                raise _explain(
-                    f'the controller cannot delete Secret "{name}", which spec no longer names', error
-                ) from error
-            if deleted:
-                self._store.remove(stored.key, stored.uid, by=owner.key)
-                log.info("connection Secret deleted", extra={"object": str(owner.key), "secret": name})
-
-
-_LEFT = (
-    'spec.drift.ignore leaves the password to others, and Secret "{name}" does not contain it, so the controller '
-    "generates no new one: remove password from spec.drift.ignore, or remove spec.password and spec.connectionSecret"
-)
-_RESTORED = 'Secret "{name}" was deleted or changed; the controller restored it'
-
-
-def _connection(password_task: PasswordTask) -> DesiredSecret:
-    if password_task.connection is None:
-        raise AssertionError("a password task without a connection Secret delivers none")
-    return password_task.connection
-
-
-def _version(secret: Secret) -> SecretVersion:
-    return SecretVersion(secret.uid, secret.version)
-
-
-def _check_owner(desired: DesiredSecret, secret: Secret | None, owner: Stored) -> None:
-    """Raises Refused for a Secret that is not this object's; one of an earlier object of its name may be taken over."""
-    if secret is None:
-        return
-    if any(one.uid == owner.uid for one in secret.owners):
-        return
-    kind, group = owner.object()["kind"], PGROLES.group
-    earlier = any(
-        one.kind == kind and one.api_version.partition("/")[0] == group and one.name == owner.key.name
-        for one in secret.owners
-    )
-    if earlier and is_ours(secret.data, secret.annotations):
-        return
-    raise Refused(
-        Reason.CONFLICT,
-        f'spec.connectionSecret: Secret "{desired.name}" exists and does not belong to this object: '
-        f"choose another name, or delete the Secret",
-    )
-
-
-def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
-    """What the API server refuses is said on the object; what may pass (conflict, limit, fault) is tried again."""
-    if error.status in (404, 409, 429) or error.status > 500:
-        return error
-    if error.status in (401, 403, 500):
-        return Waiting(Reason.SECRET_MISSING, f"{what}: {error}")
-    # What a Secret is made of was checked before: it is an admission policy, which may change.
-    return Refused(Reason.NOT_ALLOWED, f"{what}: {error}")
-
-
-def _prepare(password_task: PasswordTask, secret: Secret | None, former: Secret | None, clear: str | None) -> _Delivery:
-    """What the Secret shall hold. Hashes: for a thread. Raises Refused for what a template cannot hold."""
-    desired = _connection(password_task)
-    stamp, rotated = RotationStamp(), False
-    if password_task.password.origin is PasswordOrigin.GENERATED:
-        clear, stamp = _recover(password_task, secret or former)
-        rotated = clear is None and stamp != RotationStamp()
-        if clear is None:
-            if password_task.left:
-                raise Refused(Reason.INVALID_SPEC, _LEFT.format(name=desired.name))
-            if not password_task.restore and not rotated:
-                return _Delivery(None, stamp, spoiled=True)
-            clear, stamp = (
-                _generate(password_task.password.length),
-                RotationStamp(password_task.at, password_task.password.rotate),
-            )
-    username, address = password_task.role_name, password_task.address
-    # What an older template asked for can only be told from what others added by writing it anew.
-    if (
-        password_task.rendered
-        and secret is not None
-        and is_current(
-            desired,
-            secret.labels,
-            secret.annotations,
-            secret.data,
-            username=username,
-            password=clear,
-            address=address,
-            stamp=stamp,
-        )
-    ):
-        return _Delivery(clear, stamp)
-    if not password_task.restore and not rotated:
-        return _Delivery(clear, stamp, spoiled=True)
-    salt = secrets.token_bytes(SALT_BYTES)
-    content = render(desired, username=username, password=clear, address=address, stamp=stamp, salt=salt)
-    return _Delivery(clear, stamp, content, rotated)
-
-
-def _recover(password_task: PasswordTask, secret: Secret | None) -> tuple[str | None, RotationStamp]:
-    """The generated password that the Secret holds, unless there is none or another one is due."""
-    clear = None if secret is None else recover_password(secret.data, secret.annotations)
-    if secret is None or clear is None:
-        return None, RotationStamp()
-    stamp = read_stamp(secret.annotations)
-    if not password_task.left and is_due(
-        password_task.password, stamp.rotated_at, {stamp.rotate, password_task.record.rotate}, password_task.at
-    ):
-        return None, stamp
-    return clear, stamp
-
-
-def _generate(length: int) -> str:
-    return "".join(secrets.choice(_ALPHABET) for _ in range(length))
-
-
-def _hash(found: PasswordResult, password_task: PasswordTask, password: str | Verifier) -> PasswordResult:
-    """Whether the role logs in with it already, and if not, with what it shall. For a thread."""
-    stored = password_task.stored
-    if isinstance(password, Verifier):
-        if stored == password:
-            return replace(found, fits=password.digest)
-        return replace(found, verifier=password)
-    # A role can set itself a verifier of any count, which takes that long to compare with.
-    as_expected = (
-        stored is not None and stored.scram is not None and stored.scram.iterations == password_task.iterations
-    )
-    if stored is not None and as_expected and verifies(password, stored):
-        return replace(found, fits=stored.digest)
-    return replace(found, verifier=make_verifier(password, secrets.token_bytes(SALT_BYTES), password_task.iterations))
-
-
-#: How many claims one transaction releases at most.
-CHUNK = 500
-
-
-class Orphans:
-    """Those of one read of the claims of a server."""
-
-    def __init__(self) -> None:
-        self.loaded = False
-        self._claims: deque[tuple[Key, str, str]] = deque()
-        self._keys: dict[tuple[str, str], Key] = {}  # of the chunk under way
-        self._size = CHUNK
-
-    @property
-    def done(self) -> bool:
-        """Nothing of this read is left to be released."""
-        return self.loaded and not self._claims
-
-    def load(self, claims: Sequence[tuple[Key, str, str]]) -> None:
-        """Every claim of the server: (object, role name, uid of the object)."""
-        self.loaded = True
-        self._claims.extend(claims)
-
-    def take(self, is_orphan: Callable[[Key], bool]) -> tuple[tuple[str, str], ...]:
-        """The next chunk, as (role name, uid): of those whose object is gone now, whatever was so before."""
-        self._keys = {}
-        while self._claims and len(self._keys) < self._size:
-            key, role_name, uid = self._claims.popleft()
-            if is_orphan(key):
-                self._keys[role_name, uid] = key
-        return tuple(self._keys)
-
-    def end(self, chunk: Sequence[tuple[str, str]], failure: PgRoleError | None) -> None:
-        """The transaction of the chunk is over: after a failure smaller ones are tried, and of one it is given up."""
-        if failure is None:
-            self._size = min(2 * self._size, CHUNK)
+    async def _run_password_task(self, result: Result, task: PasswordTask) -> None:
+        stored = result.target.stored
+        if stored is None or not self._is_current(stored):  # the task may have waited
             return
-        if len(chunk) > 1:
-            self._claims.extendleft((self._keys[one], *one) for one in reversed(chunk))
-        self._size = max(len(chunk) // 2, 1)
+        password = await self._password_tasks.run(task, stored)
+        problem = password.problem.reason.value if password.problem else ""
+        log.debug("password task run", extra={"object": str(result.key), "problem": problem})
+        self.keep(stored, password)
+
+    def _is_current(self, stored: Stored) -> bool:
+        """Whether the object exists and declares what it declared then."""
+        current = self._store.get(stored.key)
+        return current is not None and declared_version(current) == declared_version(stored)
+
+    @contextmanager
+    def _interrupted(self, stored: Stored) -> Iterator[None]:
+        """Cancels what is done in here when the object is changed or deleted, or was meanwhile."""
+        with anyio.CancelScope() as scope:
+            self._interruptible[stored.key] = scope
+            if not self._is_current(stored):
+                scope.cancel()
+            try:
+                yield
+            finally:
+                del self._interruptible[stored.key]
+
+
+async def _reassign(key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fence | None) -> ReassignResult:
+    try:
+        await reassign_owned(endpoint, task, fence=fence)
+    except PgRoleError as error:
+        return ReassignResult(error)
+    except Exception as error:  # noqa: BLE001 -- one object's error
+        return ReassignResult(contain(error, key))
+    return ReassignResult()

@@ -1,4 +1,4 @@
-"""From a PgServer to what a worker connects with: its credentials and CA are read from the controller's own namespace.
+"""From a PgServer to the configuration of a worker. Credentials and CA come from the controller's own namespace.
 
 A PgServer names no other namespace: else whoever may write one could send any Secret to any host.
 """
@@ -38,7 +38,7 @@ class ControllerConfig:
 
 
 async def read_declaration(client: Client, stored: Stored, controller_config: ControllerConfig) -> ServerConfig:
-    """Never raises: what is wrong with it is in the result."""
+    """Never raises: an error is in the result."""
     try:
         server = read_pgserver(stored.object())
     except Invalid as error:
@@ -69,7 +69,7 @@ def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
 
 
 def unusable(stored: Stored, problem: PgRoleError) -> ServerConfig:
-    """A PgServer that nothing can be made of."""
+    """A PgServer that cannot be read."""
     return ServerConfig(
         stored.key.name,
         None,
@@ -133,7 +133,7 @@ def _with(declared: ServerConfig, endpoint: Endpoint | None, problem: PgRoleErro
 async def _read_endpoint(
     client: Client, connection: "ServerConnection", controller_config: ControllerConfig
 ) -> Endpoint:
-    """Raises Waiting for a Secret or ConfigMap that is not there, or has not what it should have."""
+    """Raises Waiting for a Secret or ConfigMap that does not exist or lacks a key."""
     name = connection.credentials_secret_ref.name
     which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {controller_config.namespace}'
     secret = await read_secret(client, Key(controller_config.namespace, name))

@@ -1,27 +1,47 @@
-"""What ends the controller as a whole, and what one object's unexpected error does: it is logged, counted, said on
-that object and retried.
+"""The error that ends the controller, and errors of one object: unexpected ones, and writes that failed.
 
-Guarantees: the text of an unexpected error, which may quote a secret, is written nowhere; a flood of such errors
-logs few tracebacks. What PostgreSQL and the API server answer is expected, and is handled elsewhere.
+An unexpected error of one object is logged, counted, reported on that object and retried.
+
+Guarantees: the text of an unexpected error, which may quote a secret, is never shown; a flood of such errors logs few
+tracebacks. Errors that PostgreSQL and the API server answer with are expected, and handled elsewhere.
 """
 
 import logging
 
 from pgrole_controller import metrics
 from pgrole_controller.core.errors import Transient, internal_error
+from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.request import Key
+from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.logs import describe_error
 
 
 class CannotStart(Exception):
-    """What must be there at the start is not; the message says what to do."""
+    """Something required at the start is missing; the message says what to do."""
 
 
 log = logging.getLogger(__name__)
 
 
 def contain(error: Exception, key: Key) -> Transient:
-    """The error to say on the object; for a PgServer, whose namespace is empty, too."""
+    """The error to report on the object, a PgRole or a PgServer (whose namespace is empty)."""
     metrics.INTERNAL_ERRORS.labels("object").inc()
     log.error("unexpected error in one object", extra={"object": str(key), **describe_error(error)})
     return internal_error(error)
+
+
+def explain_failed_write(error: KubeError | TimeoutError, key: Key) -> FailedWrite:
+    """For a write that the next reconcile of the object depends on; logs it unless the watch reports the cause too."""
+    match error:
+        case TimeoutError():
+            log.warning("write not answered by the API server", extra={"object": str(key)})
+        case ApiError(status=404):
+            return FailedWrite(WriteError.GONE)
+        case ApiError(status=409):
+            return FailedWrite(WriteError.CONFLICT)
+        case ApiError():
+            log.warning("write refused by the API server", extra={"object": str(key), "error": str(error)})
+            return FailedWrite(WriteError.REFUSED, error.retry_after or 0.0)
+        case _:
+            log.warning("write did not reach the API server", extra={"object": str(key), "error": str(error)})
+    return FailedWrite(WriteError.UNREACHABLE)

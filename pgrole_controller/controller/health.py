@@ -1,14 +1,12 @@
-"""`/healthz`: the event loop turns. `/readyz`: synced, and connected or knowingly waiting. `/metrics`: all figures.
+"""`/healthz`: the event loop runs. `/readyz`: synced, and connected or waiting for a known reason. `/metrics`.
 
-They are served from a thread with a loop of its own: so a controller whose loop stands still, or is slow, says so
-itself instead of not answering, and a scrape holds up no repair for longer than it takes to ask.
+They are served from a thread with its own loop: a controller whose event loop is blocked or slow reports that instead
+of not answering, and a scrape delays a repair only while figures are read in the event loop.
 
-Liveness is not the database's: a controller that is restarted because a server is down helps nobody.
+Liveness does not depend on databases: restarting the controller because a server is down helps no one.
 
-Whoever reaches the port may connect to it: those who hold many connections lose the oldest, and take nothing from the
-controller's own. Who asks again and again shares answers with the others who do, and takes a tenth of the time at most.
-
-The heartbeat of the event loop is felt from that thread; what a scrape asks for is read in the event loop.
+Anyone who reaches the port may connect: clients that hold many connections lose the oldest, and none of the
+controller's own. Frequent requests share answers, and take at most a tenth of the time.
 """
 
 import asyncio
@@ -98,13 +96,13 @@ Answer = TypeVar("Answer")
 
 
 class NoAnswer(Exception):
-    """Why there is none was logged."""
+    """The reason was logged."""
 
 
 class Shared(Generic[Answer]):
-    """One answer for all who ask while the one before is made. Nobody gets one that was begun before they asked.
+    """One answer for all requests that arrive while the previous one is computed; none is older than its request.
 
-    One that fails is logged once, and NoAnswer is raised for all who share it.
+    A failure is logged once, and NoAnswer is raised for all requests that share it.
     """
 
     def __init__(self, find: Callable[[], Awaitable[Answer]], rest: float) -> None:
@@ -136,9 +134,9 @@ class Shared(Generic[Answer]):
 
 
 class _SparseLog:
-    """What the loop of the health port has to say, each message once in a while.
+    """Log messages of the health port's loop, each at a limited rate.
 
-    Without a descriptor for a connection that waits, asyncio of Python before 3.13 says so a hundred times a second.
+    Without a free descriptor for a connection, asyncio of Python before 3.13 logs a hundred times a second.
     """
 
     def __init__(self) -> None:
@@ -239,7 +237,7 @@ class Health:
         workers = list(self._servers or ())
         servers = {worker.server.name: _describe(worker) for worker in workers}
         settled = self._servers is not None and self._servers.settled.is_set()
-        known = settled and all(_has_session(worker) or worker.trouble for worker in workers)
+        known = settled and all(_has_session(worker) or worker.keeper.trouble for worker in workers)
         listed = self._store is not None and self._store.synced.is_set()
         synced = listed or (
             self._leadership is not None and self._leadership.synced()
@@ -279,13 +277,14 @@ async def _answer(question: Callable[[], Answer]) -> Answer:
 
 
 def _has_session(worker: ServerWorker) -> bool:
-    return worker.connected or worker.standing_by
+    return worker.keeper.state.has_session
 
 
 def _describe(worker: ServerWorker) -> str:
     if _has_session(worker):
         return "connected"
-    return worker.trouble.message if worker.trouble else "connecting"
+    trouble = worker.keeper.trouble
+    return trouble.message if trouble else "connecting"
 
 
 class Scraper:
@@ -312,19 +311,19 @@ class Scraper:
         )
 
     def _figures(self, worker: ServerWorker) -> ServerFigures:
-        name, session = worker.server.name, worker.session
+        name, session = worker.server.name, worker.keeper.session
         depth, oldest = self._queue.figures(name)
         objects, ready = self._objects.count(name)
         mode = session.detection.mode if session else None
         heard = mode in (Mode.WATCH, Mode.POLL)
         return ServerFigures(
             name,
-            connected=worker.connected or worker.standing_by,
+            connected=_has_session(worker),
             mode=mode.value if mode else "",
             fallback=bool(session and session.why),
             depth=depth,
             oldest=oldest,
             objects=objects,
             ready=ready,
-            unheard=worker.echoes.overdue(anyio.current_time()) if heard else 0,
+            unheard=worker.own_changes.overdue(anyio.current_time()) if heard else 0,
         )

@@ -1,7 +1,7 @@
-"""Whether this process leads: always where it is the only one, else for as long as it holds the Lease.
+"""Whether this process leads: always if it is the only one, else while it holds the Lease.
 
-While Kubernetes cannot be reached it may go on without: each database that nobody else leads is then its own to
-enforce.
+While Kubernetes cannot be reached, the process may continue without the Lease: it enforces what was last applied in
+each database that no other process leads.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,13 +12,12 @@ from pgrole_controller.kube.election import Term
 from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.signals import Signal
 
-#: While Kubernetes answers again, and not everything is listed yet, what was applied is kept: as if it were away for a
-#: moment, in seconds.
+#: Until everything is listed after Kubernetes is back, `away` counts as this long, in seconds.
 BACK_SECONDS = 1.0
 
 
 class Leadership:
-    """`installation` and `holder` are how databases know whoever leads. Without a `term` nobody else could."""
+    """`installation` and `holder` identify the leader in databases. Without a `term` there is no other process."""
 
     def __init__(self, term: Term | None = None, installation: str = "", holder: str = "") -> None:
         self._term = term
@@ -33,12 +32,12 @@ class Leadership:
 
     @property
     def stale(self) -> bool:
-        """Whether Kubernetes was away, and not everything was listed again since."""
+        """Whether Kubernetes was unreachable, and not everything was listed again since."""
         return self._term is not None and self._term.stale
 
     @property
     def acting(self) -> bool:
-        """Whether it leads, and knows what is declared now."""
+        """Whether this process leads, and has listed everything since Kubernetes was last unreachable."""
         return self.leading and not self.stale
 
     @property
@@ -46,7 +45,7 @@ class Leadership:
         return 0 if self._term is None else self._term.confirmations
 
     def refresh(self, confirmations: int) -> None:
-        """Everything was listed since Kubernetes was back for so many times; it may be away again."""
+        """Everything was listed after this many confirmations of the lead; Kubernetes may be unreachable again."""
         if self._term is None or not self._term.leading or self._term.confirmations != confirmations:
             return
         self._term.stale = False
@@ -57,7 +56,7 @@ class Leadership:
 
     @property
     def away(self) -> float:
-        """For how many seconds Kubernetes has not answered, where this process may do without the Lease; else 0.0."""
+        """For how many seconds Kubernetes has not answered, if this process may act without the Lease; else 0.0."""
         if self._term is None or not self.synced():
             return 0.0
         return BACK_SECONDS if self.leading and self.stale else self._term.away
@@ -71,21 +70,21 @@ class Leadership:
                 await self._term.stand_by()
 
     async def end(self) -> None:
-        """Until it leads no more."""
+        """Until it no longer leads."""
         if self._term is None:
             await anyio.sleep_forever()
         else:
             await self._term.lost.wait()
 
     async def confirmed_again(self) -> None:
-        """Until Kubernetes has answered that this process leads still, after it could not be asked."""
+        """Until Kubernetes is back and confirms that this process still leads."""
         if self._term is None:
             await anyio.sleep_forever()
         else:
             await self._term.confirmed_again.wait()
 
     def candidate(self, stand_by: Callable[[], Awaitable[None]]) -> Candidate | None:
-        """For a session, which calls `stand_by` when it has done all that can be done before."""
+        """For a session, which calls `stand_by` once it has done everything that needs no lead."""
         if self._term is None:
             return None
         return Candidate(

@@ -1,13 +1,12 @@
-"""Namespaces: which one an object is in, by uid, and the labels that a server's policy may choose by.
+"""Namespaces: the uid of an object's namespace, and the labels that a server's policy may select.
 
-Expected flow: what the watch says is known at once. After an object went, its namespace may be another one of that name
-before the watch says so: the objects that were read before go on, since an object cannot change its namespace; those
-that are new wait for one request, made beside the workers.
+Expected flow: the watch delivers namespaces. When an object is deleted, its namespace may already be another one of the
+same name, before the watch delivers that: objects that were read before continue, since an object cannot change its
+namespace; new ones wait for one request, made beside the workers.
 
-Where namespaces may not be listed (`--namespace`), each is asked for by name, and again once a minute for its labels.
+Where namespaces may not be listed (`--namespace`), each is read by name, and again once a minute for its labels.
 
-Guarantees: `get` does no I/O; a namespace is asked for once at a time, with back-off while the API server does not
-answer.
+Guarantees: `get` does no I/O; a namespace is read once at a time, with back-off while the API server does not answer.
 """
 
 import logging
@@ -35,10 +34,10 @@ FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 
-#: How many are asked for at once.
+#: How many are read at once.
 ASKING = 4
 
-#: An object that waits for its namespace says so after so many seconds: mostly the answer takes milliseconds.
+#: An object reports that it waits for its namespace after so many seconds: mostly the answer takes milliseconds.
 QUIET_SECONDS = 1.0
 
 
@@ -50,14 +49,14 @@ class Namespace:
 
 
 class NamespaceUnknown(Waiting):
-    """`unsaid`: it was asked for a moment ago."""
+    """`quiet`: it was requested a moment ago, so the object does not report it yet."""
 
     quiet = False
 
 
 @dataclass(slots=True)
 class _Question:
-    """What is asked about one namespace. `waiting` are the objects that need to know; `failure` is of the last try."""
+    """A namespace to be read. `waiting`: the objects that need it; `failure`: of the last attempt."""
 
     since: float
     waiting: set[Key] = field(default_factory=set)
@@ -66,7 +65,7 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What was answered, while the watch says nothing, or still names `instead_of`."""
+    """A namespace that was read by name. It counts while the watch delivers none, or still the one of `instead_of`."""
 
     namespace: Namespace
     instead_of: str = ""
@@ -74,19 +73,19 @@ class _Answer:
 
 class Namespaces:
     def __init__(self, client: Client, store: Store, only: str | None = None) -> None:
-        """`store` is followed by a reflector, unless objects are in `only` one namespace: that is asked for at once."""
+        """A reflector fills `store`, unless objects are in `only` one namespace: that is read by name."""
         self.store = store
         self._client = client
         self._only = only
         self._answers: dict[str, _Answer] = {}
-        self._doubted: dict[str, str] = {}  # the uid by which it was known when an object of it went
-        self._forgotten: dict[str, int] = {}  # how often, while it is asked for
+        self._doubted: dict[str, str] = {}  # its uid when an object in it was deleted
+        self._forgotten: dict[str, int] = {}  # how often, while it is being read
         self._seen_in: dict[str, str] = {}  # by uid of an object, the uid of its namespace
         self._questions: dict[str, _Question] = {}
         self._asked = Signal()
 
     def get(self, key: Key, object_uid: str) -> Namespace:
-        """The namespace of this object. Raises NamespaceUnknown; its key is among those `waiting`, then."""
+        """The namespace of this object. Raises NamespaceUnknown; then its key is among those `waiting`."""
         found = self._find(key.namespace)
         if found is not None and found.uid in (self._seen_in.get(object_uid), self._certain(found)):
             self._seen_in[object_uid] = found.uid
@@ -94,10 +93,9 @@ class Namespaces:
         raise self._wait(key.namespace, key)
 
     def of_rival(self, rival: Key, key: Key) -> Namespace | None:
-        """That of another object, for its labels: also one that is doubted. None where it cannot be read.
+        """The namespace of another object, for its labels, even if it may be out of date. None if it cannot be read.
 
-        Raises NamespaceUnknown while that is not known: an older object is not passed over because the API server is
-        slow.
+        Raises NamespaceUnknown while it is being read: a slow API server gives no younger object the role.
         """
         found = self._find(rival.namespace)
         question = self._questions.get(rival.namespace)
@@ -106,7 +104,7 @@ class Namespaces:
         return found
 
     def forget(self, name: str, object_uid: str) -> None:
-        """An object of it went: it may be another namespace of that name next time, before the watch says so."""
+        """An object in it was deleted: the next one may be in another namespace of that name."""
         self._seen_in.pop(object_uid, None)
         if name in self._forgotten:
             self._forgotten[name] += 1
@@ -184,7 +182,7 @@ class Namespaces:
         in_use: Callable[[], Collection[str]],
         under_way: set[str],
     ) -> None:
-        """Until it is known, or nobody waits for it any more."""
+        """Until it is known, or no object waits for it."""
         failures = 0
         self._forgotten[name] = 0
         while name in self._questions:
@@ -222,7 +220,7 @@ class Namespaces:
             self._answers[found.name] = _Answer(found, stored.uid if stored else "")
 
     async def _refresh(self, relabelled: Callable[[str], None], in_use: Callable[[], Collection[str]]) -> NoReturn:
-        """Labels of what is not watched are asked for again and again."""
+        """Reads the labels of namespaces that are not watched periodically."""
         while True:
             await anyio.sleep(REFRESH_SECONDS)
             used = in_use() if self._answers else ()
@@ -239,7 +237,7 @@ class Namespaces:
         except KubeError as error:
             log.warning("labels of a namespace not read", extra={"namespace": name, "error": str(error)})
             return
-        # Meanwhile an object of it may have gone: then it is asked for as one that is doubted.
+        # If an object in it was deleted meanwhile, `_ask` reads it.
         if before is None or self._answers.get(name) is not before or name in self._doubted:
             return
         self._answers[name] = _Answer(found, before.instead_of)

@@ -1,8 +1,8 @@
-"""The PgRoles as last seen, and what each of them asks for."""
+"""An index of the PgRoles as last seen: by server, role, group and Secret; and what each of them declares."""
 
 import heapq
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +29,13 @@ from pgrole_controller.kube.store import Store, Stored, mapping, sequence
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
     from pgrole_controller.api.pgrole import PgRole
 
-#: How many of the objects that name one role are read when one of them is: the oldest, beside those whose status says
-#: that they had it. Anybody may make thousands; among those beyond, who comes first has the claim.
+#: How many objects that name the same role are read with one of them: the oldest, and all whose status proves that they
+#: had it. Anyone may create thousands; among the rest, the first to claim the role has it.
 RIVALS = 8
 
 
 def server_of(obj: dict[str, Any]) -> str:
-    """The name of the PgServer that an object is for. Like all that reads an object before it is validated, this takes
-    any shape for what it may be: what is wrong with the object is said when it is read.
-    """
+    """The name of the object's PgServer. Accepts an object of any shape: it is validated later, by `read`."""
     reference = mapping(_spec_of(obj).get("serverRef"))
     return str(reference.get("name") or DEFAULT_SERVER)
 
@@ -51,7 +49,7 @@ def _spec_of(obj: dict[str, Any]) -> dict[str, Any]:
 
 
 def index_pgrole(obj: dict[str, Any]) -> Iterator[str]:
-    """An object is found by its server, its role, also the one that it had, the roles to join, and its Secrets."""
+    """Indexes an object by server, role, former role, roles to join, and Secrets."""
     server = server_of(obj)
     yield _server_entry(server)
     if _is_ready(obj):
@@ -66,14 +64,14 @@ def index_pgrole(obj: dict[str, Any]) -> Iterator[str]:
 
 
 def index_by_owner(obj: dict[str, Any]) -> Iterator[str]:
-    """A Secret that was written here is found by the uids of its owners."""
+    """Indexes a Secret that the controller wrote by the uids of its owners."""
     metadata = obj["metadata"]
     if HASH in mapping(metadata.get("annotations")):
         yield from {str(mapping(one).get("uid")) for one in sequence(metadata.get("ownerReferences"))}
 
 
 def _secrets_of(obj: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The names of the Secrets that the password comes from, and that the object has written."""
+    """The names of the Secret that holds the password, and of the connection Secret."""
     spec = _spec_of(obj)
     source = mapping(mapping(spec.get("password")).get("secretRef")).get("name")
     connection = mapping(spec.get("connectionSecret")).get("name")
@@ -110,8 +108,8 @@ def _group_entry(server: str, role_name: str) -> str:
     return f"group/{server}/{role_name}"
 
 
-def asked_of(stored: Stored, *, finalizers: bool = True) -> tuple[Any, ...]:
-    """What of an object is somebody's wish: all but its status. `finalizers`: count too, though one is written here."""
+def declared_version(stored: Stored, *, finalizers: bool = True) -> tuple[Any, ...]:
+    """Differs whenever anything except status does. Without `finalizers`, also where only those differ."""
     metadata = stored.object()["metadata"]
     names = ("uid", "generation", "deletionTimestamp", "annotations", *(("finalizers",) if finalizers else ()))
     return tuple(metadata.get(name) for name in names)
@@ -128,11 +126,8 @@ NOTHING_ALLOWED = Policy(admitted=False)
 class Target:
     """One object as it was read for one reconcile, and what its namespace is allowed.
 
-    `stored` is None when it is gone, then nothing is asked.
-
-    `finalizer` says that it must be set (True) or removed (False) before anything else is done.
-
-    `unsaid`: the error will probably be over at once, and nothing is said on the object of it.
+    `stored`: None if the object does not exist; then `desired` is None too. `finalizer`: must be set (True) or removed
+    (False) before anything else is done. `quiet`: the error will probably pass within moments, and is not reported.
     """
 
     key: Key
@@ -155,40 +150,43 @@ class Objects:
         """`store` is indexed by `index_pgrole`; `secrets`, of metadata alone, by `index_by_owner`."""
         self.store = store
         self._secrets = secrets
-        self._brought: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next reconcile
-        self._interruptible: dict[Key, anyio.CancelScope] = {}
         self.contests = Contests()  # outlives sessions and workers, which come and go
         self.cluster = cluster
         self.namespaces = namespaces
         self._namespace = namespace
 
-    def read(self, key: Key, server_name: str | None, server_policy: ServerPolicy) -> Target:
-        """What the object asks of this server (None: whichever it names) now; one that names another is not there.
+    def read(
+        self,
+        key: Key,
+        server_name: str | None,
+        server_policy: ServerPolicy,
+        prepared: PasswordResult | ReassignResult | None = None,
+    ) -> Target:
+        """What the object declares for this server (None: any server); empty if it names another server.
 
-        Never raises: what is wrong with it is in the request.
+        `prepared`: what the background did for this reconcile. Never raises: an error is in the target.
         """
         stored = self.store.get(key)
         if stored is None:
             return Target(key, None)
-        brought = self._brought.pop(stored.uid, None)
         obj = stored.object()
         if server_name not in (None, server_of(obj)):
             return Target(key, None)
         try:
-            return self._read(key, stored, obj, server_policy, brought)
+            return self._read(key, stored, obj, server_policy, prepared)
         except PgRoleError as error:
             quiet = isinstance(error, NamespaceUnknown) and error.quiet
             return _unread(key, stored, obj, error, quiet=quiet)
         except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
             return _unread(key, stored, obj, contain(error, key))
 
-    def find_unchanged(self, request: Target, asked: tuple[Any, ...], server_policy: ServerPolicy) -> Stored | None:
-        """The object of a request as it is stored now, where all that the request was read from is the same, except
-        its status. `asked` is what `asked_of` gave then. None as well for one that others share a role with, or with
-        Secrets.
+    def find_unchanged(self, request: Target, version: tuple[Any, ...], server_policy: ServerPolicy) -> Stored | None:
+        """The stored object of a target, if everything that the target was read from is unchanged except status.
+
+        `version`: its `declared_version` then. None also if other objects name its role, or if it owns Secrets.
         """
         desired, stored = request.desired, self.store.get(request.key)
-        if desired is None or stored is None or stored.uid in self._brought or asked_of(stored) != asked:
+        if desired is None or stored is None or declared_version(stored) != version:
             return None
         try:
             namespace = self.namespaces.get(stored.key, stored.uid)
@@ -206,7 +204,7 @@ class Objects:
         stored: Stored,
         obj: dict[str, Any],
         server_policy: ServerPolicy,
-        brought: PasswordResult | ReassignResult | None,
+        prepared: PasswordResult | ReassignResult | None,
     ) -> Target:
         """Raises PgRoleError."""
         pgrole = _parse(obj)
@@ -215,50 +213,17 @@ class Objects:
         owner = Owner(self.cluster, key.namespace, namespace.uid, key.name, stored.uid)
         proof = proof_of(obj.get("status") or {}, server_of(obj))
         rivals = list(self._rivals(stored, obj, server_policy))
-        desired = desired_of(pgrole, owner, rivals, proof, secrets=self._see_secrets(stored, obj), brought=brought)
+        desired = desired_of(pgrole, owner, rivals, proof, secrets=self._see_secrets(stored, obj), brought=prepared)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
         return Target(key, stored, desired, policy, _finalizer(desired, held))
 
     @property
     def secrets_answered(self) -> anyio.Event:
-        """Set once it is known which Secrets there are, or why that is not known."""
+        """Set once Secrets are listed, or the API server refused to list them."""
         return self._secrets.answered
 
-    def asks_still(self, stored: Stored) -> bool:
-        """Whether the object is there and asks for what it did then."""
-        current = self.store.get(stored.key)
-        return current is not None and asked_of(current) == asked_of(stored)
-
-    def hand_over(self, stored: Stored, brought: PasswordResult | ReassignResult) -> None:
-        """What was fetched or done for the next reconcile of this object, if it is still there."""
-        current = self.store.get(stored.key)
-        if current is not None and current.uid == stored.uid:
-            self._brought[stored.uid] = brought
-
-    def forget(self, gone: Stored) -> None:
-        """The object went: its namespace may have gone with it."""
-        self._brought.pop(gone.uid, None)
-        self.namespaces.forget(gone.key.namespace, gone.uid)
-
-    @contextmanager
-    def interrupted(self, stored: Stored) -> Iterator[None]:
-        """What is done in here for an object is given up when it asks for something else, or has done so already."""
-        with anyio.CancelScope() as scope:
-            self._interruptible[stored.key] = scope
-            if not self.asks_still(stored):
-                scope.cancel()
-            try:
-                yield
-            finally:
-                del self._interruptible[stored.key]
-
-    def interrupt(self, key: Key) -> None:
-        """The object asks for something else."""
-        if key in self._interruptible:
-            self._interruptible[key].cancel()
-
     def covers(self, key: Key) -> bool:
-        """Whether the store would hold such an object: what it does not watch is not missing in it."""
+        """Whether the store watches the namespace of such an object."""
         return self._namespace is None or key.namespace == self._namespace
 
     def sharing(self, server: str, role_name: str) -> set[Key]:
@@ -266,11 +231,11 @@ class Objects:
         return self.store.by_index(_role_entry(server, role_name))
 
     def joining(self, server: str, role_name: str) -> set[Key]:
-        """The objects that want to be members of this role on this server."""
+        """The objects whose roles are to be members of this role on this server."""
         return self.store.by_index(_group_entry(server, role_name))
 
     def naming(self, secret: Key) -> set[Key]:
-        """The objects whose password comes from this Secret, or that have it written."""
+        """The objects that read their password from this Secret, or write it as their connection Secret."""
         return self.store.by_index(_secret_entry(secret))
 
     def naming_secrets(self) -> list[Key]:
@@ -325,7 +290,7 @@ class Objects:
                 yield rival, server_policy.policy(namespace.name, namespace.labels)
 
     def _find_rivals(self, stored: Stored, server: str, role_name: str) -> list[Stored]:
-        """Of the objects that name the same role the oldest that are older, and those that had it."""
+        """Among the objects that name the same role: the oldest ones older than this, and those that had the role."""
         sharing = [self.store.get(key) for key in self.sharing(server, role_name) - {stored.key}]
         older = (one for one in sharing if one is not None and _age(one) < _age(stored))
         had = [self.store.get(key) for key in self.store.by_index(_had_entry(server, role_name)) - {stored.key}]
@@ -338,16 +303,16 @@ def _age(stored: Stored) -> tuple[str, str]:
 
 
 def _unread(key: Key, stored: Stored, obj: dict[str, Any], error: PgRoleError, *, quiet: bool = False) -> Target:
-    """An object that cannot be read, or not yet. What it is kept for while it is deleted says how to let it go."""
+    """An object that cannot be read, or not yet. During deletion, the error explains how to release the object."""
     if not _is_held(obj):
         return Target(key, stored, error=error, quiet=quiet)
     if _spec_of(obj).get("deletionPolicy") != "Drop" and not quiet:
-        return Target(key, stored, finalizer=False, error=error)  # the way out was taken
+        return Target(key, stored, finalizer=False, error=error)  # released by its author
     return Target(key, stored, error=add_way_out(error), quiet=quiet)
 
 
 def _is_held(obj: dict[str, Any]) -> bool:
-    """Whether the object is being deleted and kept by our finalizer, by what can be read of one not understood."""
+    """Whether the object is being deleted and kept by our finalizer. Accepts an object of any shape."""
     metadata = obj["metadata"]
     return metadata.get("deletionTimestamp") is not None and FINALIZER in sequence(metadata.get("finalizers"))
 
@@ -361,7 +326,7 @@ def _finalizer(desired: Desired, held: bool) -> bool | None:
 
 
 def _parse_rival(stored: Stored) -> "PgRole | None":
-    """None for one that is not understood: it can claim nothing, and says so itself."""
+    """None if it is invalid: then it can claim no role, and its own reconcile reports that."""
     try:
         rival = _parse(stored.object())
         with suppress(PgRoleError):

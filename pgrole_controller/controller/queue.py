@@ -1,10 +1,9 @@
-"""The queue: the rules of `core.workqueue`, with the event loop's clock and a way to wait; and how many keys are
-taken at once.
+"""The work queue: the rules of `core.workqueue` with the event loop's clock; and the size of batches.
 
-Not thread-safe: everything is called in the event loop. Only `take` waits.
+Not thread-safe: call everything in the event loop. Only `take` waits.
 
-What is noticed during a batch waits for its end. So a batch is as large as fits into `BATCH_SECONDS` at the pace
-of the last ones: where the server or the machine is slow, a drift waits for fewer others.
+A drift that is noticed during a batch waits for its end. So a batch holds as many keys as fit into `BATCH_SECONDS` at
+the pace of the previous ones: on a slow server or machine, a drift waits for fewer other keys.
 """
 
 import math
@@ -35,7 +34,7 @@ class Queue:
         return self._closed
 
     def put(self, server: str, request: Request) -> None:
-        """Asks for a reconcile; may be called in a callback of the event loop."""
+        """Requests a reconcile; may be called in a callback of the event loop."""
         self._schedule.add(server, request, anyio.current_time())
         if server not in self._calm or request.rank is Rank.DRIFT:
             self._wake(server)
@@ -62,24 +61,24 @@ class Queue:
         return ()
 
     def done(self, key: Key, result: NextAttempt) -> None:
-        """Ends a reconcile. Raises LookupError when none to the key is under way."""
+        """Ends a reconcile. Raises LookupError when none of the key is in progress."""
         server = self._schedule.done(key, anyio.current_time(), result)
         if server is not None and server not in self._calm:
             self._wake(server)
 
-    def forgive(self, server: str) -> None:
-        """How often keys of the server failed counts no more."""
-        self._schedule.forgive(server)
+    def reset_failures(self, server: str) -> None:
+        """Forgets how often keys of the server failed."""
+        self._schedule.reset_failures(server)
 
     def remove(self, server: str) -> None:
-        """Forgets the server and what waits in it: its server is not declared any more."""
+        """Forgets the server and its keys: it is no longer declared."""
         self._schedule.remove_server(server)
 
     def figures(self, server: str) -> Backlog:
         return self._schedule.figures(server, anyio.current_time())
 
     def release(self) -> None:
-        """Reconciles begin. What was enqueued while they were held waits since now."""
+        """Reconciles begin. Keys that were enqueued before count as waiting from now on."""
         self._released.set()
         self._schedule.restart(anyio.current_time())
         for server in self._waiting:
@@ -94,7 +93,7 @@ class Queue:
         await self._released.wait()
 
     def close(self) -> None:
-        """No further reconcile begins; those under way can be ended."""
+        """No further reconcile begins; those in progress can be ended."""
         self._closed = True
         for server in self._waiting:
             self._wake(server)
@@ -151,7 +150,7 @@ class Pace:
         self._budget = max(self._budget, now) + INTERVAL
 
     def note(self, keys: int, seconds: float) -> None:
-        """A batch of so many keys took so long. One that was not full says nothing of larger ones."""
+        """A batch of so many keys took so long. Only a full one can raise the limit."""
         fits = int(keys * BATCH_SECONDS / max(seconds, 0.001))
         if seconds > BATCH_SECONDS:
             self.limit = max(min(self.limit, fits), LEAST)

@@ -1,35 +1,38 @@
-"""One reconcile of a batch of keys of one worker: read what is desired, read what is there, apply the difference.
+"""One reconcile of a batch of keys of one worker: read the desired and the observed state, apply the difference.
 
-Whatever the request said, everything is read again. After a write the roles are read once more: Ready is only said of
-what was read back from the database.
+Whatever the request, both states are read again. After a write the roles are read once more: Ready is only reported
+for what was read back from the database.
 """
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeAlias
 
 import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Objects, Target
-from pgrole_controller.controller.repeats import Repeats, Settled
+from pgrole_controller.controller.observation import read_observed
+from pgrole_controller.controller.read_back import ReadBack, ReadBackCache
 from pgrole_controller.controller.result import Attempt, Result, current_moment, refuse, unread
 from pgrole_controller.controller.server import ServerConfig
-from pgrole_controller.controller.telemetry import Echoes
+from pgrole_controller.controller.telemetry import OwnChanges
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.decision import decide, decide_absent
-from pgrole_controller.core.deletion import add_way_out, find_role_to_drop
+from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import set_password
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.password import PasswordResult
+from pgrole_controller.core.plan import Plan, ReassignResult
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.core.status import of_read_back
 from pgrole_controller.logs import describe_error
-from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
@@ -37,59 +40,83 @@ log = logging.getLogger(__name__)
 #: How often one reconcile reads: a role that was just created can be granted to others of the batch in the next round.
 ROUNDS = 4
 
+#: What the background did for the reconciles of these objects.
+Prepared: TypeAlias = Mapping[Key, PasswordResult | ReassignResult]
+
+_NOTHING_PREPARED: Prepared = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """What one worker remembers from one reconcile to the next: a cache, and safe to lose."""
+
+    verifiers: Verifiers = field(default_factory=Verifiers)
+    own_changes: OwnChanges = field(default_factory=OwnChanges)  # of the session
+    read_back: ReadBackCache = field(default_factory=ReadBackCache)  # of the session
+
+    def of_next_session(self) -> "WorkerMemory":
+        return WorkerMemory(self.verifiers)
+
 
 async def reconcile(
     keys: Sequence[Key],
     declared: ServerConfig,
     objects: Objects,
     session: Session,
-    echoes: Echoes,
-    verifiers: Verifiers,
-    repeats: Repeats,
+    memory: WorkerMemory,
     drifted: Collection[Key] = (),
+    prepared: Prepared = _NOTHING_PREPARED,
 ) -> list[Result]:
-    """Raises PgRoleError when the server fails as a whole; what fails for one object is in its result.
+    """Raises PgRoleError when the server fails as a whole; an error of one object is in its result.
 
-    `drifted`: those of the keys that a drift was announced of, which are reconciled first and in full.
+    `drifted`: the keys with an announced drift, which are reconciled first and in full. `prepared`: what the background
+    did for these reconciles, by key.
     """
     server = _server(session, declared)
-    settled = [
-        known
+    known = [
+        one
         for key in keys
-        if key not in drifted and (known := _find(key, repeats, server, objects, declared.server_policy))
+        if key not in drifted
+        and key not in prepared
+        and (one := _find(key, memory.read_back, server, objects, declared.server_policy))
     ]
-    settled_keys = {one.target.key for one in settled}
+    known_keys = {one.target.key for one in known}
     results = await _reconcile(
-        [key for key in keys if key not in settled_keys], declared, objects, session, echoes, verifiers, repeats
+        [key for key in keys if key not in known_keys],
+        declared,
+        objects,
+        session,
+        memory,
+        prepared,
     )
-    if settled:
-        same, others = await _look_again(settled, session, objects.contests)
+    if known:
+        same, others = await _compare(known, session, objects.contests)
         for key in others:
-            repeats.forget(key)
+            memory.read_back.forget(key)
         results += same
-        results += await _reconcile(others, declared, objects, session, echoes, verifiers, repeats)
+        results += await _reconcile(others, declared, objects, session, memory)
     return results
 
 
-def _find(key: Key, repeats: Repeats, server: Server, objects: Objects, server_policy: ServerPolicy) -> Settled | None:
+def _find(
+    key: Key, read_back: ReadBackCache, server: Server, objects: Objects, server_policy: ServerPolicy
+) -> ReadBack | None:
     try:
-        return repeats.find(key, server, objects, server_policy, anyio.current_time())
+        return read_back.find(key, server, objects, server_policy, anyio.current_time())
     except Exception as error:  # noqa: BLE001 -- this object's error
         contain(error, key)
-        repeats.forget(key)
+        read_back.forget(key)
         return None
 
 
-async def _look_again(
-    settled: Sequence[Settled], session: Session, contests: Contests
-) -> tuple[list[Result], list[Key]]:
-    """The results for those of which nothing differs, and the keys of the others."""
-    same = await session.look_again(
-        [(one.target.key, one.target.role_name) for one in settled], [one.observed.row for one in settled]
+async def _compare(known: Sequence[ReadBack], session: Session, contests: Contests) -> tuple[list[Result], list[Key]]:
+    """Results for the objects whose role is as it was read back, and the keys of the others."""
+    same = await session.are_unchanged(
+        [(one.target.key, one.target.role_name) for one in known], [one.observed.row for one in known]
     )
     results: list[Result] = []
     others: list[Key] = []
-    for one, is_same in zip(settled, same, strict=True):
+    for one, is_same in zip(known, same, strict=True):
         stored = one.target.stored
         if is_same and not session.enforcing and stored is not None and not contests.knows(stored.uid):
             results.append(Result(one.target, of_read_back(one.decision), one.observed.claim))
@@ -103,19 +130,18 @@ async def _reconcile(
     declared: ServerConfig,
     objects: Objects,
     session: Session,
-    echoes: Echoes,
-    verifiers: Verifiers,
-    repeats: Repeats,
+    memory: WorkerMemory,
+    prepared: Prepared = _NOTHING_PREPARED,
 ) -> list[Result]:
-    targets = [objects.read(key, declared.name, declared.server_policy) for key in keys]
+    targets = [objects.read(key, declared.name, declared.server_policy, prepared.get(key)) for key in keys]
     results = [Result(target) for target in targets if target.finalizer is not None]
     results += [unread(target) for target in targets if target.error and target.finalizer is None]
     asked = [
-        _with_remembered(target, verifiers) for target in targets if target.error is None and target.finalizer is None
+        _with_remembered(target, memory.verifiers)
+        for target in targets
+        if target.error is None and target.finalizer is None
     ]
-    results += await _reconcile_contained(
-        asked, session, _server(session, declared), objects.contests, echoes, verifiers, repeats
-    )
+    results += await _reconcile_contained(asked, session, _server(session, declared), objects.contests, memory)
     return results
 
 
@@ -146,13 +172,11 @@ async def _reconcile_contained(
     session: Session,
     server: Server,
     contests: Contests,
-    echoes: Echoes,
-    verifiers: Verifiers,
-    repeats: Repeats,
+    memory: WorkerMemory,
 ) -> list[Result]:
-    """What fails unexpectedly for all of them is tried for each alone: then it is the error of the one that fails."""
+    """After an unexpected error of the batch, reconciles each object alone to find the one that causes it."""
     try:
-        return await _reconcile_batch(targets, session, server, contests, echoes, verifiers, repeats)
+        return await _reconcile_batch(targets, session, server, contests, memory)
     except PgRoleError:
         raise
     except Exception as error:  # noqa: BLE001 -- one object's error, once it is known whose
@@ -161,7 +185,7 @@ async def _reconcile_contained(
         log.warning("batch failed unexpectedly, trying its objects one by one", extra=describe_error(error))
     results: list[Result] = []
     for target in targets:
-        results += await _reconcile_contained([target], session, server, contests, echoes, verifiers, repeats)
+        results += await _reconcile_contained([target], session, server, contests, memory)
     return results
 
 
@@ -170,17 +194,15 @@ async def _reconcile_batch(
     session: Session,
     server: Server,
     contests: Contests,
-    echoes: Echoes,
-    verifiers: Verifiers,
-    repeats: Repeats,
+    memory: WorkerMemory,
 ) -> list[Result]:
-    """Reads, applies and reads again, until there is nothing left to do that can be done now."""
+    """Reads, applies and reads again, until nothing is left that can be done now."""
     attempts = [Attempt(target, contests) for target in targets]
     unfinished = attempts
     for _ in range(ROUNDS):
         server = replace(server, away=session.enforcing)
         for one, observed in zip(
-            unfinished, await _read_observed([one.target for one in unfinished], session, server), strict=True
+            unfinished, await read_observed([one.target for one in unfinished], session, server), strict=True
         ):
             one.observe(observed, _decide(one.target, observed, server), server)
         unfinished = [one for one in unfinished if isinstance(one.decision, Plan) and one.decision.writes]
@@ -188,21 +210,21 @@ async def _reconcile_batch(
             break
         plans = [one.decision for one in unfinished if isinstance(one.decision, Plan)]
         for one, plan, failure in zip(
-            unfinished, plans, await _apply_plans(plans, session, echoes, server.away), strict=True
+            unfinished, plans, await _apply_plans(plans, session, memory.own_changes, server.away), strict=True
         ):
             one.end(plan, failure)
             if failure is None:
-                _note_password(plan, verifiers)
+                _note_password(plan, memory.verifiers)
         unfinished = [
             one for one in unfinished if not isinstance(one.decision, PgRoleError) or _is_conflict(one.decision)
         ]
     for one in attempts:
         if isinstance(one.decision, Plan) and one.decision.changes:
-            echoes.forget(one.decision.role_name)
-        one.settle(repeats, server)
+            memory.own_changes.discard(one.decision.role_name)
+        one.settle(memory.read_back, server)
     if not server.away:
         await _release(attempts, session)
-    await _learn(attempts, session, verifiers)
+    await _learn(attempts, session, memory.verifiers)
     await _find_suspects(attempts, session)
     return await _add_verifiers([one.conclude() for one in attempts], session)
 
@@ -227,23 +249,23 @@ async def _learn(attempts: Sequence["Attempt"], session: Session, verifiers: Ver
 
 
 async def _apply_plans(
-    plans: Sequence[Plan], session: Session, echoes: Echoes, enforcing: bool
+    plans: Sequence[Plan], session: Session, own_changes: OwnChanges, enforcing: bool
 ) -> list[PgRoleError | None]:
     changing = [plan.role_name for plan in plans if plan.changes]
     changed: list[str] = []
-    echoes.send(changing)
+    own_changes.begin(changing)
     try:
         failures = await session.apply_plans(plans, enforcing=enforcing)
         changed = [
             plan.role_name for plan, failure in zip(plans, failures, strict=True) if plan.changes and failure is None
         ]
     finally:
-        echoes.answer(changed, anyio.current_time())
+        own_changes.commit(changed, anyio.current_time())
     return failures
 
 
 async def _add_verifiers(results: list[Result], session: Session) -> list[Result]:
-    """What the roles log in with is read only for those whose password is in question."""
+    """Reads the stored verifiers of roles for which a password task is needed."""
     oids = [
         result.password_task.oid for result in results if result.password_task and result.password_task.oid is not None
     ]
@@ -264,7 +286,7 @@ def _with_verifier(result: Result, stored: Mapping[int, Verifier | PgRoleError |
 
 
 async def _find_suspects(attempts: Sequence["Attempt"], session: Session) -> None:
-    """Who sets contested roles back, as far as the server tells: asked only while there are any."""
+    """Reads, for contested roles only, which sessions may be changing them."""
     now = current_moment()
     contested = [one for one in attempts if one.needs_suspects(now)]
     if contested:
@@ -274,91 +296,16 @@ async def _find_suspects(attempts: Sequence["Attempt"], session: Session) -> Non
 
 
 def _is_conflict(error: PgRoleError) -> bool:
-    """Whether somebody else's change came first: it is worth another read at once."""
+    """Whether another change came first, so that it is worth reading again at once."""
     return isinstance(error, Transient) and error.reason is Reason.PROGRESSING
 
 
 async def _release(attempts: Sequence["Attempt"], session: Session) -> None:
-    """What an earlier object of the same name had is released also where this one is refused."""
+    """Releases the claims of earlier objects of the same name, also where the present one is refused."""
     refused = [one for one in attempts if isinstance(one.decision, PgRoleError) and one.left_behind.releases]
     for one, failure in zip(refused, await session.apply_plans([one.left_behind for one in refused]), strict=True):
         if failure is None:
             one.end(one.left_behind, None)
-
-
-async def _read_observed(targets: Sequence[Target], session: Session, server: Server) -> list[Observed | PgRoleError]:
-    """One for each request; what cannot be read of one is the error of that one."""
-    if not targets:
-        return []
-    observations = await session.read_roles([(target.key, target.role_name) for target in targets])
-    await _add_references(targets, observations, session)
-    ends = {
-        place: (oid, target.desired.new_owner)
-        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
-        if target.desired
-        and isinstance(observed, Observed)
-        and (oid := find_role_to_drop(target.desired, observed, server, target.policy)) is not None
-    }
-    if ends:
-        await _add_endings(ends, observations, session)
-    return observations
-
-
-async def _add_references(
-    targets: Sequence[Target], observations: list[Observed | PgRoleError], session: Session
-) -> None:
-    """What the roles refer to, or hold: asked for all of them at once, and only where there is anything."""
-    referenced = {
-        place: some
-        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
-        if isinstance(observed, Observed) and (some := _referenced(target, observed))
-    }
-    references = await session.read_references(list(referenced.values()))
-    for place, one in zip(referenced, references, strict=True):
-        observed = observations[place]
-        if isinstance(observed, Observed):
-            observations[place] = one if isinstance(one, PgRoleError) else replace(observed, references=one)
-
-
-def _referenced(target: Target, observed: Observed) -> ReferencedNames | None:
-    """None: there is nothing to ask for."""
-    every = [target.desired] if target.desired else []
-    desired_role = [desired.role for desired in every] + [
-        rival.role for desired in every for rival in desired.older_rivals
-    ]
-    there = [one.role for one in (observed.named, observed.claimed) if one]
-    groups = {held.role for role in (*desired_role, *there) for held in role.member_of}
-    groups |= {desired.new_owner for desired in every if desired.terminating} - {""}
-    policies = [target.policy, *(rival.policy for desired in every for rival in desired.older_rivals)]
-    referenced = ReferencedNames(
-        groups=frozenset(name for name in groups if not _is_illegible(name)),
-        parameters=frozenset(name for role in desired_role for name in role.parameter_names),
-        databases=frozenset(database for role in desired_role for database, _ in role.database_parameters),
-        protected=frozenset(pattern for policy in policies for pattern in policy.protected),
-    )
-    return referenced if referenced.groups or referenced.parameters or referenced.databases else None
-
-
-def _is_illegible(name: str) -> bool:
-    """Whether a database of another encoding wrote it: it cannot be asked for."""
-    return any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-async def _add_endings(
-    ends: Mapping[int, tuple[int, str]], observations: list[Observed | PgRoleError], session: Session
-) -> None:
-    """What still needs the roles that shall be dropped, who uses them, and who is to get what they own.
-
-    `ends` are their oids and the names of those, by place.
-    """
-    for place, ending in zip(ends, await session.read_drop_states(list(ends.values())), strict=True):
-        observed = observations[place]
-        if isinstance(ending, PgRoleError):
-            observations[place] = ending
-        elif isinstance(observed, Observed):
-            observations[place] = replace(
-                observed, dependents=ending.dependents, sessions=ending.sessions, new_owner=ending.new_owner
-            )
 
 
 def _decide(target: Target, observed: Observed | PgRoleError, server: Server) -> Plan | PgRoleError:

@@ -1,7 +1,7 @@
-"""Says on Kubernetes what a reconcile found: Events, status, finalizer.
+"""Reports the result of a reconcile in Kubernetes: Events, status, finalizer.
 
-Status is written beside the reconciles (`StatusWriter`), so the key is free for its next reconcile at once. What the
-next reconcile depends on, a finalizer or a password task, is done first, a few at once.
+Status is written beside the reconciles (`StatusWriter`), so the next reconcile of the key need not wait for it. A
+finalizer is written before the reconcile ends, since the next one depends on it.
 """
 
 import logging
@@ -11,45 +11,26 @@ from typing import Any
 import anyio
 
 from pgrole_controller import logs
-from pgrole_controller.controller.background import PasswordTasks
-from pgrole_controller.controller.errors import contain
-from pgrole_controller.controller.objects import Objects, Target
-from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.result import Result, refuse
+from pgrole_controller.controller.endings import Endings
+from pgrole_controller.controller.errors import contain, explain_failed_write
+from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, standing_fields
-from pgrole_controller.controller.telemetry import begin_reconciles, count_ending
-from pgrole_controller.core.deletion import add_way_out
-from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.plan import Action
-from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.request import Key, Rank
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, of_error
-from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
 from pgrole_controller.kube.apply import FINALIZER, apply_finalizer
 from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.errors import KubeError
 from pgrole_controller.kube.events import Recorder
-from pgrole_controller.kube.store import Stored
+from pgrole_controller.kube.store import Store, Stored
 
 log = logging.getLogger(__name__)
 
-#: How many finalizers and password tasks are under way at once.
+#: Finalizers that are written at once, and how long each may take, in seconds.
 WRITERS = 12
-
-#: For what the next reconcile of one object depends on, in seconds.
 WRITE_SECONDS = 10.0
-
-#: After a write that the API server did not take, in seconds; its own back-off guards the server.
-UNREACHABLE_AGAIN = 3.0
-CONFLICT_AGAIN = 0.5
-
-#: Between two unchanged objects on which an outage is reported, in seconds: when the server is back, each of these
-#: statuses has to be written again.
-OUTAGE_REPORT_PAUSE = 0.01
-
-#: After a change of ours, in seconds: longer than `observe` needs to read again. A drift that puts back, before that,
-#: what `observe` saw last is no change to it, and nothing tells of it.
-CONFIRM_AGAIN = 2.0
 
 _EVENTS = {
     Action.CREATED: ("RoleCreated", "Create", "created the role"),
@@ -65,49 +46,53 @@ _WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED)
 
 
 class Reporter:
-    def __init__(
-        self, client: Client, objects: Objects, queue: Queue, recorder: Recorder, password_tasks: PasswordTasks
-    ) -> None:
-        self._objects = objects
-        self._password_tasks = password_tasks
+    def __init__(self, client: Client, store: Store, endings: Endings, recorder: Recorder) -> None:
+        """`store` holds the PgRoles."""
         self._client = client
-        self._store = objects.store
-        self._queue = queue
+        self._store = store
         self._recorder = recorder
-        self._unconfirmed: dict[Key, float] = {}  # when what we changed is to be reconciled once more
-        self._statuses = StatusWriter(client, objects.store, self._record_outcome)
+        self._endings = endings
+        self._statuses = StatusWriter(client, store, self._record_outcome)
         self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Result]](float("inf"))
 
     def report(self, result: Result) -> None:
-        """Takes the result of a reconcile, whose id is the one of the log here, and ends the reconcile. Never
-        raises.
+        """Takes the result of a reconcile and ends it, at once or when a finalizer is written. The log's reconcile id
+        is kept. Never raises.
         """
         try:
             self._take(result)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            self._say_unexpected(error, result)
-            self._end(result, Retry())
+            self._report_unexpected(error, result)
+            self._endings.fail(result.key)
+
+    def record(self, result: Result) -> None:
+        """Only the Event: the background ends the reconcile. Never raises."""
+        try:
+            self._record_action(result)
+        except Exception as error:  # noqa: BLE001 -- one object's error
+            self._report_unexpected(error, result)
 
     def _take(self, result: Result) -> None:
-        self._doubt(result)
         stored, outcome = result.target.stored, result.outcome
-        if stored is not None:
-            self._record_action(result, stored)
-        if stored is None or outcome is None or _is_first(result):
+        self._record_action(result)
+        if stored is not None and (result.target.finalizer is not None or result.done_with):
             self._send.send_nowait((logs.current_reconcile_id(), result))
             return
-        reported = standing_fields(result.fields, outcome)
-        self._statuses.put(
-            PendingStatus(stored, outcome, result.claim, result.next_rotation, reported, logs.current_reconcile_id())
-        )
-        self._end(result, _next_attempt(result, outcome))
+        if stored is not None and outcome is not None:
+            reported = standing_fields(result.fields, outcome)
+            self._statuses.put(
+                PendingStatus(
+                    stored, outcome, result.claim, result.next_rotation, reported, logs.current_reconcile_id()
+                )
+            )
+        self._endings.end(result)
 
     def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
-        """What is not yet written with this reason is no longer so, and these objects are about to be reconciled."""
+        """Drops statuses with this reason that are not yet written: these objects are about to be reconciled."""
         self._statuses.withdraw(keys, reason)
 
     def close(self) -> None:
-        """No more results: `run` returns when those that it has are written."""
+        """Accepts no more results: `run` returns when those it has are written."""
         self._send.close()
         self._statuses.close()
 
@@ -117,108 +102,63 @@ class Reporter:
             for _ in range(WRITERS):
                 tasks.start_soon(self._write_each)
 
-    def _end(self, result: Result, again: NextAttempt) -> None:
-        again = self._confirm(result.key, again)
-        log.debug("reconcile ends", extra={"object": str(result.key), **_describe(again)})
-        self._queue.done(result.key, again)
-
     async def _write_each(self) -> None:
         async with self._receive.clone() as results:
             async for reconcile_id, result in results:
                 with logs.tracing(reconcile_id):
-                    self._end(result, await self._write(result))
+                    await self._write_finalizer(result)
 
-    def _doubt(self, result: Result) -> None:
-        """After a reconcile: whether another is to come. A request that is answered before that does not take its
-        place.
-        """
-        now = anyio.current_time()
-        if result.target.stored is None or result.done_with:
-            self._unconfirmed.pop(result.key, None)
-        elif _is_unconfirmed(result):
-            self._unconfirmed[result.key] = now + CONFIRM_AGAIN
-        elif self._unconfirmed.get(result.key, now) <= now:
-            self._unconfirmed.pop(result.key, None)
-
-    def _confirm(self, key: Key, again: NextAttempt) -> NextAttempt:
-        if key not in self._unconfirmed or isinstance(again, Retry):
-            return again
-        seconds = max(self._unconfirmed[key] - anyio.current_time(), 0.0)
-        return RetryAfter(min(again.seconds, seconds) if isinstance(again, RetryAfter) else seconds)
-
-    async def _write(self, result: Result) -> NextAttempt:
-        """Writes it, and says when the key is to be reconciled again."""
-        stored = result.target.stored
-        if stored is None:
-            # What the object left behind is to be released, however often that fails.
-            return Retry() if result.outcome and result.outcome.retried else Done()
+    async def _write_finalizer(self, result: Result) -> None:
+        """Adds or removes it, and ends the reconcile."""
+        failed: FailedWrite | None = None
         try:
-            with anyio.fail_after(WRITE_SECONDS):
-                return await self._write_object(result, stored)
-        except TimeoutError:
-            log.warning("write not answered by the API server", extra={"object": str(result.key)})
-            return RetryAfter(UNREACHABLE_AGAIN)
-        except ApiError as error:
-            if error.status == 404:
-                return Done()  # gone: the watch says so too
-            if error.status == 409:
-                return RetryAfter(CONFLICT_AGAIN)
-            log.warning("write refused by the API server", extra={"object": str(result.key), "error": str(error)})
-            return RetryAfter(error.retry_after) if error.retry_after else Retry()
-        except (Unreachable, BadStream) as error:
-            log.warning("write did not reach the API server", extra={"object": str(result.key), "error": str(error)})
-            return RetryAfter(UNREACHABLE_AGAIN)
+            if self._client.may_write:
+                with anyio.fail_after(WRITE_SECONDS):
+                    await self._set_finalizer(result)
+            else:
+                failed = FailedWrite(WriteError.UNREACHABLE)
+        except (KubeError, TimeoutError) as error:
+            failed = explain_failed_write(error, result.key)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            self._say_unexpected(error, result)
-            return Retry()
+            self._report_unexpected(error, result)
+            self._endings.fail(result.key)
+            return
+        self._endings.end(result, failed)
 
-    def _say_unexpected(self, error: Exception, result: Result) -> None:
+    def _report_unexpected(self, error: Exception, result: Result) -> None:
         outcome = of_error(contain(error, result.key))
         if result.target.stored is not None:
             self._statuses.put(
                 PendingStatus(result.target.stored, outcome, None, None, (), logs.current_reconcile_id())
             )
 
-    async def _write_object(self, result: Result, stored: Stored) -> NextAttempt:
-        if not self._client.may_write:  # a password task that hangs would keep its key from being reconciled
-            return RetryAfter(UNREACHABLE_AGAIN)
-        if result.target.finalizer is not None:
-            await self._set_finalizer(stored, present=result.target.finalizer)
-            return RetryAfter(0.0)
-        if result.done_with:
+    async def _set_finalizer(self, result: Result) -> None:
+        stored, present = result.target.stored, result.target.finalizer
+        if stored is None:
+            return
+        if present is None:  # the object may be deleted now
             self._statuses.forget(stored.key)
-            if FINALIZER in (stored.object()["metadata"].get("finalizers") or ()):
-                await self._set_finalizer(stored, present=False)
-            return Done()
-        if result.password_task is not None:
-            # It may have waited: nothing is written for what is being deleted, or asks for something else by now.
-            if self._objects.asks_still(stored):
-                brought = await self._password_tasks.run(result.password_task, stored)
-                problem = brought.problem.reason.value if brought.problem else ""
-                log.debug("password task run", extra={"object": str(result.key), "problem": problem})
-                self._objects.hand_over(stored, brought)
-            return RetryAfter(0.0)
-        return Retry()
-
-    async def _set_finalizer(self, stored: Stored, *, present: bool) -> None:
-        written = await apply_finalizer(self._client, PGROLES, stored, present)
+            if FINALIZER not in (stored.object()["metadata"].get("finalizers") or ()):
+                return
+        written = await apply_finalizer(self._client, PGROLES, stored, bool(present))
         if written is not None:
             self._store.put(written, by=stored.key)
 
-    def _record_action(self, result: Result, stored: Stored) -> None:
-        if result.action not in _EVENTS:
+    def _record_action(self, result: Result) -> None:
+        stored = result.target.stored
+        if stored is None or result.action not in _EVENTS:
             return
         reason, action, note = _EVENTS[result.action]
         fields = ", ".join(result.fields)
-        told = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
+        text = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
         log.info("role reconciled", extra={"object": str(result.key), "deed": result.action.value, "fields": fields})
-        self._recorder.record(stored, reason=reason, note=told, action=action)
+        self._recorder.record(stored, reason=reason, note=text, action=action)
 
     def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:
-        """An Event for what stands in the way, once for each time that it begins."""
+        """A Warning Event when an object stops being ready, or for another reason than before."""
         same = any(
-            (said["type"], said["reason"], said["message"]) == ("Ready", outcome.reason.value, outcome.message)
-            for said in before
+            (one["type"], one["reason"], one["message"]) == ("Ready", outcome.reason.value, outcome.message)
+            for one in before
         )
         if same or outcome.ready or outcome.reason in (Reason.PROGRESSING, Reason.SUSPENDED):
             return
@@ -226,77 +166,3 @@ class Reporter:
         self._recorder.record(
             stored, reason=outcome.reason.value, note=outcome.message, action="Reconcile", event_type="Warning"
         )
-
-
-def _is_first(result: Result) -> bool:
-    """Whether something has to be done in Kubernetes before the next reconcile."""
-    return result.target.finalizer is not None or result.done_with or result.password_task is not None
-
-
-def _next_attempt(result: Result, outcome: Outcome) -> NextAttempt:
-    """When the key is reconciled again without a request."""
-    if _is_unconfirmed(result):
-        return RetryAfter(CONFIRM_AGAIN)
-    if outcome.retried:
-        return Retry()
-    # What is due and was not done now waits for something else.
-    return RetryAfter(result.again_in) if result.again_in > 0 else Done()
-
-
-def _describe(again: NextAttempt) -> dict[str, str | float]:
-    """When the object is reconciled again without a request."""
-    match again:
-        case RetryAfter(seconds):
-            return {"result": "again", "in_seconds": round(seconds, 3)}
-        case Retry():
-            return {"result": "back-off"}
-        case _:
-            return {"result": "done"}
-
-
-def _is_unconfirmed(result: Result) -> bool:
-    """Whether something was changed, or compared with what was there a while ago."""
-    desired, outcome = result.target.desired, result.outcome
-    return result.action is not Action.NOTHING or bool(
-        desired and desired.password_result and outcome and outcome.ready
-    )
-
-
-async def decline(
-    server: str, queue: Queue, objects: Objects, reporter: Reporter, error: PgRoleError, changed: set[Key] | None = None
-) -> None:
-    """Reconciles the keys of a worker without a server: says why nothing can be done, until cancelled or closed.
-
-    With `changed`, during an outage, the keys of objects that changed are put into it, and the others are reconciled
-    one after the other, with pauses.
-    """
-    while items := await queue.take(server, 1):
-        (item,) = items
-        found = False
-        if changed is not None and item.rank is Rank.CHANGE:
-            changed.add(item.key)
-        try:
-            with logs.tracing(begin_reconciles(server, items).batch):
-                result = _declined(objects.read(item.key, None, ServerPolicy()), error)
-                count_ending(server, result)
-                reporter.report(result)
-            found = True
-        except Exception as unexpected:  # noqa: BLE001 -- this object's error
-            contain(unexpected, item.key)
-            queue.done(item.key, Retry())
-            found = True
-        finally:
-            if not found:
-                queue.done(item.key, RetryAfter(0.0))
-        if changed is not None and item.rank > Rank.CHANGE and not item.failures:
-            await anyio.sleep(OUTAGE_REPORT_PAUSE)
-
-
-def _declined(target: Target, error: PgRoleError) -> Result:
-    desired = target.desired
-    if target.finalizer is False or (desired and desired.terminating and not desired.drop):
-        return Result(target, done_with=True)  # its way out does not need the server
-    if target.stored is None or target.quiet:
-        return Result(target)
-    said = target.error or error
-    return refuse(target, add_way_out(said) if desired and desired.terminating else said)

@@ -1,4 +1,4 @@
-"""One object within a reconcile: what was read, decided and done so far, and the result that is reported."""
+"""One object within a reconcile: what was read, decided and done so far, and its result."""
 
 import logging
 from collections.abc import Iterable
@@ -9,12 +9,13 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.repeats import Repeats
+from pgrole_controller.controller.read_back import ReadBackCache
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import field_names
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.next_attempt import Ending
 from pgrole_controller.core.password import PasswordTask, next_rotation
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.request import Key
@@ -27,27 +28,46 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How the reconcile of one key ended: what is to be written to its object. `outcome` None: nothing is to be
-    said.
-    """
+    """How the reconcile of one key ended. `outcome`: what to report on the object; None: nothing."""
 
     target: Target
     outcome: Outcome | None = None
     claim: Claim | None = None
     action: Action = Action.NOTHING
     fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
-    released: tuple[str, ...] = ()  # role names that nobody claims any more
-    password_task: PasswordTask | None = None  # to be run before the next reconcile, which follows at once
-    reassign: ReassignOwned | None = None  # to be done before the next reconcile, which follows at once
+    released: tuple[str, ...] = ()  # role names that no object claims any more
+    password_task: PasswordTask | None = None  # must run before the next reconcile, which follows at once
+    reassign: ReassignOwned | None = None  # must run before the next reconcile, which follows at once
     next_rotation: datetime | None = None
-    again_in: float = 0.0  # seconds until the next rotation, or until what is contested is due, if sooner; 0.0: neither
-    done_with: bool = False  # the object may go: its finalizer is removed
+    rotation_in: float | None = None  # seconds until then, by the server's clock
+    decided: bool = False  # the role was read, and a plan was made
+    done_with: bool = False  # the object may be deleted: its finalizer is removed
     changed_at: float | None = None  # when the first change of the role was answered, on the loop's clock
-    corrected: tuple[str, ...] = ()  # the fields that somebody else had changed and that were set back
+    corrected: tuple[str, ...] = ()  # fields that drifted and were set back
 
     @property
     def key(self) -> Key:
         return self.target.key
+
+    @property
+    def ending(self) -> Ending:
+        """What decides when the key is reconciled next, once everything in this result is written."""
+        desired, outcome = self.target.desired, self.outcome
+        compared = bool(desired and desired.password_result and outcome and outcome.ready)
+        return Ending(
+            outcome,
+            prepared=self.is_prerequisite,
+            decided=self.decided,
+            gone=self.done_with or self.target.stored is None,
+            unconfirmed=self.action is not Action.NOTHING or compared,
+            rotation_in=self.rotation_in,
+        )
+
+    @property
+    def is_prerequisite(self) -> bool:
+        """Whether the next reconcile needs something that must be done first."""
+        needed = self.target.finalizer is not None or self.password_task is not None or self.reassign is not None
+        return needed and self.target.stored is not None
 
 
 def unread(target: Target) -> Result:
@@ -65,14 +85,14 @@ def current_moment() -> Moment:
 
 
 class Attempt:
-    """One object within a reconcile: what was last seen and decided, and what was done so far."""
+    """One object within a reconcile: what was last read and decided, and what was done so far."""
 
     def __init__(self, target: Target, contests: Contests) -> None:
         self.target = target
         self._contests = contests
         self.decision: Plan | PgRoleError = Plan(role_name="")
         self._observed = Observed()
-        self.was_read = False  # what is there could be read
+        self.was_read = False  # the observed state could be read
         self._done: list[Plan] = []
         self._changed_at: float | None = None
 
@@ -115,10 +135,10 @@ class Attempt:
         else:
             self.decision = failure
 
-    def settle(self, repeats: Repeats, server: Server) -> None:
-        """A role that was changed here is about to be looked at again."""
+    def settle(self, read_back: ReadBackCache, server: Server) -> None:
+        """Notes the role for the reconciles that confirm a change, if it was changed here."""
         if self._done and self.was_read and isinstance(self.decision, Plan) and not self._contests.knows(self._uid):
-            repeats.note(self.target, server, self._observed, self.decision, anyio.current_time())
+            read_back.note(self.target, server, self._observed, self.decision, anyio.current_time())
 
     def needs_suspects(self, now: Moment) -> bool:
         return isinstance(self.decision, Plan) and self._contests.needs_suspects(self._uid, now)
@@ -148,7 +168,7 @@ class Attempt:
 
     @property
     def left_behind(self) -> Plan:
-        """The release of what earlier objects of this key had claimed under other names."""
+        """Releases what earlier objects of this key claimed under other names."""
         uid = self.target.desired.owner.object_uid if self.target.desired else ""
         return Plan(role_name="", releases=tuple(former for former in self._observed.former if former[1] != uid))
 
@@ -178,12 +198,10 @@ class Attempt:
             password_task=self.decision.password_task,
             reassign=self.decision.reassign,
             next_rotation=due,
+            rotation_in=(due - self._observed.at).total_seconds() if due else None,
+            decided=True,
             changed_at=self._changed_at,
             corrected=self._corrected,
-            again_in=_soonest(
-                (due - self._observed.at).total_seconds() if due else 0.0,
-                0.0 if ending else self._contests.next_check(self._uid, current_moment()),
-            ),
         )
 
     @property
@@ -192,9 +210,9 @@ class Attempt:
 
     def _outcome(self, first: Plan, last: Plan) -> Outcome:
         outcome = of_read_back(last)
-        told = self._contests.describe(self._uid)
-        if told and not (last.writes or last.reported):
-            return of_contest(told, outcome)
+        contest = self._contests.describe(self._uid)
+        if contest and not (last.writes or last.reported):
+            return of_contest(contest, outcome)
         if first.action is Action.RECLAIMED and outcome.ready:
             message = (
                 "the role matches the spec; its claim was missing from the database, and the controller wrote it again"
@@ -210,8 +228,3 @@ def _describe(decision: Plan | PgRoleError) -> dict[str, str]:
     fields = {"differs": field_names(decision.changes), "drift": decision.drift, "reported": decision.reported}
     decided = decision.action.value if decision.writes else "errand" if decision.password_task else "nothing"
     return {"decided": decided, **{name: ", ".join(some) for name, some in fields.items() if some}}
-
-
-def _soonest(*seconds: float) -> float:
-    """0.0: never."""
-    return min((some for some in seconds if some > 0.0), default=0.0)

@@ -18,7 +18,7 @@ DEFAULT_SERVER = "default"
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`address` is where applications find it. `endpoint` None: `problem` says why it cannot be connected to.
+    """`address`: where applications find it. `endpoint` None: the controller cannot connect, because of `problem`.
 
     `mode` is how changes are to be noticed; by Poll, every `interval` seconds.
     `lapsed`: what `endpoint` was made from is missing by now (`problem`): a session goes on with it, and none begins.
@@ -45,7 +45,7 @@ class ServerConfig:
 
     @property
     def access(self) -> tuple[object, ...]:
-        """What a session depends on: when it is another one, the server is connected to anew."""
+        """What a session depends on: if it changes, the controller reconnects."""
         return self.endpoint, self.may_install, self.mode, self.interval
 
 
@@ -63,7 +63,7 @@ class LiveServers:
         self._away: set[int] = set()
 
     def hold(self, holder: Holder, identity: Identity) -> None:
-        """Raises Refused when an older PgServer names that very server; a younger one is told so by connecting anew."""
+        """Raises Refused if an older PgServer holds the same live server; makes a younger holder reconnect."""
         server = (identity.system_identifier, identity.started_at)
         other = self._held.get(server)
         if other is not None and other is not holder:

@@ -1,4 +1,4 @@
-"""Writes the status of the PgServers, and keeps one that PgRoles still name from going."""
+"""Writes the status of PgServers, and keeps a PgServer that PgRoles still reference from being deleted."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -11,6 +11,7 @@ import anyio
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
@@ -80,7 +81,7 @@ class ServerReporter:
         log.warning("PgServer status not written", extra={"server": name, "error": str(error), "delay": delay})
 
     async def _hold(self, stored: Stored) -> bool:
-        """Sets the finalizer, or takes it off one that is to go and that nobody names. False: it is on its way out."""
+        """Sets the finalizer, or removes it when no PgRole references a PgServer that is being deleted: then False."""
         metadata = stored.object()["metadata"]
         terminating = metadata.get("deletionTimestamp") is not None
         held = FINALIZER in (metadata.get("finalizers") or ())
@@ -108,7 +109,7 @@ class ServerReporter:
         for name in ("version", "systemIdentifier", "detection"):
             if name in previous:
                 status[name] = previous[name]
-        session = worker.session
+        session = worker.keeper.session
         if session is not None:
             status["version"] = session.identity.version
             status["systemIdentifier"] = str(session.identity.system_identifier)
@@ -137,15 +138,16 @@ def _outcome(worker: ServerWorker, metadata: Mapping[str, Any]) -> Outcome:
 
 
 def _state(worker: ServerWorker) -> Outcome:
-    if worker.connected and worker.suspended:
+    keeper = worker.keeper
+    if keeper.state is SessionState.SUSPENDED:
         text = "connected, but all changes are suspended: pgrole.suspend is on for the home database"
         return Outcome(Phase.PAUSED, Reason.SUSPENDED, text)
-    if worker.connected:
+    if keeper.state is SessionState.ACTIVE:
         message = "connected, and detecting changes of its roles"
         if worker.server.lapsed and worker.server.problem is not None:
             missing = worker.server.problem.message
             message = f"{message}; {missing}: the current session continues, but a new one cannot start"
         return Outcome(Phase.DONE, Reason.RECONCILED, message)
-    if worker.trouble is not None:
-        return of_error(worker.trouble)
+    if keeper.trouble is not None:
+        return of_error(keeper.trouble)
     return Outcome(Phase.WORKING, Reason.PROGRESSING, "connecting to the server")

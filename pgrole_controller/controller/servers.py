@@ -1,11 +1,11 @@
 """The servers and their workers: one for each PgServer, and one for PGROLE_DSN where no PgServer is named default.
 
-Guarantees: servers are added, changed and removed while the controller runs; what one of them does delays no
-other; credentials are read again when their Secret changes, and nothing that happened meanwhile is lost, since a
-worker that connects reconciles everything.
+Guarantees: servers are added, changed and removed while the controller runs; no server delays another; credentials are
+read again when their Secret changes, and no change is missed meanwhile, since a worker that connects reconciles every
+object.
 
-The resync reconciles every object of a server once in a while, spread evenly, so that no lost request lasts. One
-timer for all of them: what it takes does not come in bursts.
+The resync reconciles every object of a server once in each period, spread evenly, so that a lost request does no
+lasting harm.
 """
 
 import logging
@@ -36,7 +36,7 @@ AGAIN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServerStores:
-    """What is followed of the API server for the servers: PgServers, and metadata in the controller's own namespace."""
+    """PgServers, and the metadata of Secrets and ConfigMaps in the controller's own namespace."""
 
     pgservers: Store
     secrets: Store
@@ -61,7 +61,7 @@ class Servers:
         moved: Callable[[str], None],
     ) -> None:
         """`implied` is the server of PGROLE_DSN. `moved` is called with the name of a server that got or lost its
-        worker: its objects are to be enqueued anew.
+        worker: its objects are to be enqueued again.
         """
         self._client = client
         self._observed = observed
@@ -91,7 +91,7 @@ class Servers:
             self._changed.set()
 
     def reserves(self, secret: Key) -> bool:
-        """Whether a server is connected to with this Secret."""
+        """Whether a PgServer references this Secret."""
         if secret.namespace != self._controller_config.namespace:
             return False
         return any(
@@ -112,7 +112,7 @@ class Servers:
                     await self._changed.wait()
 
     async def _update(self, tasks: TaskGroup) -> bool:
-        """Brings the workers in line with what is declared. True when something could not be read."""
+        """Starts, changes and stops workers as declared. True if a declaration could not be read."""
         read = [await self._declare(name) for name in self._declared_names()]
         declared = [one for one in read if one is not None]
         if self._implied is not None and DEFAULT_SERVER not in {one.name for one in declared}:
@@ -131,7 +131,7 @@ class Servers:
         return sorted(key.name for key, _ in self._observed.pgservers.items())
 
     async def _declare(self, name: str) -> ServerConfig | None:
-        """As it was read, unless what it is made from has another version by now, or could not be used.
+        """The declaration as last read, unless a version changed since, or it could not be used.
 
         None when it went while others were read.
         """
@@ -155,7 +155,7 @@ class Servers:
             return unusable(stored, contain(error, stored.key))
 
     def _keep(self, declared: ServerConfig, known: ServerConfig) -> ServerConfig:
-        """A server whose credentials cannot be read now goes on with those that it has.
+        """A server whose credentials cannot be read now continues with those that it has.
 
         Those that are missing serve a session that is there, and are forgotten with it.
         """
@@ -165,7 +165,7 @@ class Servers:
             return declared
         if isinstance(declared.problem, Waiting) or known.lapsed:
             running = self._running.get(declared.name)
-            if running is None or not running.worker.has_session:
+            if running is None or not running.worker.keeper.state.has_session:
                 return declared
             if not known.lapsed:
                 log.warning(
@@ -178,7 +178,7 @@ class Servers:
         return declared
 
     def _version(self, stored: Stored) -> object:
-        """Changes with whatever the declaration is made from."""
+        """Differs whenever the PgServer or something that it references does."""
         obj = stored.object()
         secrets, config_maps = names_secrets(obj)
         own = self._controller_config.namespace
@@ -188,7 +188,7 @@ class Servers:
         return stored.uid, obj["metadata"].get("generation"), tuple(one and one.resource_version for one in found)
 
     def _names(self) -> Iterator[set[str]]:
-        """The names of what the declarations are made from."""
+        """The names of the Secrets and of the ConfigMaps that PgServers reference."""
         for _, stored in list(self._observed.pgservers.items()):
             yield from names_secrets(stored.object())
 
@@ -201,7 +201,7 @@ class Servers:
         self._moved(declared.name)
 
     def _stop(self, name: str) -> None:
-        """Its objects are told that the server is gone. A transaction under way may take a while to end."""
+        """Its objects report that the server is gone. A transaction in progress may take a while to end."""
         log.info("server removed", extra={"server": name})
         running = self._running.pop(name)
         self._read.pop(name, None)
@@ -210,7 +210,7 @@ class Servers:
         self._moved(name)
 
     async def _run(self, name: str, running: _Running, before: anyio.Event | None) -> None:
-        """One worker, once the last one of this name has ended."""
+        """One worker, once the previous one of this name has ended."""
         try:
             if before is not None:
                 await before.wait()
@@ -230,7 +230,7 @@ class Servers:
 
 
 def _is_own_status(change: Change) -> bool:
-    """Whether nothing differs but what this process wrote onto the PgServer itself."""
+    """Whether only what this process wrote to the PgServer itself differs."""
     if change.by != change.key or change.old is None or change.new is None:
         return False
     before, after = (one.object()["metadata"] for one in (change.old, change.new))
@@ -259,7 +259,7 @@ async def resync(worker: ServerWorker, draw: Callable[[], float]) -> None:
 
 
 async def _wait(worker: ServerWorker, seconds: float) -> bool:
-    """True, and sooner, when the server has another period from now on."""
+    """True, and sooner, if the server gets another period meanwhile."""
     with anyio.move_on_after(seconds):
         await worker.retimed.wait()
         return True

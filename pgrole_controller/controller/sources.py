@@ -1,17 +1,18 @@
-"""What stores say, turned into requests: what the API server said, and what this process wrote there.
+"""Turns changes of the stores into requests: changes from the API server, and what this process wrote there.
 
-A write is of no interest to the object that it was made for, whose reconcile is under way, but to all others.
+A write causes no request for the object that it was made for, whose reconcile is in progress, but for all others.
 """
 
 from collections.abc import Container, Iterable
 from typing import Any
 
-from pgrole_controller.controller.objects import Objects, asked_of, role_of, server_of
+from pgrole_controller.controller.background import Background
+from pgrole_controller.controller.objects import Objects, declared_version, role_of, server_of
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
 
-#: The worker of the objects whose server nobody declared.
+#: The queue of objects whose PgServer does not exist.
 NO_SERVER = ""
 
 
@@ -20,8 +21,9 @@ class PgRoleSource:
     worker.
     """
 
-    def __init__(self, objects: Objects, queue: Queue, servers: Container[object]) -> None:
+    def __init__(self, objects: Objects, queue: Queue, background: Background, servers: Container[object]) -> None:
         self.objects = objects
+        self._background = background
         self._queue = queue
         self._servers = servers
 
@@ -30,16 +32,17 @@ class PgRoleSource:
             return
         seen = change.new or change.old
         if seen is not None:
-            # What only status shows is mostly our own write; somebody else's is reconciled too, but in no hurry.
+            # A change of status alone is mostly our own write; one by others is reconciled too, but in no hurry.
             rank = Rank.RESYNC if _is_status_only(change) else Rank.CHANGE
             self.enqueue(server_of(seen.object()), Request(change.key, RequestReason.OBJECT, rank))
         if change.old is None or _is_status_only(change):
             return
-        self.objects.interrupt(change.key)
+        self._background.interrupt(change.key)
         # Whether another may have the role can depend on this one: suspended, refused, gone.
         self._enqueue_sharing(change.key, change.old.object())
         if change.new is None or change.new.uid != change.old.uid:
-            self.objects.forget(change.old)
+            self._background.forget(change.old.uid)
+            self.objects.namespaces.forget(change.key.namespace, change.old.uid)
 
     def enqueue_server(self, server: str) -> None:
         """Every object of a server that got or lost its worker."""
@@ -56,7 +59,7 @@ class PgRoleSource:
 
 
 class SecretSource:
-    """Enqueues the objects that name a Secret which changed; all that name any, when Secrets are seen (again)."""
+    """Enqueues the objects that name a changed Secret; all that name any, when Secrets become readable."""
 
     def __init__(self, pgroles: PgRoleSource, secrets: Store) -> None:
         self._pgroles = pgroles
@@ -70,7 +73,7 @@ class SecretSource:
                 self._enqueue(key)
 
     async def announce_all(self) -> None:
-        """Once they are listed, and each time that they may be seen again."""
+        """When Secrets are listed, and each time that the API server allows it again."""
         await self._secrets.synced.wait()
         while True:
             for key in self._pgroles.objects.naming_secrets():
@@ -85,8 +88,8 @@ class SecretSource:
 
 
 class NamespaceSource:
-    """Enqueues the objects that waited for their namespace to be known, and all of one whose labels changed: a server's
-    policy may choose by them.
+    """Enqueues the objects that waited for their namespace, and all objects of one whose labels changed: a server's
+    policy may select by labels.
     """
 
     def __init__(self, pgroles: PgRoleSource, objects: Objects) -> None:
@@ -94,14 +97,14 @@ class NamespaceSource:
         self._objects = objects
 
     def changed(self, change: Change) -> None:
-        """The watch says so."""
+        """From the watch."""
         if change.new is not None:
             self.known(self._objects.namespaces.waiting(change.key.name))
         if change.old is not None and change.new is not None and _labels(change.old) != _labels(change.new):
             self.relabelled(change.key.name)
 
     def known(self, waited: Iterable[Key]) -> None:
-        """These objects need not wait for their namespace any more."""
+        """The namespace of these objects is known now."""
         for key in waited:
             server = self._objects.server_name(key)
             if server is not None:
@@ -116,14 +119,18 @@ def _labels(stored: Stored) -> tuple[str, Any]:
 
 
 def _is_status_only(change: Change) -> bool:
-    return change.old is not None and change.new is not None and asked_of(change.old) == asked_of(change.new)
+    return (
+        change.old is not None
+        and change.new is not None
+        and declared_version(change.old) == declared_version(change.new)
+    )
 
 
 def _is_own_doing(change: Change) -> bool:
-    """Whether nothing differs but what this process wrote for the object itself: its status, its finalizer.
+    """Whether only what this process wrote for the object itself differs: its status, its finalizer.
 
-    Somebody else's change may have come between what was read and what was answered.
+    Another change may have come between the last read and the answer to the write.
     """
     if change.by != change.key or change.old is None or change.new is None:
         return False
-    return asked_of(change.old, finalizers=False) == asked_of(change.new, finalizers=False)
+    return declared_version(change.old, finalizers=False) == declared_version(change.new, finalizers=False)

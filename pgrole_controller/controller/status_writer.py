@@ -1,11 +1,11 @@
-"""Writes the status of PgRoles, beside the reconciles: no drift waits for the API server.
+"""Writes the status of PgRoles beside the reconciles, so that no drift waits for the API server.
 
-Expected flow: a reconcile ends and leaves what is to be said; one of a few writers says it. What a later reconcile of
-the same object found takes the place of what was not written yet. A write that fails is tried again with back-off, at
-once when the API server is back.
+Expected flow: a reconcile leaves its outcome; one of a few writers writes it. The outcome of a later reconcile of the
+same object replaces one that is not written yet. A write that fails is repeated with back-off, and at once when the
+API server is back.
 
-Guarantees: one write at a time to an object, in the order of its reconciles; nothing is written onto an object that is
-of another generation, or another object, than the one that was reconciled: its own reconcile says what is so.
+Guarantees: one write at a time to an object, in the order of its reconciles; nothing is written to an object that was
+replaced, or has another generation than the one that was reconciled: its own reconcile reports it.
 """
 
 import logging
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 #: How many writes are under way at once.
 WRITERS = 12
 
-#: Of so many objects it is remembered that their status says what was found last: most are looked at again soon.
+#: For so many objects the writer remembers that their status is current: most are reconciled again soon.
 STANDING = 256
 
 #: For one write, in seconds.
@@ -53,7 +53,7 @@ LEASE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PendingStatus:
-    """What a reconcile found, to be said on the object that it was about."""
+    """The outcome of a reconcile, to be written to its object."""
 
     stored: Stored
     outcome: Outcome
@@ -102,7 +102,7 @@ class StatusWriter:
         self._send, self._receive = anyio.create_memory_object_stream[Key](float("inf"))
 
     def put(self, pending: PendingStatus) -> None:
-        """Takes the place of what was put for this object before. What says nothing new is done with."""
+        """Replaces what was put for this object before. Skips the write if the status is current."""
         if self._closed:
             return
         self._failed.pop(pending.key, None)
@@ -110,14 +110,12 @@ class StatusWriter:
             self._enqueue(pending)
 
     def forget(self, key: Key) -> None:
-        """The object is about to go: nothing is said on it any more."""
+        """The object is about to be deleted: its status is no longer written."""
         self._failed.pop(key, None)
         self._waiting.pop(key, None)
 
     def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
-        """What waits to be said of these objects with this reason is no longer so; their next reconcile says what
-        is.
-        """
+        """Drops statuses with this reason that are not yet written: the next reconcile of these objects reports."""
         for key in keys:
             pending = self._waiting.get(key)
             if pending is not None and pending.outcome.reason is reason:
@@ -164,7 +162,7 @@ class StatusWriter:
         except TimeoutError:
             problem, at_least = "no answer in time", 0.0
         except ApiError as error:
-            if error.status == 404:  # gone: the watch says so too
+            if error.status == 404:  # gone, as the watch reports too
                 self._failed.pop(pending.key, None)
                 return
             problem, at_least = str(error), min(error.retry_after or 0.0, LONGEST_DELAY)
@@ -200,7 +198,7 @@ class StatusWriter:
             return False
 
     def _note_standing(self, stored: Stored, pending: PendingStatus) -> None:
-        """The object, in this version, says what there is to say."""
+        """The object's status is current in this version."""
         self._standing.pop(pending.key, None)
         self._standing[pending.key] = stored.resource_version, pending.content
         if len(self._standing) > STANDING:
@@ -261,7 +259,7 @@ def standing_fields(fields: tuple[str, ...], outcome: Outcome) -> tuple[str, ...
 
 
 def _reported(status: Mapping[str, Any]) -> Sequence[str]:
-    """The fields that were left as they are, as they were said last, if they still stood then."""
+    """The drifted fields in a status that reports drift without correcting it."""
     last = status.get("lastDrift") or {}
     drifts = any(pending["type"] == "DriftDetected" for pending in status.get("conditions") or ())
     return last.get("fields") or () if drifts and not last.get("corrected") else ()

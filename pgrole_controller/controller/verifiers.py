@@ -1,4 +1,4 @@
-"""The verifiers of one server's roles that were set last: while Kubernetes is away, a password is set back from them.
+"""The verifiers that were last set for one server's roles: they restore passwords while Kubernetes is unreachable.
 
 A verifier is remembered only when its digest is the one in the role's claim, never the clear text. It is as secret as
 what is in pg_authid, and stays in memory for as long as the role's object is there.
@@ -41,7 +41,7 @@ class Verifiers:
         self._known.pop(role_name, None)
 
     def unknown(self, seen: Iterable[ReadObject]) -> dict[int, str]:
-        """Of the roles that log in with what their claim says, those whose verifier is not known: oid to digest."""
+        """Roles whose password is the claimed one but whose verifier is not known: oid to digest."""
         found: dict[int, str] = {}
         for one in seen:
             digest = one.claim.record.digest if one.claim else ""
@@ -53,7 +53,7 @@ class Verifiers:
         return found
 
     def learn(self, seen: Iterable[ReadObject], digests: Mapping[int, str], stored: Mapping[int, Verifier]) -> None:
-        """What was read for `unknown`: another one may have been set meanwhile."""
+        """What was read for `unknown`; ignores verifiers that were replaced meanwhile."""
         for one in seen:
             verifier = stored.get(one.named.oid) if one.named else None
             if verifier is not None and one.named is not None and verifier.digest == digests.get(one.named.oid):

@@ -1,4 +1,4 @@
-"""Names what keeps the event loop: code that runs in it for longer than BLOCKED_SECONDS holds up every server.
+"""Names what blocks the event loop: code that runs in it for longer than BLOCKED_SECONDS delays every server.
 
 Expected flow: the selector that the loop waits in notes when a turn of the loop begins, and starts a timer of the
 operating system; when the turn ends the timer is stopped. Where it expires, a thread that waits for nothing else wakes
@@ -102,7 +102,7 @@ class Watchdog:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Tells the watchdog when the loop waits in it, and when it goes on."""
+    """Reports to the watchdog when the loop waits in it, and when it continues."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def watched_loop() -> SelectorEventLoop:
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """A thread in which the signal is not blocked would else end the process."""
+    """Else a thread in which the signal is not blocked would end the process."""
 
 
 def _describe(frame: FrameType | None) -> str:

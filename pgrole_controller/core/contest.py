@@ -1,11 +1,11 @@
 """Whether something else sets a role back as often as it is repaired, and when it is repaired again then.
 
 A field that was repaired `LIMIT` times within `WINDOW` and drifts once more is contested: its next repair is held back,
-at first for `FIRST_DELAY`, for twice as long each time that it was for nothing. It ends when the field stays as
-declared for `WINDOW`. Other fields of the same role are repaired at once all the same.
+at first for `FIRST_DELAY`, then twice as long each time that it drifts again. The contest ends when the field stays as
+declared for `WINDOW`. Other fields of the same role are still repaired at once.
 
-Guarantees: nothing is held back of what is no drift (a changed spec, a deletion); a changed spec begins anew; memory is
-held only for what was repaired or held back lately. After a restart a contest begins anew: it costs `LIMIT` repairs.
+Guarantees: only repairs of drift are held back, never a changed spec or a deletion; a changed spec ends the contest;
+only fields that were repaired or held back recently use memory. After a restart a contest costs `LIMIT` more repairs.
 """
 
 from collections import OrderedDict
@@ -28,7 +28,7 @@ FIRST_DELAY = 2.0
 LONGEST_DELAY = 300.0
 _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 
-#: What was not looked at for longer than this, in seconds, is forgotten: a contest that goes on is looked at sooner.
+#: Objects that were not reconciled for so many seconds are forgotten: a contest causes a reconcile sooner.
 KEPT = LONGEST_DELAY + 2 * WINDOW
 
 #: How many of those who may be behind it are named.
@@ -51,7 +51,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A session whose last statement looks like one about the role. Whoever connects writes all of this."""
+    """A session whose last statement seems to concern the role. Clients choose these texts freely."""
 
     user: str
     application: str = ""
@@ -110,7 +110,7 @@ def repair(field_contest: FieldContest | None, now: Moment) -> FieldContest:
 
 
 def notice(field_contest: FieldContest, now: Moment, *, drifts: bool) -> FieldContest | None:
-    """After a look, before any repair. None when it is over."""
+    """After a read, before any repair. None when the contest is over."""
     if not field_contest.contested:
         recent = sum(now.seconds - moment.seconds < WINDOW for moment in field_contest.repairs)
         if drifts and recent >= LIMIT:
@@ -136,12 +136,17 @@ class Contest:
     touched: float
     field_contests: Mapping[str, FieldContest] = field(default_factory=dict)
     suspects: tuple[Suspect, ...] = ()
-    searched_at: float | None = None  # when it was last asked who does it
+    searched_at: float | None = None  # when suspects were last read
     password_task: PasswordTask | None = None
 
     @property
     def contested(self) -> dict[str, FieldContest]:
         return {name: field_contest for name, field_contest in self.field_contests.items() if field_contest.contested}
+
+    def next_check(self, now: float) -> float | None:
+        """In how many seconds a repair is due, or the contest ends; None when no field is contested."""
+        due = [field_contest.next_check.seconds for field_contest in self.contested.values()]
+        return max(min(due) - now, 0.0) + 0.01 if due else None
 
 
 class Contests:
@@ -154,14 +159,17 @@ class Contests:
         return len(self._contests)
 
     def count_contested(self, now: float) -> int:
-        """Of how many objects a field is contested. What was not looked at for long is over, though not forgotten."""
+        """How many objects have a contested field; without a recent reconcile, a contest is over but not forgotten."""
         return sum(bool(one.contested) and now - one.touched <= KEPT for one in self._contests.values())
 
     def knows(self, uid: str) -> bool:
         return uid in self._contests
 
+    def get(self, uid: str) -> Contest | None:
+        return self._contests.get(uid)
+
     def repaired(self, uid: str, generation: int, fields: Iterable[str], now: Moment) -> None:
-        """Somebody else's change of these fields was set back."""
+        """A drift of these fields was set back."""
         self._forget_old(now)
         contest = self._find(uid, generation, now)
         field_contests = {
@@ -173,7 +181,7 @@ class Contests:
     def hold(
         self, uid: str, generation: int, plan: Plan, sent: PasswordTask | None, system_identifier: int, now: Moment
     ) -> Plan:
-        """The plan of one look without what is held back. `sent` is the password task that was run for this look."""
+        """The plan without the repairs that are held back. `sent`: the password task that was run for this plan."""
         if uid not in self._contests:
             return plan
         contest = self._find(uid, generation, now)
@@ -207,7 +215,7 @@ class Contests:
         return without_held(plan, held, system_identifier) if held else plan
 
     def needs_suspects(self, uid: str, now: Moment) -> bool:
-        """Whether it is to be asked who does it; to be answered by `name_suspects`."""
+        """Whether to read who changes the role; the answer goes to `name_suspects`."""
         contest = self._contests.get(uid)
         if contest is None or len(contest.suspects) >= MOST_SUSPECTS:
             return False
@@ -218,14 +226,14 @@ class Contests:
         return contest.searched_at is None or now.seconds - contest.searched_at >= _SEARCH_AGAIN
 
     def name_suspects(self, uid: str, suspects: Iterable[Suspect], now: Moment) -> None:
-        """These were seen at it. Who was named stays so, so that what is said does not change with every look."""
+        """Adds suspects. Earlier ones stay, so that the message does not change with every reconcile."""
         contest = self._contests.get(uid)
         if contest is not None:
             named = tuple(dict.fromkeys((*contest.suspects, *suspects)))[:MOST_SUSPECTS]
             self._put(uid, replace(contest, suspects=named, searched_at=now.seconds))
 
     def describe(self, uid: str) -> str | None:
-        """What is said on the object; None when nothing of it is contested. The same as long as nothing happens."""
+        """The message for the object; None when no field is contested. It changes only when something happens."""
         contest = self._contests.get(uid)
         if contest is None or not contest.contested:
             return None
@@ -234,14 +242,6 @@ class Contests:
             return told
         who = " and ".join(str(suspect) for suspect in contest.suspects)
         return f"{told}. Last seen running a statement about this role: {who}"
-
-    def next_check(self, uid: str, now: Moment) -> float:
-        """In how many seconds it has to be looked at again; 0.0 when nothing of it is contested."""
-        contest = self._contests.get(uid)
-        if contest is None or not contest.contested:
-            return 0.0
-        due = min(field_contest.next_check.seconds for field_contest in contest.contested.values())
-        return max(due - now.seconds, 0.0) + 0.01
 
     def _find(self, uid: str, generation: int, now: Moment) -> Contest:
         contest = self._contests.get(uid)

@@ -1,8 +1,8 @@
-"""When a server that has no session is tried again, and which of the failures are told.
+"""When the controller reconnects to a server, and which failures are logged and reported.
 
-A server that is restarted is back within seconds, and nothing tells of it: during the first minute of an outage it is
-tried as often as each attempt is cheap for it. After that, and where it answers with an error that stays, the back-off
-doubles. Time is in seconds of any one clock that never goes back, and given by the caller.
+A server that restarts is back within seconds and announces nothing: during the first minute of an outage, attempts are
+as frequent as they are cheap for the server. After that, and while it answers with an error, the back-off doubles.
+Times are in seconds of any one clock that never goes back, and given by the caller.
 """
 
 from dataclasses import dataclass
@@ -48,9 +48,9 @@ ANOTHER_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Failures in a row, since `since`. `delay`: seconds until the next attempt; `told`: the error that was told last.
+    """Failures in a row, since `since`. `delay`: seconds until the next attempt; `told`: the last error reported.
 
-    `is_news`: the last failure is to be told.
+    `is_news`: report the last failure.
     """
 
     since: float
@@ -62,7 +62,7 @@ class Outage:
     is_news: bool
 
 
-def next_attempt(before: Outage | None, cause: Cause, error: str, now: float, away: int = 1) -> Outage:
+def add_failure(before: Outage | None, cause: Cause, error: str, now: float, away: int = 1) -> Outage:
     """The outage after one more failure. `away`: how many servers, this one included, have no session at the moment."""
     since, failures, backed_off = (before.since, before.failures, before.backed_off) if before else (now, 0, 0)
     if cause in _HOPEFUL and now - since < HOPEFUL_SECONDS:

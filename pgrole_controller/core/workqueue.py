@@ -1,10 +1,9 @@
 """The queue's rules: which key is reconciled when, by rank, without ever reconciling one twice at once.
 
-Guarantees: one reconcile of a key at a time, for whatever server; requests for it that arrive before its reconcile lead
-to that one reconcile, and those that arrive during it to exactly one more; no request is lost; a key that waits is
-reconciled however many of better rank come; while drifts and changes wait, every other reconcile is of one of each, so
-that neither waits for all of the others. Every operation costs O(log n) of the waiting keys, `remove_server` and
-`forgive` O(n); keys at rest cost nothing.
+Guarantees: one reconcile of a key at a time, whatever its server; requests that arrive before a reconcile share it, and
+those that arrive during it cause exactly one more; no request is lost; a waiting key is reconciled however many of
+better rank arrive; while drifts and changes wait, they take turns, so that neither waits for all of the other. Each
+operation costs O(log n) of the waiting keys, `remove_server` and `reset_failures` O(n); keys at rest cost nothing.
 
 Assumptions: time is in seconds of any one clock that never goes back, and given by the caller.
 """
@@ -30,17 +29,17 @@ PLACES_PER_TURN = 8
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing is left to do until something changes: brought in, refused, or gone."""
+    """Nothing is left to do until something changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """It failed: again with back-off."""
+    """The reconcile failed: repeat it with back-off."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Again after so many seconds. No failure, and no success either: the count of failures stays."""
+    """Repeat after so many seconds. Neither a failure nor a success: the count of failures stays."""
 
     seconds: float
 
@@ -98,8 +97,8 @@ class _ServerQueue:
     delayed_count: int = 0  # of those that count
     by_age: OrderedDict[Key, float] = field(default_factory=OrderedDict)  # key → waiting since, the oldest first
     by_rank: dict[Rank, OrderedDict[Key, None]] = field(default_factory=_no_ranks)
-    seen: float = float("-inf")  # the last time at which delayed keys were looked at
-    turn: int = 0  # places given by rank while somebody has waited too long
+    seen: float = float("-inf")  # when delayed keys were last checked
+    turn: int = 0  # keys taken by rank while another has waited too long
     drift_was_last: bool = False  # of the drifts and changes that wait
 
 
@@ -129,7 +128,7 @@ class Schedule:
             self._enter(request.key, entry)
 
     def take(self, server: str, now: float, limit: int) -> tuple[WorkItem, ...]:
-        """Begins a reconcile of each key that is due, at most `limit`: by rank, but for those that have waited too
+        """Begins a reconcile of each key that is due, at most `limit`: by rank, except keys that have waited too
         long.
         """
         queue = self._queues.get(server)
@@ -188,14 +187,14 @@ class Schedule:
                 entry.server = None
         self._queues.pop(server, None)
 
-    def forgive(self, server: str) -> None:
-        """How often keys of the server failed counts no more: the cause was the server's, and it is gone."""
+    def reset_failures(self, server: str) -> None:
+        """Forgets how often keys of the server failed: the server was the cause, and it is back."""
         for entry in self._entries.values():
             if entry.server == server:
                 entry.failures = 0
 
     def restart(self, now: float) -> None:
-        """Whatever is due waits from now on: nobody could take it before."""
+        """Every due key counts as waiting from now on: no one could take it before."""
         for queue in self._queues.values():
             queue.seen = max(queue.seen, now)
             queue.by_age = OrderedDict.fromkeys(queue.by_age, now)
@@ -217,7 +216,7 @@ class Schedule:
             case Retry():
                 entry.failures += 1
                 if entry.request is not None and entry.request.rank is Rank.RESYNC:
-                    entry.request = None  # the retry looks as well
+                    entry.request = None  # the retry reads as well
                 at = now + _BACKOFF.delay(entry.failures, self._draw())
                 self._merge(key, entry, Request(key, RequestReason.RETRY, Rank.DEPENDENCY), at)
                 entry.backing_off = entry.due == at
@@ -278,7 +277,7 @@ class Schedule:
             heapq.heappop(queue.delayed)
 
     def _let_in(self, queue: _ServerQueue, now: float) -> None:
-        """Makes ready what is due. Those that were added since the last look wait since then at the earliest."""
+        """Makes due keys ready. Keys added since the last call have waited since then at most."""
         while queue.delayed and queue.delayed[0][0] <= now:
             place = heapq.heappop(queue.delayed)
             if not self._counts(place):
@@ -286,7 +285,7 @@ class Schedule:
             due, _, key = place
             entry = self._entries[key]
             if entry.request is None:
-                raise AssertionError(f"{key} has a place and no hint")
+                raise AssertionError(f"{key} has a place and no request")
             entry.ticket, entry.ready, entry.backing_off = None, True, False
             queue.delayed_count -= 1
             queue.by_age[key] = max(due, queue.seen)
@@ -297,7 +296,7 @@ class Schedule:
         entry = self._entries[key]
         request = entry.request
         if request is None:
-            raise AssertionError(f"{key} is ready and has no hint")
+            raise AssertionError(f"{key} is ready and has no request")
         since = queue.by_age[key]
         self._leave(key, entry)
         entry.request = None

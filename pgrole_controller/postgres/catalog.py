@@ -87,7 +87,7 @@ async def _fetch_roles(
     )
 
 
-async def look_again(
+async def are_unchanged(
     connection: Connection,
     cluster: str,
     system_identifier: int,

@@ -129,7 +129,7 @@ class Session:
         async with self._trusting():
             return await catalog.read_roles(self._connection, self.cluster, self.identity.system_identifier, asked)
 
-    async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
+    async def are_unchanged(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
         """Whether what is there for each is what was read `before` (`Observed.row`).
 
         False, too, where that cannot be told for all of them at once: `look` says what is the matter.
@@ -138,7 +138,7 @@ class Session:
             return [False] * len(asked)
         try:
             async with self._trusting():
-                return await catalog.look_again(
+                return await catalog.are_unchanged(
                     self._connection, self.cluster, self.identity.system_identifier, asked, before
                 )
         except PgRoleError:

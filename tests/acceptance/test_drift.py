@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from pgrole_controller.controller.reporter import CONFIRM_AGAIN
 from pgrole_controller.core.contest import LIMIT
+from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from tests.acceptance.drifts import ATTRIBUTES, POWERFUL
 from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, is_ready, running
 
@@ -144,7 +144,7 @@ async def test_the_read_after_a_change_is_made_also_when_something_else_was_read
             await stage.kube.patch(f"app-{attempt}", {"metadata": {"annotations": {"example.com/note": "new"}}})
             await controller.wait_count(" reconcile begins ", reconciles + 1)
             await database.execute(f"ALTER ROLE {name} CREATEDB")
-            if anyio.current_time() - began < CONFIRM_AGAIN:
+            if anyio.current_time() - began < CONFIRM_SECONDS:
                 await database.wait_role(name, lambda row: not row["rolcreatedb"], "set back")
                 return
     pytest.fail("the machine was too slow for this")

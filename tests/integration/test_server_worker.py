@@ -13,14 +13,15 @@ import anyio
 import pytest
 
 from pgrole_controller import metrics
+from pgrole_controller.controller import session_keeper as keeper_module
 from pgrole_controller.controller import worker as worker_module
-from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
@@ -34,6 +35,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.errors import UnexpectedError
 from tests.servers import Servers
+from tests.worker_context import make_context
 
 DEADLINE = 45.0
 SECRET = "hunter2"
@@ -100,10 +102,10 @@ def break_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def break_task(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ServerWorker._catch_up
 
-    async def catch_up(worker: ServerWorker) -> None:
+    async def catch_up(worker: ServerWorker, *arguments: Any) -> None:
         if worker.server.name == "broken":
             raise ExceptionGroup(SECRET, [KeyError(SECRET), ValueError(SECRET)])
-        await real(worker)
+        await real(worker, *arguments)
 
     monkeypatch.setattr(ServerWorker, "_catch_up", catch_up)
 
@@ -111,14 +113,14 @@ def break_task(monkeypatch: pytest.MonkeyPatch) -> None:
 def attempting(monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint | None) -> list[float]:
     """When each session with this server was begun."""
     begun: list[float] = []
-    real = vars(worker_module)["attend"]
+    real = vars(keeper_module)["run_session"]
 
-    async def attend(where: Endpoint, *arguments: Any, **named: Any) -> None:
+    async def run_session(where: Endpoint, *arguments: Any, **named: Any) -> None:
         if where == endpoint:
             begun.append(time.monotonic())
         await real(where, *arguments, **named)
 
-    monkeypatch.setattr(worker_module, "attend", attend)
+    monkeypatch.setattr(keeper_module, "run_session", run_session)
     return begun
 
 
@@ -147,14 +149,15 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
 ) -> None:
     caplog.set_level(logging.DEBUG, "pgrole_controller")
     break_session(monkeypatch)
-    objects, queue, live_servers, leadership = make_objects(), Queue(), LiveServers(), Leadership()
+    objects, queue = make_objects(), Queue()
     reports = Reports(queue)
+    context = make_context(queue, objects, cast("Reporter", reports))
     queue.release()
     internal = metrics.INTERNAL_ERRORS.labels("session")._value
     before = internal.get()
     async with servers.run() as other:
         broken, well = (
-            ServerWorker(declared(name, server), objects, queue, cast("Reporter", reports), live_servers, leadership)
+            ServerWorker(declared(name, server), context)
             for name, server in (("broken", own_postgres), ("well", other))
         )
         begun = attempting(monkeypatch, broken.server.endpoint)
@@ -162,13 +165,13 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
         sessions_before = sessions.get()
         async with running(broken, well):
             await until(lambda: len(begun) > FAILURES and Key("shop", "app-broken") in reports.told)
-            trouble, errors = broken.trouble, internal.get() - before
+            trouble, errors = broken.keeper.trouble, internal.get() - before
 
             late = stored("well", "app-late")
             objects.store.put(late)
             queue.put("well", Request(late.key, RequestReason.OBJECT))
             await until(lambda: {late.key, Key("shop", "app-well")} <= reports.told.keys())
-            assert (well.connected, well.trouble) == (True, None)
+            assert (well.keeper.state, well.keeper.trouble) == (SessionState.ACTIVE, None)
     assert isinstance(trouble, UnexpectedError)
     assert trouble.reason is Reason.SERVER_NOT_READY
     assert "unexpected error" in trouble.message

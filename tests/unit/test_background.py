@@ -1,59 +1,274 @@
-"""Claims of objects that are gone: released in chunks, and one that fails holds up no other."""
+"""controller/background: work beside the workers is done for the object as it is by then, or not at all, and its result
+is for one reconcile of that object.
+"""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
 
-from pgrole_controller.controller.background import CHUNK, Orphans
-from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.core.request import Key
+import anyio
+import pytest
 
-FAILURE = Transient(Reason.DATABASE_ERROR, "no")
+from pgrole_controller.controller import background as background_module
+from pgrole_controller.controller.background import EMPTYING, EMPTYING_OF_NAMESPACE, Background
+from pgrole_controller.controller.endings import Endings
+from pgrole_controller.controller.objects import Target, index_pgrole
+from pgrole_controller.controller.passwords import PasswordTasks
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.result import Result
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.contest import Contests
+from pgrole_controller.core.errors import Reason, Waiting
+from pgrole_controller.core.next_attempt import CONFLICT_SECONDS, UNREACHABLE_SECONDS
+from pgrole_controller.core.password import (
+    DesiredPassword,
+    ObservedSecrets,
+    PasswordRecord,
+    PasswordResult,
+    PasswordTask,
+)
+from pgrole_controller.core.plan import ReassignOwned, ReassignResult
+from pgrole_controller.core.request import Key, Request, RequestReason
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.postgres.connection import Endpoint
+from tests.timelapse import in_timelapse
 
-
-def claims(count: int) -> list[tuple[Key, str, str]]:
-    return [(Key("shop", f"o{number}"), f"r{number}", f"u{number}") for number in range(count)]
-
-
-def release(orphans: Orphans, poisoned: set[str]) -> list[set[str]]:
-    """The chunks that were released, in order: one with a poisoned claim fails as a whole."""
-    released = []
-    while not orphans.done:
-        chunk = orphans.take(lambda _: True)
-        names = {name for name, _ in chunk}
-        assert 0 < len(names) <= CHUNK
-        failed = bool(names & poisoned)
-        orphans.end(chunk, FAILURE if failed else None)
-        if not failed:
-            released.append(names)
-    return released
-
-
-def test_thousands_are_released_in_chunks() -> None:
-    orphans = Orphans()
-    orphans.load(claims(10_000))
-    released = release(orphans, set())
-    assert [len(names) for names in released] == [CHUNK] * (10_000 // CHUNK)
-
-
-@given(count=st.integers(1, 1_200), poisoned=st.sets(st.integers(0, 1_199), max_size=4))
-def test_all_are_released_but_those_that_fail_alone(count: int, poisoned: set[int]) -> None:
-    orphans = Orphans()
-    orphans.load(claims(count))
-    bad = {f"r{number}" for number in poisoned}
-    released = [name for names in release(orphans, bad) for name in names]
-    assert sorted(released) == sorted({f"r{number}" for number in range(count)} - bad)
-
-
-def test_one_whose_object_is_made_again_meanwhile_is_left_alone() -> None:
-    orphans = Orphans()
-    orphans.load(claims(CHUNK + 1))
-    orphans.end(orphans.take(lambda _: True), None)
-    assert orphans.take(lambda _: False) == ()
-    assert orphans.done
+KEY = Key("shop", "app")
+ENDPOINT = cast("Endpoint", None)
+TASK = PasswordTask(
+    "shop",
+    "app",
+    DesiredPassword(),
+    None,
+    ObservedSecrets(),
+    PasswordRecord(),
+    Address("pg", 5432, "orders", "require"),
+    datetime(2027, 1, 1, tzinfo=UTC),
+    4096,
+)
+REASSIGN = cast("ReassignOwned", "reassign")
 
 
-def test_nothing_is_done_before_the_claims_were_read() -> None:
-    orphans = Orphans()
-    assert not orphans.done
-    orphans.load([])
-    assert orphans.done
+def made(version: int, name: str = "app", namespace: str = "shop", **more: Any) -> Stored:
+    metadata = {
+        "namespace": namespace,
+        "name": name,
+        "uid": f"uid-{namespace}-{name}",
+        "resourceVersion": str(version),
+        "generation": version,
+    }
+    return pack({"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata | more, "spec": {}})
+
+
+class FakePasswords:
+    """Password tasks: `run_for` holds the versions of their objects. `failure` is raised while it is set."""
+
+    def __init__(self) -> None:
+        self.run_for: list[str] = []
+        self.failure: Exception | None = None
+
+    async def run(self, task: PasswordTask, owner: Stored) -> PasswordResult:
+        self.run_for.append(owner.resource_version)
+        if self.failure is not None:
+            raise self.failure
+        return PasswordResult(source="s", password_task=task)
+
+
+class World:
+    def __init__(self) -> None:
+        self.store, self.queue, self.passwords = Store(index_pgrole), Queue(), FakePasswords()
+        self.client = SimpleNamespace(may_write=True)
+        self.background = Background(
+            cast("Client", self.client),
+            self.store,
+            Endings(self.queue, Contests()),
+            cast("PasswordTasks", self.passwords),
+        )
+        self.store.put(made(1))
+
+    async def reconcile(self, stored: Stored | None = None, **prerequisite: Any) -> Result:
+        """A reconcile that has begun, and what it found out."""
+        stored = stored or made(1)
+        self.queue.put("main", Request(stored.key, RequestReason.OBJECT))
+        await self.queue.take("main", 1)
+        return Result(Target(stored.key, stored), **prerequisite)
+
+    async def prepare(self) -> float:
+        """Runs a password task. The seconds until its object is reconciled again."""
+        result = await self.reconcile(password_task=TASK)
+        self.background.prepare_password(result, TASK)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.background.run)
+            began = anyio.current_time()
+            assert [item.key for item in await self.queue.take("main", 1)] == [KEY]
+            seconds = anyio.current_time() - began
+            self.background.close()
+        return seconds
+
+
+@in_timelapse
+async def test_a_password_is_prepared_for_one_reconcile_which_follows_at_once() -> None:
+    world = World()
+    assert await world.prepare() < 0.1
+    assert world.background.take(KEY) == PasswordResult(source="s")
+    assert world.background.take(KEY) is None
+
+
+@pytest.mark.parametrize("now", [made(2), made(2, deletionTimestamp="2027-01-01T00:00:00Z"), None])
+@in_timelapse
+async def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_gone(now: Stored | None) -> None:
+    world = World()
+    result = await world.reconcile(password_task=TASK)
+    world.background.prepare_password(result, TASK)
+    if now is None:
+        world.store.remove(KEY, made(1).uid)
+    else:
+        world.store.put(now)
+    world.background.close()
+    await world.background.run()
+    assert world.passwords.run_for == []
+    assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
+
+
+@in_timelapse
+async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more() -> None:
+    world = World()
+    world.client.may_write = False
+    assert await world.prepare() >= UNREACHABLE_SECONDS
+    assert world.passwords.run_for == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "seconds"),
+    [
+        (Unreachable("no route"), UNREACHABLE_SECONDS),
+        (TimeoutError(), UNREACHABLE_SECONDS),
+        (ApiError(409, "Conflict", "another came first"), CONFLICT_SECONDS),
+        (ApiError(429, "TooManyRequests", "later", retry_after=7.0), 7.0),
+    ],
+)
+@in_timelapse
+async def test_what_the_api_server_does_not_take_is_tried_again_and_prepares_nothing(
+    failure: Exception, seconds: float
+) -> None:
+    world = World()
+    world.passwords.failure = failure
+    assert await world.prepare() == pytest.approx(seconds, abs=0.1)
+    assert world.background.take(KEY) is None
+
+
+@in_timelapse
+async def test_an_unexpected_error_of_a_password_task_is_the_next_reconciles_to_report() -> None:
+    world = World()
+    world.passwords.failure = KeyError("hunter2")
+    assert await world.prepare() < 0.1
+    prepared = world.background.take(KEY)
+    assert prepared is not None
+    assert prepared.problem is not None
+    assert prepared.problem.reason is Reason.INTERNAL_ERROR
+    assert "hunter2" not in prepared.problem.message
+
+
+async def test_what_was_prepared_for_an_object_that_is_gone_is_not_kept() -> None:
+    world = World()
+    stored = made(1)
+    world.store.remove(stored.key, stored.uid)
+    world.background.keep(stored, PasswordResult(source="s"))
+    world.store.put(made(2, uid="another"))
+    world.background.keep(stored, PasswordResult(source="s"))
+    assert world.background.take(KEY) is None
+    assert not world.background._results
+    world.background.keep(made(2, uid="another"), PasswordResult(source="s"))
+    world.background.forget("another")
+    assert not world.background._results
+
+
+class Emptying:
+    """In place of `reassign_owned`: counts what runs at once, until `may_end`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running, self.most, self.done = 0, 0, 0
+        self.may_end = anyio.Event()
+        self.failure: Exception | None = None
+        monkeypatch.setattr(background_module, "reassign_owned", self.run)
+
+    async def run(self, *_: object, **__: object) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self.may_end.wait()
+        finally:
+            self.running -= 1
+        self.done += 1
+        if self.failure is not None:
+            raise self.failure
+
+
+async def test_an_emptied_role_is_reconciled_at_once_with_what_blocked_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, emptying = World(), Emptying(monkeypatch)
+    emptying.failure = Waiting(Reason.DROP_BLOCKED, "locked")
+    emptying.may_end.set()
+    await world.background.empty_role("main", ENDPOINT, await world.reconcile(reassign=REASSIGN), None)
+    assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
+    prepared = world.background.take(KEY)
+    assert isinstance(prepared, ReassignResult)
+    assert prepared.problem is emptying.failure
+
+
+def _change(world: World, emptying: Emptying, change: str) -> None:
+    if change == "before it began":
+        return
+    assert emptying.running == 1
+    if change == "changed":
+        world.store.put(made(2))
+    else:
+        world.store.remove(KEY, made(1).uid)
+    world.background.interrupt(KEY)
+
+
+@pytest.mark.parametrize("change", ["changed", "deleted", "before it began"])
+async def test_emptying_stops_when_the_object_changes(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    world, emptying = World(), Emptying(monkeypatch)
+    result = await world.reconcile(reassign=REASSIGN)
+    if change == "before it began":
+        world.store.put(made(2))
+    with anyio.fail_after(30.0):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(world.background.empty_role, "main", ENDPOINT, result, None)
+            await anyio.wait_all_tasks_blocked()
+            _change(world, emptying, change)
+    assert (emptying.running, emptying.done) == (0, 0)
+    assert world.background.take(KEY) is None
+    assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
+
+
+async def test_emptying_that_is_cancelled_with_the_session_ends_the_reconcile(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, emptying = World(), Emptying(monkeypatch)
+    result = await world.reconcile(reassign=REASSIGN)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.background.empty_role, "main", ENDPOINT, result, None)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert (emptying.running, emptying.done) == (0, 0)
+    assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
+
+
+@pytest.mark.parametrize(("namespaces", "most"), [(1, EMPTYING_OF_NAMESPACE), (2 * EMPTYING, EMPTYING)])
+async def test_few_roles_of_a_server_are_emptied_at_once_and_one_of_a_namespace(
+    monkeypatch: pytest.MonkeyPatch, namespaces: int, most: int
+) -> None:
+    world, emptying = World(), Emptying(monkeypatch)
+    count = 2 * EMPTYING
+    async with anyio.create_task_group() as tasks:
+        for server in ("main", "other"):
+            for number in range(count):
+                stored = made(1, f"{server}-{number}", f"ns-{number % namespaces}")
+                world.store.put(stored)
+                result = await world.reconcile(stored, reassign=REASSIGN)
+                tasks.start_soon(world.background.empty_role, server, ENDPOINT, result, None)
+        await anyio.wait_all_tasks_blocked()
+        assert emptying.running == 2 * most  # each server on its own
+        emptying.may_end.set()
+    assert emptying.done == 2 * count

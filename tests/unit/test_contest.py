@@ -88,7 +88,11 @@ class Ring:
         assert self.look(LIMIT, *fields) == ()
 
     def due(self, seconds: float) -> float:
-        return seconds + self.contests.next_check("uid", at(seconds))
+        return seconds + (self.check(seconds) or 0.0)
+
+    def check(self, seconds: float) -> float | None:
+        contest = self.contests.get("uid")
+        return None if contest is None else contest.next_check(at(seconds).seconds)
 
     @property
     def told(self) -> str:
@@ -146,7 +150,7 @@ def test_what_is_repaired_and_stays_so_for_a_minute_is_contested_no_more(ring: R
     assert ring.told
     ring.look(ends)
     assert not ring.told
-    assert ring.contests.next_check("uid", at(ends)) == 0.0
+    assert ring.check(ends) is None
     assert len(ring.contests) == 0
 
 

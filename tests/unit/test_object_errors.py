@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -13,24 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller import logs, metrics
+from pgrole_controller.controller import background as background_module
+from pgrole_controller.controller import decline as decline_module
 from pgrole_controller.controller import objects as objects_module
+from pgrole_controller.controller import observation as observation_module
 from pgrole_controller.controller import reconcile as reconcile_module
-from pgrole_controller.controller import reporter as reporter_module
 from pgrole_controller.controller import result as result_module
-from pgrole_controller.controller import worker as worker_module
-from pgrole_controller.controller.background import PasswordTasks
-from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.decline import decline
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole, role_of, server_of
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reconcile import reconcile
-from pgrole_controller.controller.repeats import Repeats
-from pgrole_controller.controller.reporter import Reporter, decline
+from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
+from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.sources import PgRoleSource
-from pgrole_controller.controller.telemetry import Echoes
-from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.desired import desired_role_of
@@ -48,6 +46,7 @@ from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.session import Session
 from tests.timelapse import in_timelapse
+from tests.worker_context import make_context
 
 SECRET = "hunter2"
 SERVER = ServerConfig(
@@ -116,6 +115,10 @@ def make_objects() -> Objects:
     return made
 
 
+def make_worker(objects: Objects, queue: Queue) -> ServerWorker:
+    return ServerWorker(SERVER, make_context(queue, objects))
+
+
 def stored(key: Key, *, version: int = 1, spec: Any = None, status: Any = None, **more: Any) -> Stored:
     metadata = {
         "namespace": key.namespace,
@@ -136,7 +139,7 @@ def counted() -> float:
 
 async def reconcile_all(objects: Objects, breaks: str = "") -> dict[Key, Result]:
     session = cast("Session", FakeSession(breaks))
-    results = await reconcile([POISONED, *WELL], SERVER, objects, session, Echoes(), Verifiers(), Repeats())
+    results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory())
     return {result.key: result for result in results}
 
 
@@ -181,18 +184,18 @@ async def test_a_step_of_one_object_that_breaks_is_its_own(
     assert_contained(await reconcile_all(objects))
 
 
-@pytest.mark.parametrize("place", ["decide", "find_role_to_drop"])
+@pytest.mark.parametrize(("module", "place"), [(reconcile_module, "decide"), (observation_module, "find_role_to_drop")])
 async def test_a_decision_that_breaks_is_one_objects(
-    objects: Objects, place: str, monkeypatch: pytest.MonkeyPatch
+    objects: Objects, module: ModuleType, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(reconcile_module, place)
+    real = getattr(module, place)
 
     def poisoned(desired: Any, *arguments: Any) -> Any:
         if desired.role.name == "poisoned":
             raise Poison
         return real(desired, *arguments)
 
-    monkeypatch.setattr(reconcile_module, place, poisoned)
+    monkeypatch.setattr(module, place, poisoned)
     assert_contained(await reconcile_all(objects))
 
 
@@ -238,9 +241,7 @@ async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objec
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
     with pytest.raises(Transient, match="away"):
-        await reconcile(
-            [POISONED, *WELL], SERVER, objects, cast("Session", Failing("")), Echoes(), Verifiers(), Repeats()
-        )
+        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", Failing("")), WorkerMemory())
 
 
 async def test_of_many_errors_few_are_logged_with_their_traceback(
@@ -267,19 +268,16 @@ class Api:
 
 
 class Breaking:
-    """Of password tasks and Events: each breaks."""
-
-    async def run(self, *_: object) -> None:
-        raise Poison
+    """Of Events: each breaks."""
 
     def record(self, *_: object, **__: object) -> None:
         raise Poison
 
 
 async def report(objects: Objects, result: Result) -> list[dict[str, Any]]:
-    """The statuses that are written, where Events and password tasks break. The reconcile ends."""
+    """The statuses that are written, where Events break. The reconcile ends."""
     api, broken, queue = Api(), Breaking(), Queue()
-    reporter = Reporter(cast("Client", api), objects, queue, cast("Recorder", broken), cast("PasswordTasks", broken))
+    reporter = Reporter(cast("Client", api), objects.store, Endings(queue, objects.contests), cast("Recorder", broken))
     queue.put("s", Request(result.key, RequestReason.OBJECT))
     await queue.take("s", 1)
     reporter.report(result)
@@ -317,21 +315,21 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
             if len(reported) == len(WELL):
                 tasks.cancel_scope.cancel()
 
-    real = reporter_module._declined
+    real = decline_module._declined
 
     def poisoned(target: Target, error: Any) -> Result:
         if target.key == POISONED:
             raise Poison
         return real(target, error)
 
-    monkeypatch.setattr(reporter_module, "_declined", poisoned)
+    monkeypatch.setattr(decline_module, "_declined", poisoned)
     queue = Queue()
     for key in (POISONED, *WELL):
         queue.put("default", Request(key, RequestReason.OBJECT))
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             error = Transient(Reason.SERVER_NOT_READY, "away")
-            await decline("default", queue, objects, cast("Reporter", Taking()), error)
+            await decline(make_context(queue, objects, cast("Reporter", Taking())), "default", error)
     assert set(reported) == set(WELL)
 
 
@@ -354,7 +352,8 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         error = Transient(Reason.SERVER_NOT_READY, "away")
-        tasks.start_soon(decline, "default", queue, objects, cast("Reporter", Taking()), error, changed)
+        context = make_context(queue, objects, cast("Reporter", Taking()))
+        tasks.start_soon(decline, context, "default", error, changed)
         await anyio.sleep(1.0)
         assert 90 <= len(reported) <= 110
         assert not changed
@@ -375,11 +374,18 @@ async def test_emptying_a_role_that_breaks_is_told_to_its_object(
     async def poisoned(*_: object, **__: object) -> None:
         raise Poison
 
-    monkeypatch.setattr(worker_module, "reassign_owned", poisoned)
-    worker = ServerWorker(SERVER, objects, Queue(), cast("Reporter", None), LiveServers(), Leadership())
-    reassign_result = await worker._reassign(POISONED, cast("Any", None), cast("Any", None), None)
-    assert reassign_result.problem is not None
-    assert reassign_result.problem.reason is Reason.INTERNAL_ERROR
+    monkeypatch.setattr(background_module, "reassign_owned", poisoned)
+    queue = Queue()
+    background = make_context(queue, objects).background
+    queue.put("default", Request(POISONED, RequestReason.OBJECT))
+    await queue.take("default", 1)
+    result = Result(objects.read(POISONED, "default", SERVER.server_policy), reassign=cast("Any", "task"))
+    await background.empty_role("default", cast("Any", None), result, None)
+    prepared = background.take(POISONED)
+    assert prepared is not None
+    assert prepared.problem is not None
+    assert prepared.problem.reason is Reason.INTERNAL_ERROR
+    assert [item.key for item in await queue.take("default", 1)] == [POISONED]
 
 
 JSON = st.recursive(
@@ -412,7 +418,7 @@ def test_an_object_of_any_shape_is_indexed_requested_and_read(
     namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
     objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), namespaces), "c1")
     queue, before = Queue(), counted()
-    source = PgRoleSource(objects, queue, {"default"})
+    source = PgRoleSource(objects, queue, make_context(queue, objects).background, {"default"})
     objects.store.subscribe(source.changed)
     list(index_by_owner(obj))
 
@@ -445,7 +451,7 @@ async def test_a_terminating_object_with_an_invalid_spec_is_told_the_way_out(obj
 async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(objects: Objects) -> None:
     """Anybody may announce it."""
     queue = Queue()
-    worker = ServerWorker(SERVER, objects, queue, cast("Reporter", None), LiveServers(), Leadership())
+    worker = make_worker(objects, queue)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(worker._answer_many)
         worker._note_notification(None)
@@ -474,9 +480,9 @@ async def test_who_wants_to_be_a_member_of_a_role_is_reconciled_when_that_is_ann
 async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objects) -> None:
     """It is looked at all the same, in turn with what else was changed."""
     queue = Queue()
-    worker = ServerWorker(SERVER, objects, queue, cast("Reporter", None), LiveServers(), Leadership())
-    worker.echoes.send(["poisoned"])
-    worker.echoes.answer(["poisoned"], 0.0)
+    worker = make_worker(objects, queue)
+    worker.own_changes.begin(["poisoned"])
+    worker.own_changes.commit(["poisoned"], 0.0)
     worker._note_notification(("poisoned",))
     assert [(item.key, item.rank) for item in await queue.take("default", 100)] == [(POISONED, Rank.CHANGE)]
     queue.done(POISONED, Done())

@@ -1,4 +1,4 @@
-"""controller/objects: what of other objects, and of what was brought for one, comes into a look at it."""
+"""controller/objects: which other objects are read together with one."""
 
 from typing import Any, cast
 
@@ -6,7 +6,6 @@ import pytest
 
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import RIVALS, Objects, Target, index_by_owner, index_pgrole
-from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
@@ -73,36 +72,3 @@ async def test_an_object_whose_status_says_that_it_had_the_role_is_read_however_
         put(objects, f"o{number}", second=number)
     put(objects, "o299", second=299, status=HAD)
     assert [name for name, _ in (await desired(objects, "o20")).proven_rivals] == ["shop/o299"]
-
-
-async def test_what_is_brought_for_an_object_that_went_is_not_kept(objects: Objects) -> None:
-    stored = put(objects, "app")
-    objects.store.remove(stored.key, stored.uid)
-    objects.hand_over(stored, PasswordResult(source="s"))
-    again = put(objects, "app", uid="another", version=2)
-    objects.hand_over(stored, PasswordResult(source="s"))
-    assert (await desired(objects, "app")).password_result is None
-    assert not objects._brought
-    objects.hand_over(again, PasswordResult(source="s"))
-    assert (await desired(objects, "app")).password_result == PasswordResult(source="s")
-    assert not objects._brought
-
-
-async def test_what_was_brought_does_not_outlast_a_reconcile_of_an_object_that_is_not_understood(
-    objects: Objects,
-) -> None:
-    stored = put(objects, "app")
-    objects.hand_over(stored, PasswordResult(source="s"))
-    put(objects, "app", version=2, spec={"name": "app", "connectionLimit": "none"})
-    assert (await read(objects, "app")).error is not None
-    put(objects, "app", version=3)
-    assert (await desired(objects, "app")).password_result is None
-
-
-def test_an_object_asks_still_for_the_same_until_it_is_changed_replaced_or_gone(objects: Objects) -> None:
-    stored = put(objects, "app")
-    assert objects.asks_still(stored)
-    put(objects, "app", version=2)
-    assert not objects.asks_still(stored)
-    objects.store.remove(stored.key, stored.uid)
-    assert not objects.asks_still(stored)

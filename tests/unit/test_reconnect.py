@@ -15,7 +15,7 @@ from pgrole_controller.core.reconnect import (
     TROUBLED_SECONDS,
     Cause,
     Outage,
-    next_attempt,
+    add_failure,
 )
 
 CAUSES = st.sampled_from(Cause)
@@ -25,7 +25,7 @@ def play(cause: Cause, seconds: float, *, away: int = 1, first: Cause | None = N
     """An outage of so many seconds in which attempts take no time: when each failed, and what followed."""
     outage, now, played = None, 1000.0, []
     while now < 1000.0 + seconds:
-        outage = next_attempt(outage, cause if outage or first is None else first, "the same", now, away)
+        outage = add_failure(outage, cause if outage or first is None else first, "the same", now, away)
         played.append((now, outage))
         now += outage.delay
     return played
@@ -55,7 +55,7 @@ def test_whatever_else_is_wrong_with_a_server_is_tried_at_most_once_a_second_and
 def test_a_session_that_ended_is_tried_again_soon_whatever_comes_then() -> None:
     (_, ended), (_, refused), *_ = play(Cause.REFUSED, 5, first=Cause.ENDED)
     assert (ended.delay, refused.delay) == (0.2, 0.2)
-    assert next_attempt(ended, Cause.OTHER, "no", 1000.2).delay == TROUBLED_SECONDS
+    assert add_failure(ended, Cause.OTHER, "no", 1000.2).delay == TROUBLED_SECONDS
 
 
 def test_what_another_process_came_first_to_is_no_trouble_of_the_server() -> None:
@@ -63,9 +63,9 @@ def test_what_another_process_came_first_to_is_no_trouble_of_the_server() -> Non
 
 
 def test_an_error_between_refusals_does_not_end_the_hopeful_minute() -> None:
-    outage = next_attempt(None, Cause.OTHER, "no connection left", 0.0)
-    assert next_attempt(outage, Cause.REFUSED, "refused", 1.0).delay == 0.2
-    assert next_attempt(outage, Cause.REFUSED, "refused", HOPEFUL_SECONDS).delay == TROUBLED_SECONDS
+    outage = add_failure(None, Cause.OTHER, "no connection left", 0.0)
+    assert add_failure(outage, Cause.REFUSED, "refused", 1.0).delay == 0.2
+    assert add_failure(outage, Cause.REFUSED, "refused", HOPEFUL_SECONDS).delay == TROUBLED_SECONDS
 
 
 @pytest.mark.parametrize("away", [1, 10, 11, 200, 1000])
@@ -79,7 +79,7 @@ def test_no_sequence_of_failures_makes_a_storm_or_a_wait_without_end(steps: list
     outage, now = None, 0.0
     for cause, took, error in steps:
         now += took
-        outage = next_attempt(outage, cause, error, now)
+        outage = add_failure(outage, cause, error, now)
         assert 0.2 <= outage.delay <= LONGEST_DELAY
         assert outage.delay >= TROUBLED_SECONDS or cause is not Cause.OTHER
         now += outage.delay
@@ -89,7 +89,7 @@ def test_no_sequence_of_failures_makes_a_storm_or_a_wait_without_end(steps: list
 def test_whatever_the_errors_are_few_of_them_are_told(steps: list[tuple[Cause, str]]) -> None:
     outage, now, told = None, 0.0, []
     for cause, error in steps:
-        outage = next_attempt(outage, cause, error, now)
+        outage = add_failure(outage, cause, error, now)
         if outage.is_news:
             told.append(now)
             assert outage.told == error
@@ -106,8 +106,8 @@ def test_an_outage_is_told_once_and_again_each_minute_while_it_lasts() -> None:
 
 
 def test_another_error_is_told_when_the_last_one_is_not_news_any_more() -> None:
-    refused = next_attempt(None, Cause.REFUSED, "refused", 0.0)
-    starting = next_attempt(refused, Cause.STARTING, "starting up", ANOTHER_SECONDS - 0.1)
+    refused = add_failure(None, Cause.REFUSED, "refused", 0.0)
+    starting = add_failure(refused, Cause.STARTING, "starting up", ANOTHER_SECONDS - 0.1)
     assert (starting.is_news, starting.told) == (False, "refused")
-    starting = next_attempt(starting, Cause.STARTING, "starting up", ANOTHER_SECONDS)
+    starting = add_failure(starting, Cause.STARTING, "starting up", ANOTHER_SECONDS)
     assert (starting.is_news, starting.told, starting.failures) == (True, "starting up", 3)

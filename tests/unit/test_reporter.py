@@ -1,15 +1,13 @@
-"""controller/reporter: what a reconcile left to be done is done for the object as it is by then, or not at all."""
+"""controller/reporter: what it writes causes no reconcile of its own, and a current status is not written again."""
 
 import copy
 import json
-from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
 
-from pgrole_controller.controller.background import PasswordTasks
+from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
@@ -17,45 +15,14 @@ from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter
-from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.password import (
-    DesiredPassword,
-    ObservedSecrets,
-    PasswordRecord,
-    PasswordResult,
-    PasswordTask,
-)
 from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import RECONCILED, Outcome, Phase
-from pgrole_controller.core.workqueue import RetryAfter
 from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.store import Store, Stored, pack
-
-PASSWORD_TASK = PasswordTask(
-    "shop",
-    "app",
-    DesiredPassword(),
-    None,
-    ObservedSecrets(),
-    PasswordRecord(),
-    Address("pg", 5432, "orders", "require"),
-    datetime(2027, 1, 1, tzinfo=UTC),
-    4096,
-)
-
-
-class Runs:
-    """PasswordTasks that were run."""
-
-    def __init__(self) -> None:
-        self.run_for: list[str] = []
-
-    async def run(self, password_task: PasswordTask, owner: Stored) -> PasswordResult:
-        self.run_for.append(owner.resource_version)
-        return PasswordResult(source="s", password_task=password_task)
+from tests.worker_context import make_context
 
 
 @pytest.fixture
@@ -67,28 +34,6 @@ def objects() -> Objects:
 def made(version: int, **more: Any) -> Stored:
     metadata = {"namespace": "shop", "name": "app", "uid": "u1", "resourceVersion": str(version), "generation": version}
     return pack({"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata | more, "spec": {}})
-
-
-@pytest.mark.parametrize("now", [made(2), made(1, resourceVersion="2", deletionTimestamp="2027-01-01T00:00:00Z"), None])
-async def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_gone(
-    objects: Objects, now: Stored | None
-) -> None:
-    runs = Runs()
-    client = cast("Client", SimpleNamespace(may_write=True))
-    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("PasswordTasks", runs))
-    reporter.close()
-    await reporter.run()
-    seen = made(1)
-    objects.store.put(seen)
-    result = Result(Target(seen.key, seen), password_task=PASSWORD_TASK)
-    assert await reporter._write(result) == RetryAfter(0.0)
-    assert runs.run_for == ["1"]
-    if now is None:
-        objects.store.remove(seen.key, seen.uid)
-    else:
-        objects.store.put(now)
-    assert await reporter._write(result) == RetryAfter(0.0)
-    assert runs.run_for == ["1"]
 
 
 class Api:
@@ -115,12 +60,12 @@ async def test_what_the_reporter_writes_causes_no_reconcile_of_its_own_and_hides
     objects: Objects, write: str, generation: int
 ) -> None:
     api, queue = Api(generation), Queue()
-    source = PgRoleSource(objects, queue, {"default"})
+    source = PgRoleSource(objects, queue, make_context(queue, objects).background, {"default"})
     seen = made(1)
     objects.store.put(seen)
     objects.store.subscribe(source.changed)
-    recorder = Recorder(cast("Client", api))
-    reporter = Reporter(cast("Client", api), objects, queue, recorder, cast("PasswordTasks", None))
+    recorder, endings = Recorder(cast("Client", api)), Endings(queue, objects.contests)
+    reporter = Reporter(cast("Client", api), objects.store, endings, recorder)
     outcome, finalizer = (RECONCILED, None) if write == "status" else (None, True)
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
@@ -133,18 +78,6 @@ async def test_what_the_reporter_writes_causes_no_reconcile_of_its_own_and_hides
     assert queue.figures("default").depth == max(own, 0 if generation == 1 else 1)
     recorder.close()
     await recorder.run()
-
-
-async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more(objects: Objects) -> None:
-    runs, client = Runs(), cast("Client", SimpleNamespace(may_write=False))
-    reporter = Reporter(client, objects, Queue(), cast("Recorder", None), cast("PasswordTasks", runs))
-    reporter.close()
-    await reporter.run()
-    objects.store.put(made(1))
-    again = await reporter._write(Result(Target(made(1).key, made(1)), password_task=PASSWORD_TASK))
-    assert isinstance(again, RetryAfter)
-    assert again.seconds > 0
-    assert runs.run_for == []
 
 
 KEY = Key("shop", "app")

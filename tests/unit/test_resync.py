@@ -5,22 +5,23 @@ from typing import cast
 
 import anyio
 
-from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.servers import resync
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key, RequestReason
 from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.store import Store
+from tests.worker_context import make_context
 
 
 class FakeObjects:
     def __init__(self) -> None:
+        self.contests = Contests()
         self.store, self.secrets_answered = Store(), anyio.Event()
         self.store.synced.set()
         self.secrets_answered.set()
@@ -32,9 +33,7 @@ class FakeObjects:
 async def test_a_shorter_period_holds_at_once() -> None:
     server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""), resync_seconds=1e6)
     queue = Queue()
-    worker = ServerWorker(
-        server, cast("Objects", FakeObjects()), queue, cast("Reporter", None), LiveServers(), Leadership()
-    )
+    worker = ServerWorker(server, make_context(queue, cast("Objects", FakeObjects())))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(resync, worker, lambda: 0.0)
         with anyio.fail_after(30):

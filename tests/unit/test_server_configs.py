@@ -5,6 +5,7 @@ import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -15,6 +16,7 @@ from pgrole_controller.controller import servers as module
 from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.servers import Servers, ServerStores
+from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
@@ -60,7 +62,7 @@ class FakeWorker:
         self.server = server
         self.began, self.may_end, self.ended = anyio.Event(), anyio.Event(), anyio.Event()
         self.retimed = Signal()
-        self.has_session = False
+        self.keeper = SimpleNamespace(state=SessionState.CONNECTING)
         self.removed = anyio.Event()
         self.may_end.set()
 
@@ -266,7 +268,7 @@ async def test_a_session_goes_on_when_its_credentials_secret_is_deleted() -> Non
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
         worker, before = world.worker("a"), world.worker("a").server
-        worker.has_session = True
+        worker.keeper.state = SessionState.ACTIVE
         await until_lapsed(world)
         assert worker.server.access == before.access, "the session is not ended"
         assert worker.server.lapsed, "but a new one cannot start"
@@ -280,9 +282,9 @@ async def test_credentials_of_a_deleted_secret_are_forgotten_with_the_session(mo
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
         worker = world.worker("a")
-        worker.has_session = True
+        worker.keeper.state = SessionState.ACTIVE
         await until_lapsed(world)
-        worker.has_session = False
+        worker.keeper.state = SessionState.CONNECTING
         await world.until(lambda: worker.server.endpoint is None, "that they are forgotten")
         assert all(declared.endpoint is None for _, declared in world.servers._read.values())
         world.api.failure = None

@@ -14,9 +14,9 @@ from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.server_reporter import FINALIZER, ServerReporter
+from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason, Waiting
@@ -27,6 +27,7 @@ from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.local.process import reached
 from tests.timelapse import in_timelapse
+from tests.worker_context import make_context
 
 PATIENCE = 30.0
 
@@ -84,9 +85,7 @@ class World:
         objects = self.objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
         objects.store.synced.set()
         self.store.answered.set()
-        self.worker = ServerWorker(
-            declared(1, "first"), objects, Queue(), cast("Reporter", None), LiveServers(), Leadership()
-        )
+        self.worker = ServerWorker(declared(1, "first"), make_context(Queue(), objects))
         self.reporter = ServerReporter(client, self.store, [self.worker], objects, Leadership())
 
 
@@ -105,13 +104,13 @@ async def running(world: World) -> AsyncIterator[None]:
 
 async def test_a_pgserver_that_was_made_again_is_not_told_what_was_found_out_of_the_one_before() -> None:
     world = World()
-    world.worker.connected = True
+    world.worker.keeper.state = SessionState.ACTIVE
     world.store.put(stored(2, "second"))
     async with running(world):
         with anyio.move_on_after(0.2):
             await world.api.asked.wait()
         assert world.api.statuses == []
-        world.worker.server = declared(2, "second")
+        world.worker.keeper.server = declared(2, "second")
         with anyio.fail_after(PATIENCE):
             await world.api.asked.wait()
     assert world.api.statuses[0]["observedGeneration"] == 2
@@ -119,7 +118,7 @@ async def test_a_pgserver_that_was_made_again_is_not_told_what_was_found_out_of_
 
 async def test_what_is_said_is_said_of_the_generation_that_was_read() -> None:
     world = World()
-    world.worker.connected, world.worker.server = True, declared(1, "second")
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(1, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
         with anyio.fail_after(PATIENCE):
@@ -131,7 +130,7 @@ async def test_what_is_said_is_said_of_the_generation_that_was_read() -> None:
 
 async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
     world = World()
-    world.worker.connected, world.worker.server = True, declared(2, "second")
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     about = {"name": "app", "namespace": "shop", "uid": "u", "resourceVersion": "1", "generation": 1}
     world.objects.store.put(pack({"kind": "PgRole", "metadata": about, "spec": {"serverRef": {"name": "main"}}}))
     world.store.put(stored(2, "second", deletionTimestamp="2027-01-01T00:00:00Z"))
@@ -147,16 +146,16 @@ async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
 
 async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> None:
     world = World()
-    world.worker.connected = True
-    world.worker.reconnect("another host")
-    assert not world.worker.connected
+    world.worker.keeper.state = SessionState.ACTIVE
+    world.worker.keeper.reconnect("another host")
+    assert world.worker.keeper.state is SessionState.CONNECTING
 
 
 @in_timelapse
 async def test_a_write_that_is_refused_is_not_repeated_at_each_check() -> None:
     world = World()
     world.api.refuses = True
-    world.worker.server = declared(2, "second")
+    world.worker.keeper.server = declared(2, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
         with anyio.move_on_after(0.5):
@@ -167,7 +166,7 @@ async def test_a_write_that_is_refused_is_not_repeated_at_each_check() -> None:
 async def test_an_answer_that_is_no_object_ends_nothing() -> None:
     world = World()
     world.api.babbles = True
-    world.worker.server = declared(2, "second")
+    world.worker.keeper.server = declared(2, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
         with anyio.fail_after(PATIENCE):
@@ -184,12 +183,12 @@ async def test_a_session_that_outlives_its_secret_says_so_and_no_longer_than_tha
     world = World()
     missing = Waiting(Reason.SERVER_NOT_READY, 'Secret "pg-admin" in namespace x is not there')
     well = declared(2, "second")
-    world.worker.connected = True
+    world.worker.keeper.state = SessionState.ACTIVE
     world.store.put(stored(2, "second"))
     said: list[str] = []
     async with running(world):
         for server in (well, replace(well, problem=missing, lapsed=True), well):
-            world.worker.server = server
+            world.worker.keeper.server = server
             count = len(world.api.statuses)
 
             async def is_written(count: int = count) -> bool:
@@ -206,7 +205,7 @@ async def test_a_session_that_outlives_its_secret_says_so_and_no_longer_than_tha
 
 async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    world.worker.connected, world.worker.server = True, declared(2, "second")
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     world.store.put(stored(2, "second"))
     real = build_conditions
     broken: list[int] = []

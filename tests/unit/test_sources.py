@@ -16,6 +16,7 @@ from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
 from tests.timelapse import in_timelapse
+from tests.worker_context import make_context
 
 APP, OTHER = Key("shop", "app"), Key("shop", "other")
 
@@ -27,7 +28,8 @@ class World:
         self.queue = Queue()
         namespaces, secrets = Store(), Store(index_by_owner)
         self.objects = Objects(Store(index_pgrole), secrets, Namespaces(cast("Client", None), namespaces), "c1")
-        source = PgRoleSource(self.objects, self.queue, {"default"})
+        self.background = make_context(self.queue, self.objects).background
+        source = PgRoleSource(self.objects, self.queue, self.background, {"default"})
         self.objects.store.subscribe(source.changed)
         secrets.subscribe(SecretSource(source, secrets).changed)
         namespaces.subscribe(NamespaceSource(source, self.objects).changed)

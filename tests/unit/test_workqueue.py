@@ -210,10 +210,10 @@ def test_failures_that_were_the_servers_are_forgiven() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     now = fail(schedule, A, 0.0, times=6)
-    schedule.forgive("another")
+    schedule.reset_failures("another")
     [item] = schedule.take("s", now, MANY)
     assert item.failures == 6
-    schedule.forgive("s")
+    schedule.reset_failures("s")
     schedule.done(A, now, Retry())
     assert schedule.next_at("s") == now + FIRST_BACKOFF
 

@@ -1,4 +1,4 @@
-"""controller/repeats: what follows our own change is compared with it; whatever differs is reconciled in full."""
+"""controller/read_back: what follows our own change is compared with it; whatever differs is reconciled in full."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -10,12 +10,10 @@ import pytest
 
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
-from pgrole_controller.controller.reconcile import reconcile
-from pgrole_controller.controller.repeats import KEPT_SECONDS, LAST_SECONDS, Repeats
+from pgrole_controller.controller.read_back import KEPT_SECONDS, LAST_SECONDS
+from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server import ServerConfig
-from pgrole_controller.controller.telemetry import Echoes
-from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
@@ -59,7 +57,7 @@ class FakeSession:
         self.looks += 1
         return [self.observed for _ in asked]
 
-    async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
+    async def are_unchanged(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
         self.again += len(asked)
         return [row == self.observed.row for row in before]
 
@@ -95,7 +93,8 @@ class World:
         self.put(KEY.name)
         self.session = FakeSession()
         self.server = SERVER
-        self.repeats, self.verifiers = Repeats(), Verifiers()
+        self.memory = WorkerMemory()
+        self.prepared: dict[Key, PasswordResult] = {}
 
     def label(self, labels: dict[str, str], version: int = 1) -> None:
         metadata = {"name": "shop", "uid": "n1", "resourceVersion": str(version), "labels": labels}
@@ -120,10 +119,9 @@ class World:
             self.server,
             self.objects,
             cast("Session", self.session),
-            Echoes(),
-            self.verifiers,
-            self.repeats,
+            self.memory,
             {KEY} if drifted else (),
+            self.prepared,
         )
         return finding
 
@@ -194,10 +192,8 @@ def _change_server(world: World) -> None:
     world.server = ServerConfig("default", None, SERVER.server_policy, SERVER.address, generation=2)
 
 
-def _bring(world: World) -> None:
-    stored = world.objects.store.get(KEY)
-    assert stored is not None
-    world.objects.hand_over(stored, PasswordResult())
+def _prepare(world: World) -> None:
+    world.prepared = {KEY: PasswordResult()}
 
 
 def _contest(world: World) -> None:
@@ -205,7 +201,7 @@ def _contest(world: World) -> None:
     world.objects.contests.repaired("uid-app", 1, ["login"], cast("Any", moment))
 
 
-CHANGES = [_change_spec, _share_role, _label_namespace, _change_policy, _change_server, _bring, _contest]
+CHANGES = [_change_spec, _share_role, _label_namespace, _change_policy, _change_server, _prepare, _contest]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))

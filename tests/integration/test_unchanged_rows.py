@@ -48,8 +48,8 @@ class Estate(NamedTuple):
     before: list[tuple[object, ...]]
     hand: Connection
 
-    async def look_again(self) -> dict[str, bool]:
-        return dict(zip(NAMES, await self.session.look_again(ASKED, self.before), strict=True))
+    async def are_unchanged(self) -> dict[str, bool]:
+        return dict(zip(NAMES, await self.session.are_unchanged(ASKED, self.before), strict=True))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -81,14 +81,14 @@ async def estate(server: PostgresServer) -> AsyncIterator[Estate]:
 
 async def test_nothing_differs(estate: Estate) -> None:
     assert all(estate.before)
-    assert await estate.look_again() == dict.fromkeys(NAMES, True)
-    assert await estate.session.look_again(ASKED[1:2], estate.before[1:2]) == [True]
+    assert await estate.are_unchanged() == dict.fromkeys(NAMES, True)
+    assert await estate.session.are_unchanged(ASKED[1:2], estate.before[1:2]) == [True]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_what_differs_of_a_role_or_its_claim_is_seen(estate: Estate, change: str) -> None:
     await estate.hand.execute(CHANGES[change])
-    same = await estate.look_again()
+    same = await estate.are_unchanged()
     assert (same["first"], same["second"]) == (True, False)
 
 
@@ -98,12 +98,12 @@ async def test_a_change_of_claims_that_are_not_in_the_database_is_always_looked_
     remembered = Session(
         session.identity, SchemaState.NONE, "cluster", False, session._connection, _status_claims=status_claims
     )
-    assert await remembered.look_again(ASKED, estate.before) == [False] * len(NAMES)
+    assert await remembered.are_unchanged(ASKED, estate.before) == [False] * len(NAMES)
 
 
 async def test_where_the_question_fails_nothing_is_taken_for_the_same(estate: Estate) -> None:
     await estate.hand.execute("ALTER FUNCTION pgrole.read_verifiers RENAME TO elsewhere")
     try:
-        assert await estate.look_again() == dict.fromkeys(NAMES, False)
+        assert await estate.are_unchanged() == dict.fromkeys(NAMES, False)
     finally:
         await estate.hand.execute("ALTER FUNCTION pgrole.elsewhere RENAME TO read_verifiers")

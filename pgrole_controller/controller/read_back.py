@@ -1,25 +1,25 @@
-"""Reconciles that find everything as the one before left it, told by comparing what they read.
+"""Remembers what was read back after a change, so that the next reconciles can compare instead of deciding again.
 
-The controller looks at a role twice more after it changed it: when its own change comes back as a NOTIFY, and after
-two seconds. Mostly nothing differs then. So a reconcile that changed a role leaves what it was decided from; the next
-ones read the object, its policy and the role again, and where all of that is the same, so is the decision.
+A role that the controller changed is read twice more: when the change's own NOTIFY arrives, and after two seconds.
+Mostly nothing differs by then. These reconciles read the object, its policy and the role again; if all of it is equal,
+so is the decision.
 
-Guarantees: the role is read from the database each time, all that a reconcile reads of it; whatever differs leads to
-a full reconcile.
+Guarantees: the role is read from the database each time, with everything that a reconcile reads about it; any
+difference leads to a full reconcile.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pgrole_controller.controller.objects import Objects, Target, asked_of
+from pgrole_controller.controller.objects import Objects, Target, declared_version
 from pgrole_controller.core.password import PasswordOrigin
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Observed, Server
 
-#: How many are kept, and for how many seconds: until they were looked at twice.
+#: How many are kept, and for how many seconds: until both reconciles were made.
 MOST = 512
 KEPT_SECONDS = 4.0
 
@@ -30,48 +30,48 @@ _NO_PASSWORD = (PasswordOrigin.ELSEWHERE, PasswordOrigin.NOWHERE)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """One object whose role was read back as declared: what that was decided from, and the decision."""
+class ReadBack:
+    """One object whose role was read back as declared: what was read, and the decision."""
 
     target: Target
-    asked: tuple[Any, ...]
+    version: tuple[Any, ...]
     server: Server
     observed: Observed
     decision: Plan
 
 
-class Repeats:
+class ReadBackCache:
     """Of one session with a server. Times are in seconds of one clock."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Key, tuple[Settled, float]] = OrderedDict()  # the oldest first
+        self._kept: OrderedDict[Key, tuple[ReadBack, float]] = OrderedDict()  # the oldest first
 
     def note(self, target: Target, server: Server, observed: Observed, decision: Plan, now: float) -> None:
         """A role was changed and read back."""
         if target.stored is None or not _depends_on_row_alone(target, server, observed, decision):
             return
         self._kept.pop(target.key, None)
-        self._kept[target.key] = Settled(target, asked_of(target.stored), server, observed, decision), now
+        self._kept[target.key] = ReadBack(target, declared_version(target.stored), server, observed, decision), now
         self._drop_old(now)
 
     def find(
         self, key: Key, server: Server, objects: Objects, server_policy: ServerPolicy, now: float
-    ) -> Settled | None:
-        """What was noted of an object, with the object as it is now; None where the object has to be read again."""
+    ) -> ReadBack | None:
+        """What was noted, with the object as it is now; None if the object must be reconciled in full."""
         self._drop_old(now)
-        settled, since = self._kept.get(key, (None, 0.0))
-        if settled is None:
+        known, since = self._kept.get(key, (None, 0.0))
+        if known is None:
             return None
         if now - since >= LAST_SECONDS:
             del self._kept[key]
-        stored = objects.find_unchanged(settled.target, settled.asked, server_policy)
-        if stored is None or settled.server != server:
+        stored = objects.find_unchanged(known.target, known.version, server_policy)
+        if stored is None or known.server != server:
             self.forget(key)
             return None
-        return replace(settled, target=replace(settled.target, stored=stored))
+        return replace(known, target=replace(known.target, stored=stored))
 
     def forget(self, key: Key) -> None:
-        """Something else was read."""
+        """Something differs."""
         self._kept.pop(key, None)
 
     def _drop_old(self, now: float) -> None:
@@ -83,9 +83,7 @@ class Repeats:
 
 
 def _depends_on_row_alone(target: Target, server: Server, observed: Observed, decision: Plan) -> bool:
-    """Whether nothing but the object, its policy and the row of its role was needed for this decision, and nothing is
-    left to do.
-    """
+    """Whether the decision needed only the object, its policy and the role's row, and nothing is left to do."""
     desired = target.desired
     if desired is None or server.away or server.claims != "Database" or not observed.row or observed.claim is None:
         return False

@@ -1,0 +1,86 @@
+"""Reads the observed state of a batch of objects: roles and claims, what they refer to, and what blocks a drop."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pgrole_controller.controller.objects import Target
+from pgrole_controller.core.deletion import find_role_to_drop
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.state import Observed, Server
+from pgrole_controller.postgres.catalog import ReferencedNames
+from pgrole_controller.postgres.session import Session
+
+
+async def read_observed(targets: Sequence[Target], session: Session, server: Server) -> list[Observed | PgRoleError]:
+    """One for each target; an object whose role cannot be read has its error."""
+    if not targets:
+        return []
+    observations = await session.read_roles([(target.key, target.role_name) for target in targets])
+    await _add_references(targets, observations, session)
+    ends = {
+        place: (oid, target.desired.new_owner)
+        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
+        if target.desired
+        and isinstance(observed, Observed)
+        and (oid := find_role_to_drop(target.desired, observed, server, target.policy)) is not None
+    }
+    if ends:
+        await _add_endings(ends, observations, session)
+    return observations
+
+
+async def _add_references(
+    targets: Sequence[Target], observations: list[Observed | PgRoleError], session: Session
+) -> None:
+    """Reads what the roles refer to or hold, for all of them at once."""
+    referenced = {
+        place: some
+        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
+        if isinstance(observed, Observed) and (some := _referenced(target, observed))
+    }
+    references = await session.read_references(list(referenced.values()))
+    for place, one in zip(referenced, references, strict=True):
+        observed = observations[place]
+        if isinstance(observed, Observed):
+            observations[place] = one if isinstance(one, PgRoleError) else replace(observed, references=one)
+
+
+def _referenced(target: Target, observed: Observed) -> ReferencedNames | None:
+    """None: it refers to nothing."""
+    every = [target.desired] if target.desired else []
+    desired_role = [desired.role for desired in every] + [
+        rival.role for desired in every for rival in desired.older_rivals
+    ]
+    there = [one.role for one in (observed.named, observed.claimed) if one]
+    groups = {held.role for role in (*desired_role, *there) for held in role.member_of}
+    groups |= {desired.new_owner for desired in every if desired.terminating} - {""}
+    policies = [target.policy, *(rival.policy for desired in every for rival in desired.older_rivals)]
+    referenced = ReferencedNames(
+        groups=frozenset(name for name in groups if not _is_illegible(name)),
+        parameters=frozenset(name for role in desired_role for name in role.parameter_names),
+        databases=frozenset(database for role in desired_role for database, _ in role.database_parameters),
+        protected=frozenset(pattern for policy in policies for pattern in policy.protected),
+    )
+    return referenced if referenced.groups or referenced.parameters or referenced.databases else None
+
+
+def _is_illegible(name: str) -> bool:
+    """Whether the name has another encoding, so that no query can contain it."""
+    return any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+async def _add_endings(
+    ends: Mapping[int, tuple[int, str]], observations: list[Observed | PgRoleError], session: Session
+) -> None:
+    """Reads what depends on the roles to be dropped, who uses them, and their new owners.
+
+    `ends`: oid and name of the new owner, by place.
+    """
+    for place, ending in zip(ends, await session.read_drop_states(list(ends.values())), strict=True):
+        observed = observations[place]
+        if isinstance(ending, PgRoleError):
+            observations[place] = ending
+        elif isinstance(observed, Observed):
+            observations[place] = replace(
+                observed, dependents=ending.dependents, sessions=ending.sessions, new_owner=ending.new_owner
+            )

@@ -1,0 +1,139 @@
+"""Orphans: claims whose object no longer exists. They are released in chunks.
+
+Guarantees: one chunk is one transaction of at most CHUNK claims; a claim that cannot be released delays no other, and
+is tried once for each read of the claims.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import anyio
+
+from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.session_keeper import SessionKeeper, SessionState
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.session import Session
+from pgrole_controller.signals import Signal
+
+log = logging.getLogger(__name__)
+
+#: How many claims one transaction releases at most.
+CHUNK = 500
+
+
+class Orphans:
+    """Of one read of the claims of a server."""
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self._claims: deque[tuple[Key, str, str]] = deque()
+        self._keys: dict[tuple[str, str], Key] = {}  # of the chunk in progress
+        self._size = CHUNK
+
+    @property
+    def done(self) -> bool:
+        """Whether no claim of this read is left to be released."""
+        return self.loaded and not self._claims
+
+    def load(self, claims: Sequence[tuple[Key, str, str]]) -> None:
+        """Every claim of the server: (object, role name, uid of the object)."""
+        self.loaded = True
+        self._claims.extend(claims)
+
+    def take(self, is_orphan: Callable[[Key], bool]) -> tuple[tuple[str, str], ...]:
+        """The next chunk, as (role name, uid): claims whose object does not exist now."""
+        self._keys = {}
+        while self._claims and len(self._keys) < self._size:
+            key, role_name, uid = self._claims.popleft()
+            if is_orphan(key):
+                self._keys[role_name, uid] = key
+        return tuple(self._keys)
+
+    def end(self, chunk: Sequence[tuple[str, str]], failure: PgRoleError | None) -> None:
+        """The chunk's transaction ended. After a failure smaller chunks follow; one claim that fails is skipped."""
+        if failure is None:
+            self._size = min(2 * self._size, CHUNK)
+            return
+        if len(chunk) > 1:
+            self._claims.extendleft((self._keys[one], *one) for one in reversed(chunk))
+        self._size = max(len(chunk) // 2, 1)
+
+
+#: Orphans are released this long after a session begins, and with these pauses, in seconds.
+FIRST_SECONDS = 0.5
+PAUSE_SECONDS = 0.2
+
+#: While changes are suspended or Kubernetes cannot be reached, the next attempt follows after this many seconds.
+POSTPONED_SECONDS = 10.0
+
+
+class OrphanTimer:
+    """Releases orphans in one session: soon after it begins, and once in each period of the resync.
+
+    An object that is deleted while no one watches, or recreated for another server, leaves its claim. The claim of an
+    object that was recreated for the same server is left to its reconcile.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        connection: anyio.Lock,
+        keeper: SessionKeeper,
+        objects: Objects,
+        released: Callable[[str], None],
+    ) -> None:
+        """`connection` guards the session's. `released` is called with the role name of each claim."""
+        self._session = session
+        self._connection = connection
+        self._keeper = keeper
+        self._objects = objects
+        self._released = released
+        self._orphans = Orphans()
+        self._restarted = Signal()
+
+    def restart(self) -> None:
+        """Reads the claims again, now."""
+        self._restarted.set()
+
+    async def run(self) -> NoReturn:
+        """Until cancelled. Raises PgRoleError when the session fails."""
+        pause = FIRST_SECONDS
+        while True:
+            with anyio.move_on_after(pause):
+                await self._restarted.wait()
+            if self._restarted.is_set():
+                self._restarted.clear()
+                self._orphans = Orphans()
+            async with self._connection:
+                pause = await self._release()
+
+    async def _release(self) -> float:
+        """Releases one chunk. The seconds until the next one."""
+        if self._session.enforcing or self._keeper.state is SessionState.SUSPENDED:
+            return POSTPONED_SECONDS
+        if not self._orphans.loaded:
+            self._orphans.load(await self._session.read_claims())
+        chunk = self._orphans.take(self._is_orphan)
+        if chunk:
+            began = anyio.current_time()
+            (failure,) = await self._session.apply_plans([Plan(role_name="", releases=chunk)])
+            self._orphans.end(chunk, failure)
+            extra = {"server": self._keeper.server.name, "claims": len(chunk)}
+            if failure is not None:
+                log.warning("claims of deleted objects not released", extra={**extra, "error": failure.message})
+                # A chunk that waited for a lock delayed reconciles: at most a twentieth of the time is spent so.
+                return max(PAUSE_SECONDS, 20 * (anyio.current_time() - began))
+            log.info("released claims of deleted objects", extra=extra)
+            for name, _ in chunk:
+                self._released(name)
+        if not self._orphans.done:
+            return PAUSE_SECONDS
+        self._orphans = Orphans()
+        return self._keeper.server.resync_seconds
+
+    def _is_orphan(self, key: Key) -> bool:
+        return self._objects.covers(key) and self._objects.server_name(key) != self._keeper.server.name

@@ -1,0 +1,122 @@
+"""When a key is reconciled next without a request: one answer for every way in which a reconcile can end.
+
+A request that arrives sooner is not delayed by it, except that a resync never shortens a back-off (`core.workqueue`).
+Times are in seconds of any one clock that never goes back, and given by the caller.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pgrole_controller.core.contest import Contest
+from pgrole_controller.core.status import Outcome
+from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
+
+#: After the controller changed a role, in seconds: longer than `observe` needs to read it again. If someone restores,
+#: before that, what `observe` saw last, `observe` finds no change and sends no NOTIFY.
+CONFIRM_SECONDS = 2.0
+
+#: After the API server did not answer, or this process may not write, in seconds; the client backs off by itself.
+UNREACHABLE_SECONDS = 3.0
+
+#: After another write to the same object came first, in seconds.
+CONFLICT_SECONDS = 0.5
+
+
+class WriteError(Enum):
+    """GONE: the object does not exist. CONFLICT: another write came first. UNREACHABLE: no answer, or this process
+    does not lead. REFUSED: an answer that says no.
+    """
+
+    GONE = "gone"
+    CONFLICT = "conflict"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedWrite:
+    """Why the next reconcile lacks what should have been written for it. `retry_after`: seconds, by the API server."""
+
+    error: WriteError
+    retry_after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a reconcile ended.
+
+    `outcome`: what status reports; None: nothing yet. `prepared`: what the next reconcile needs is done, or the
+    reconcile was interrupted. `decided`: the role was read, and no error prevented a decision. `gone`: the object does
+    not exist, or may be deleted. `unconfirmed`: the role was changed, or compared with a password that was read some
+    time ago. `rotation_in`: seconds until the password is replaced, None: never.
+    """
+
+    outcome: Outcome | None = None
+    prepared: bool = False
+    decided: bool = False
+    gone: bool = False
+    unconfirmed: bool = False
+    rotation_in: float | None = None
+    failed: FailedWrite | None = None
+
+
+#: A reconcile without a result: INTERRUPTED by a cancellation, FAILED with an unexpected error.
+INTERRUPTED = Ending(prepared=True)
+FAILED = Ending()
+
+
+def next_attempt(ending: Ending, contest: Contest | None, confirm_at: float | None, now: float) -> NextAttempt:
+    """`contest`: what is known of repairs of this object. `confirm_at`: from `confirmation_due`."""
+    attempt = _next_attempt(ending, contest, now)
+    if confirm_at is None or isinstance(attempt, Retry):
+        return attempt
+    seconds = max(confirm_at - now, 0.0)
+    return RetryAfter(min(attempt.seconds, seconds) if isinstance(attempt, RetryAfter) else seconds)
+
+
+def _next_attempt(ending: Ending, contest: Contest | None, now: float) -> NextAttempt:
+    outcome = ending.outcome
+    if ending.failed is not None:
+        return _after_failed_write(ending.failed)
+    if ending.prepared:
+        return RetryAfter(0.0)
+    if ending.gone:  # what the object claimed must be released, however often that fails
+        return Retry() if outcome is not None and outcome.retried else Done()
+    if outcome is None:
+        return Retry()
+    if ending.unconfirmed:
+        return RetryAfter(CONFIRM_SECONDS)
+    if outcome.retried:
+        return Retry()
+    if not ending.decided:
+        return Done()
+    check = None if contest is None else contest.next_check(now)
+    # A rotation that is due and was not made waits for something else.
+    due = [seconds for seconds in (ending.rotation_in, check) if seconds is not None and seconds > 0.0]
+    return RetryAfter(min(due)) if due else Done()
+
+
+def _after_failed_write(failed: FailedWrite) -> NextAttempt:
+    match failed.error:
+        case WriteError.GONE:
+            return Done()
+        case WriteError.CONFLICT:
+            return RetryAfter(CONFLICT_SECONDS)
+        case WriteError.UNREACHABLE:
+            return RetryAfter(UNREACHABLE_SECONDS)
+        case WriteError.REFUSED if failed.retry_after > 0.0:
+            return RetryAfter(failed.retry_after)
+        case _:
+            return Retry()
+
+
+def confirmation_due(ending: Ending, before: float | None, now: float) -> float | None:
+    """When the role is to be read once more, after this reconcile; None: it need not be.
+
+    `before`: what the previous reconcile of the key gave. A reconcile that comes sooner does not replace that read.
+    """
+    if ending.gone:
+        return None
+    if ending.unconfirmed:
+        return now + CONFIRM_SECONDS
+    return before if before is not None and before > now else None

@@ -1,0 +1,21 @@
+"""What workers share, for tests without an API server."""
+
+from typing import cast
+
+from pgrole_controller.controller.background import Background
+from pgrole_controller.controller.context import WorkerContext
+from pgrole_controller.controller.endings import Endings
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.passwords import PasswordTasks
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.server import LiveServers
+from pgrole_controller.kube.client import Client
+
+
+def make_context(queue: Queue, objects: Objects, reporter: Reporter | None = None) -> WorkerContext:
+    """Without a `reporter` nothing is reconciled, and in no case a password task is run."""
+    endings = Endings(queue, objects.contests)
+    background = Background(cast("Client", None), objects.store, endings, cast("PasswordTasks", None))
+    return WorkerContext(objects, queue, endings, background, cast("Reporter", reporter), LiveServers(), Leadership())
