@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from pgrole_controller import logs
-from pgrole_controller.controller import worker
+from pgrole_controller.controller import orphans, session_keeper, worker
 from pgrole_controller.logs import (
     LogFormat,
     RepeatFilter,
@@ -279,9 +279,9 @@ def test_what_was_left_out_of_many_is_not_kept_for_ever() -> None:
 
 
 def warnings_of_worker() -> set[str]:
-    """Warnings and errors that the worker of a server writes."""
-    tree = ast.parse(Path(worker.__file__).read_text(encoding="utf-8"))
-    calls = [call for call in ast.walk(tree) if isinstance(call, ast.Call)]
+    """Warnings and errors that the tasks of one server write."""
+    trees = [ast.parse(Path(str(one.__file__)).read_text(encoding="utf-8")) for one in (orphans, session_keeper, worker)]
+    calls = [call for tree in trees for call in ast.walk(tree) if isinstance(call, ast.Call)]
     written = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) in ("log.warning", "log.error")}
     return {*written - {"message"}, "session with PostgreSQL ended", "no session with PostgreSQL"}
 

@@ -470,7 +470,7 @@ async def test_who_wants_to_be_a_member_of_a_role_is_reconciled_when_that_is_ann
     """At once: a retry that backs off would come too, some time."""
     queue, member = Queue(), Key("shop", "member")
     objects.store.put(stored(member, spec={"memberOf": [{"role": "group"}]}))
-    worker = ServerWorker(SERVER, objects, queue, cast("Reporter", None), LiveServers(), Leadership())
+    worker = make_worker(objects, queue)
     worker._note_notification(("group",))
     with anyio.fail_after(DEADLINE):
         (item,) = await queue.take("default", 100)
