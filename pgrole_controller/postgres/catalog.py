@@ -78,7 +78,7 @@ async def _fetch_roles(
     return await fetch(
         connection,
         "look",
-        queries.inspect("roles"),
+        queries.inspect_from("roles", claims="claims_in_database", verifiers="verifiers_by_schema"),
         [name for _, name in asked],
         [key.namespace for key, _ in asked],
         [key.name for key, _ in asked],
@@ -116,7 +116,11 @@ async def read_roles_without_schema(
     rows = await fetch(
         connection,
         "look",
-        queries.inspect_without_schema("roles", verifiers=identity.sees_passwords),
+        queries.inspect_from(
+            "roles",
+            claims="claims_in_status",
+            verifiers=queries.verifier_source(readable=identity.sees_passwords),
+        ),
         [name for _, name in asked],
         [key.namespace for key, _ in asked],
         [key.name for key, _ in asked],
@@ -213,7 +217,8 @@ async def read_new_owners(
     connection: Connection, names: Collection[str], system_identifier: int
 ) -> dict[str, NewOwner]:
     """Those of these roles that are there."""
-    rows = await fetch(connection, "look_for_heirs", queries.inspect("new_owners"), list(names), system_identifier)
+    query = queries.inspect_from("new_owners", claims="claims_in_database")
+    rows = await fetch(connection, "look_for_heirs", query, list(names), system_identifier)
     return {row.get("name", str): NewOwner(row.get("oid", int), _claimed_place(row)) for row in rows}
 
 
@@ -225,7 +230,7 @@ def _claimed_place(row: Row) -> tuple[str, str, str] | None:
 async def read_new_owners_without_schema(
     connection: Connection, names: Collection[str], system_identifier: int, status_claims: StatusClaims
 ) -> dict[str, NewOwner]:
-    query = queries.inspect_without_schema("new_owners", verifiers=False)
+    query = queries.inspect_from("new_owners", claims="no_claims")
     rows = await fetch(connection, "look_for_heirs", query, list(names), system_identifier)
     oids = {row.get("name", str): row.get("oid", int) for row in rows}
     return {name: NewOwner(oid, _place(status_claims.holder(oid))) for name, oid in oids.items()}
@@ -244,11 +249,8 @@ async def read_verifiers(
 
     `identity` where there is no schema pgrole.
     """
-    query = (
-        queries.inspect_without_schema("verifiers", verifiers=identity.sees_passwords)
-        if identity
-        else queries.inspect("verifiers")
-    )
+    source = queries.verifier_source(readable=identity.sees_passwords) if identity else "verifiers_by_schema"
+    query = queries.inspect_from("verifiers", verifiers=source)
     rows = await fetch(connection, "look_for_verifiers", query, list(oids))
     found = {row.get("role", int): row.find("verifier", str) for row in rows}
     return {role: Verifier(verifier) for role, verifier in found.items() if verifier is not None}

@@ -49,7 +49,7 @@ SELECT
     -- another object's role, under a name that it was given behind its back
     (
         SELECT format('%s/%s', y.namespace, y.object)
-        FROM pgrole.claim AS y
+        FROM claim AS y
         WHERE y.role_oid = r.oid AND y.system_identifier = $5 AND y.released_at IS NULL AND y.role_oid <> 0
           AND y.role_name <> a.role_name::text
         LIMIT 1
@@ -67,14 +67,14 @@ SELECT
     (g.claim ->> 'server_generation')::bigint AS claim_server_generation,
     ARRAY(
         SELECT ARRAY[f.role_name, f.object_uid]
-        FROM pgrole.claim AS f
+        FROM claim AS f
         WHERE f.cluster = $4 AND f.namespace = a.namespace AND f.object = a.object
           AND f.role_name <> a.role_name::text AND f.released_at IS NULL
         LIMIT 100
     ) AS former,
     current_setting('scram_iterations', true)::int AS scram_iterations, statement_timestamp() AS at
 FROM unnest($1::name[], $2::text[], $3::text[]) WITH ORDINALITY AS a (role_name, namespace, object, place)
-LEFT JOIN pgrole.claim AS c ON c.role_name = a.role_name::text
+LEFT JOIN claim AS c ON c.role_name = a.role_name::text
 LEFT JOIN LATERAL (SELECT to_jsonb(c) AS claim) AS g ON true
 LEFT JOIN LATERAL (
     SELECT n.* FROM pg_catalog.pg_roles AS n WHERE n.rolname = a.role_name
@@ -84,7 +84,7 @@ LEFT JOIN LATERAL (
     FROM pg_catalog.pg_roles AS o
     WHERE o.oid = c.role_oid AND (c.system_identifier = $5) IS NOT FALSE AND o.rolname IS DISTINCT FROM a.role_name
 ) AS r ON true
-LEFT JOIN LATERAL pgrole.read_verifiers(ARRAY[r.oid]) AS v ON true
+LEFT JOIN verifier AS v ON v.role = r.oid
 LEFT JOIN LATERAL (
     SELECT
         size.put_off,
@@ -101,7 +101,7 @@ LEFT JOIN LATERAL (
                     r.rolcreaterole AND m.grantor = 10 AND m.admin_option AND g.oid >= 16384 AND NOT g.rolsuper
                     AND to_jsonb(m) ->> 'inherit_option' = 'false' AND to_jsonb(m) ->> 'set_option' = 'false'
                     AND NOT EXISTS (
-                        SELECT FROM pgrole.claim AS k
+                        SELECT FROM claim AS k
                         WHERE k.role_oid = g.oid AND (k.system_identifier = $5) IS NOT FALSE AND k.released_at IS NULL
                     )
                 ) IS TRUE,

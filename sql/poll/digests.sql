@@ -4,13 +4,11 @@
 -- Nothing but PostgreSQL's own catalogs is read; whole rows are hashed, so that it is the same in every version. Of what
 -- is too long to be unpacked in every round, the version of the row is: whoever may log in can store as much as they like.
 -- $1 text the snapshot of the last round   $2 bigint the key of the digests
-WITH now AS MATERIALIZED (
-    SELECT pg_catalog.pg_current_snapshot()::text AS snapshot
-)
 SELECT
     now.snapshot, pg_catalog.pg_postmaster_start_time() AS started_at, pg_catalog.pg_is_in_recovery() AS in_recovery,
     every.digests, every.names
-FROM now
+-- OFFSET 0: taken once
+FROM (SELECT pg_catalog.pg_current_snapshot()::text AS snapshot OFFSET 0) AS now
 LEFT JOIN LATERAL (
     SELECT
         string_agg(pg_catalog.oidsend(n.oid) || pg_catalog.int8send(d.digest), ''::bytea ORDER BY n.oid) AS digests,
@@ -40,7 +38,7 @@ LEFT JOIN LATERAL (
             SELECT v.role, hash_record_extended(
                 ROW(v.role, octet_length(v.verifier), substring(v.verifier FOR 4096)), $2::bigint
             )
-            FROM pgrole.read_verifiers(NULL) AS v
+            FROM verifier AS v
         ) AS p
         GROUP BY p.role
     ) AS d ON d.role = n.oid

@@ -225,7 +225,7 @@ async def test_twelve_bytes_and_the_name_are_kept_of_a_role(server: PostgresServ
 
 async def test_an_answer_of_another_server_ends_the_session(poller: Poller, hand: Connection) -> None:
     poller._started_at = poller._started_at.replace(year=2001)
-    with pytest.raises(Transient, match="another server"):
+    with pytest.raises(Transient, match="a different server"):
         await poller.compare()
 
 
@@ -250,9 +250,14 @@ class TestWithoutSchema:
 
     def test_no_question_names_the_schema(self) -> None:
         for verifiers in (True, False):
-            for name in ("roles", "new_owners", "verifiers"):
-                assert "pgrole." not in _statement(queries.inspect_without_schema(name, verifiers=verifiers))
-            assert "pgrole." not in _statement(queries.poll(verifiers=verifiers))
+            source = queries.verifier_source(readable=verifiers)
+            for question in (
+                queries.inspect_from("roles", claims="claims_in_status", verifiers=source),
+                queries.inspect_from("new_owners", claims="no_claims"),
+                queries.inspect_from("verifiers", verifiers=source),
+                queries.poll(verifiers=verifiers),
+            ):
+                assert "pgrole." not in _statement(question)
 
     async def test_a_look_sees_the_same_as_with_the_schema(self, server: PostgresServer, hand: Connection) -> None:
         await hand.execute(
