@@ -63,7 +63,7 @@ async def reconcile(
         [key for key in keys if key not in settled_keys], declared, objects, session, echoes, verifiers, repeats
     )
     if settled:
-        same, others = await _look_again(settled, session, objects.contests)
+        same, others = await _find_unchanged(settled, session, objects.contests)
         for key in others:
             repeats.forget(key)
         results += same
@@ -80,11 +80,11 @@ def _find(key: Key, repeats: Repeats, server: Server, objects: Objects, server_p
         return None
 
 
-async def _look_again(
+async def _find_unchanged(
     settled: Sequence[Settled], session: Session, contests: Contests
 ) -> tuple[list[Result], list[Key]]:
     """The results for those of which nothing differs, and the keys of the others."""
-    same = await session.look_again(
+    same = await session.are_unchanged(
         [(one.target.key, one.target.role_name) for one in settled], [one.observed.row for one in settled]
     )
     results: list[Result] = []

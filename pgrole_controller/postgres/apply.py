@@ -16,36 +16,30 @@ meant.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
 import anyio.lowlevel
 
-from pgrole_controller.core.ddl import literal, seen_name, statements
+from pgrole_controller.core.ddl import literal, seen_name
 from pgrole_controller.core.diff import Drop, Rename, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.claim_store import ClaimStore
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import is_lacking, translate_errors
+from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.errors import is_lacking
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.privileges import MissingPrivilege, explain, find_missing_privileges, read_rights
-from pgrole_controller.postgres.rows import fetch
-from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
-
-#: For one transaction, whatever its statements wait for. It is not interrupted, so stopping may take that long.
-TRANSACTION_SECONDS = 4.0
 
 #: For all that is tried one by one after a batch failed: what does not get its turn is put off.
 ONE_BY_ONE_SECONDS = 3.0
 
-_BEGIN = ("SET LOCAL lock_timeout = '{change_lock_timeout}'", "SET LOCAL statement_timeout = '3500ms'")
-#: Of a process that is paused in the middle of it: whoever leads then finds the roles locked for no longer.
-_ABANDONED = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS:.0f}s'"
-_OIDS = "SELECT r.rolname::text AS name, r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY ($1::name[])"
+_STATEMENT_TIMEOUT = "3500ms"
 #: For the change lock, since the transactions of other controllers may last; then for each role, which anybody can
 # lock: since
 #: PostgreSQL 16 any role may begin an ALTER ROLE that is refused to it only at the end.
@@ -59,25 +53,19 @@ _LOCK_NOT_FREE = "55P03"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a script has to mind about its server.
+    """How to write a transaction for one server.
 
-    `options`: memberships have INHERIT and SET, and grants by several grantors (PostgreSQL 16 and later). `guarded`:
-    others may create schemas in the home database, so each transaction makes sure of schema pgrole first.
-    `parameter_grants`: parameters of superusers can be granted to others (15 and later). `status_claims`: there is no
-    schema pgrole, claims are kept in this one, for the server with this `system_identifier`. `fence`: this process's
-    lead, which each transaction makes sure of. `enforcing`: Kubernetes cannot be reached, and each claim must still say
-    what was seen. `current_schema`: schema pgrole is of this version, and not of the one before. `superuser`: the
-    controller's role is one, and may lock the names of roles.
+    `options`: memberships have INHERIT and SET, and several grantors can grant one (PostgreSQL 16 and later).
+    `parameter_grants`: a superuser can grant SET on a parameter (15 and later). `claims`: where claims are kept.
+    `fence`: this process's lead, which each transaction verifies. `enforcing`: Kubernetes cannot be reached, so each
+    claim must still have the applied state that was read. `superuser`: the controller's role can lock role names.
     """
 
     options: bool = True
-    guarded: bool = False
     parameter_grants: bool = True
-    status_claims: StatusClaims | None = field(default=None, compare=False)
-    system_identifier: int = 0
+    claims: ClaimStore = field(default_factory=DatabaseClaims, compare=False)
     fence: Fence | None = None
     enforcing: bool = False
-    current_schema: bool = True
     superuser: bool = False
 
 
@@ -99,27 +87,21 @@ class LockedRoles:
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
     """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
-    begin = [statement.format(change_lock_timeout=_CHANGE_LOCK_TIMEOUT) for statement in _BEGIN]
-    wait = f"SET LOCAL lock_timeout = '{lock_timeout}'"
-    hold = lock_names(plans) if dialect.superuser else []
-    verify = verify_names(plans, held=dialect.superuser)
-    if dialect.status_claims is not None:
-        begin.append(_ABANDONED)
-        begin.append(queries.without_schema("lock_changes"))
-        begin.append(queries.without_schema("check_not_suspended"))
-        rest = (statement for plan in plans for statement in _statements_without_schema(plan, dialect.options))
-        return ";\n".join((*begin, wait, *hold, *rest, *verify))
-    if dialect.guarded:
-        begin.append(queries.inspect("guard").strip())
-    begin.append("SELECT pgrole.lock_changes()" if dialect.current_schema else "SELECT pgrole.take_turn()")
-    if dialect.current_schema:
-        begin.append("SELECT pgrole.check_not_suspended()")
-    else:
-        begin.append(queries.without_schema("check_not_suspended"))
+    begin = [
+        f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
+        f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
+        *dialect.claims.opening(),
+    ]
     if dialect.fence is not None and dialect.fence.statement is not None:
         begin.append(dialect.fence.statement)
-    rest = (statement for plan in plans for statement in _statements(plan, dialect))
-    return ";\n".join((*begin, wait, *hold, *rest, *verify))
+    begin.append(f"SET LOCAL lock_timeout = '{lock_timeout}'")
+    hold = lock_names(plans) if dialect.superuser else []
+    changes = (
+        statement
+        for plan in plans
+        for statement in dialect.claims.statements(plan, options=dialect.options, enforcing=dialect.enforcing)
+    )
+    return ";\n".join((*begin, *hold, *changes, *verify_names(plans, held=dialect.superuser)))
 
 
 async def apply_plans(
@@ -235,119 +217,12 @@ async def _try(
         text = script(plans, dialect, lock_timeout=lock_timeout)
         if dialect.fence is not None:
             dialect.fence.check_clock(enforcing=dialect.enforcing)
-        if dialect.status_claims is not None:
-            return await _run_without_schema(connection, plans, dialect, dialect.status_claims, text)
-        with translate_errors("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
-            await connection.execute(text)
+        await dialect.claims.commit(connection, plans, text)
     except PgRoleError as error:
         return error
     except ValueError as error:  # what cannot be quoted
         return Transient(Reason.INVALID_SPEC, f"the controller cannot express it in SQL: {error}")
     return None
-
-
-async def _run_without_schema(
-    connection: Connection, plans: Sequence[Plan], dialect: Dialect, status_claims: StatusClaims, text: str
-) -> PgRoleError | None:
-    """The claims in status change with the transaction: when it is committed, and by nothing in between."""
-    stale = next((error for plan in plans if (error := status_claims.check(plan)) is not None), None)
-    if stale is not None:
-        return stale
-    made: dict[str, int] = {}
-    if any(_touches(plan) for plan in plans):
-        new = [plan.role_name for plan in plans if plan.owner and plan.oid is None]
-        try:
-            with translate_errors("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
-                async with connection.transaction():
-                    await connection.execute(text)
-                    rows = await fetch(connection, "", _OIDS, new) if new else []
-                    made = {row.get("name", str): row.get("oid", int) for row in rows}
-        except PgRoleError as error:
-            if connection.is_closed() or isinstance(error.__cause__, TimeoutError):
-                status_claims.attempted(plans, dialect.system_identifier)
-            raise
-    status_claims.note(plans, made, dialect.system_identifier)
-    return None
-
-
-def _touches(plan: Plan) -> bool:
-    """Whether the plan is about a role, and not only about what is remembered of it."""
-    return bool(plan.changes or plan.owner or plan.record or plan.forget)
-
-
-def _statements_without_schema(plan: Plan, options: bool) -> Iterator[str]:
-    if not _touches(plan):
-        return
-    oid = "" if plan.oid is None else str(plan.oid)
-    for name, value in (("seen_as", seen_name(plan.seen_as)), ("seen_oid", literal(oid))):
-        yield f"SELECT pg_catalog.set_config('pgrole.{name}', {value}, true)"
-    yield queries.without_schema("expect")
-    yield from statements(plan.changes, options=options)
-
-
-def _statements(plan: Plan, dialect: Dialect) -> Iterator[str]:
-    # First, since the role may be the one that this object had under another name.
-    for role_name, uid in plan.releases:
-        yield _call("release_claim", role_name, uid)
-    if _touches(plan):
-        holder = plan.claim.owner.object_uid if plan.claim else None
-        seen = f"{literal(plan.role_name)}, {seen_name(plan.seen_as)}, {literal(plan.oid)}"
-        yield f"SELECT pgrole.expect({seen}, {literal(holder)})"
-    if dialect.enforcing and plan.claim:
-        known = plan.claim.generations
-        yield _call(
-            "expect_applied",
-            plan.role_name,
-            plan.claim.owner.object_uid,
-            plan.claim.applied,
-            known.object,
-            known.server_uid,
-            known.server,
-        )
-    yield from statements(plan.changes, options=dialect.options)
-    if plan.owner:
-        owner = plan.owner
-        yield _call(
-            "take_claim",
-            plan.role_name,
-            plan.oid or 0,
-            owner.cluster,
-            owner.namespace,
-            owner.namespace_uid,
-            owner.object,
-            owner.object_uid,
-            plan.applied,
-            plan.drift,
-        )
-    keeper = plan.owner.object_uid if plan.owner else plan.claim.owner.object_uid if plan.claim else None
-    if plan.record and keeper:
-        record = plan.record
-        rotated_at = record.rotated_at.isoformat() if record.rotated_at else None
-        yield _call(
-            "keep_credential",
-            plan.role_name,
-            keeper,
-            record.source,
-            record.digest,
-            rotated_at,
-            record.rotate,
-            record.connection,
-        )
-    if plan.acted_on and keeper:
-        yield _call(
-            "act_on",
-            plan.role_name,
-            keeper,
-            plan.acted_on.object,
-            plan.acted_on.server_uid,
-            plan.acted_on.server,
-        )
-    if plan.forget and plan.claim:
-        yield _call("forget_claim", plan.role_name, plan.claim.owner.object_uid)
-
-
-def _call(function: str, *arguments: str | int | tuple[str, ...] | None) -> str:
-    return f"SELECT pgrole.{function}({', '.join(literal(argument) for argument in arguments)})"
 
 
 def lock_names(plans: Sequence[Plan]) -> list[str]:

@@ -5,7 +5,7 @@ A row that cannot be read is an error of the object that it is about, and of no 
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -22,10 +22,9 @@ from pgrole_controller.core.role import UNSEEN, Grant, Membership, ObservedRole,
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 from pgrole_controller.core.state import Dependents, Observed
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.capabilities import Identity
+from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Deferred, Row, Unreadable, fetch
-from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
 
@@ -62,40 +61,23 @@ class ReferencedNames:
         )
 
 
-async def read_roles(
-    connection: Connection, cluster: str, system_identifier: int, asked: Sequence[tuple[Key, str]]
-) -> list[Observed | PgRoleError]:
-    """What is there for each (key, role name), in their order; the role name is empty where the object is gone.
-
-    What they refer to is not in it: `read_references`. PutOff for one that is to be asked for alone.
-    """
-    return _observations(await _fetch_roles(connection, cluster, system_identifier, asked), asked, claims=True)
-
-
-async def _fetch_roles(
-    connection: Connection, cluster: str, system_identifier: int, asked: Sequence[tuple[Key, str]]
-) -> list[Row]:
+async def fetch_roles(home: HomeConnection, query: str, asked: Sequence[tuple[Key, str]], *claims: object) -> list[Row]:
+    """The rows of sql/inspect/roles.sql for each (key, role name). `claims`: arguments of its source of claims."""
     return await fetch(
-        connection,
+        home.connection,
         "look",
-        queries.inspect_from("roles", claims="claims_in_database", verifiers="verifiers_by_schema"),
+        query,
         [name for _, name in asked],
         [key.namespace for key, _ in asked],
         [key.name for key, _ in asked],
-        cluster,
-        system_identifier,
+        home.cluster,
+        home.identity.system_identifier,
+        *claims,
     )
 
 
-async def look_again(
-    connection: Connection,
-    cluster: str,
-    system_identifier: int,
-    asked: Sequence[tuple[Key, str]],
-    before: Sequence[tuple[object, ...]],
-) -> list[bool]:
-    """Whether what is there for each (key, role name) is what `look` read `before`, as the `row` of a Sight."""
-    rows = await _fetch_roles(connection, cluster, system_identifier, asked)
+def equal_rows(rows: Sequence[Row], before: Sequence[tuple[object, ...]]) -> list[bool]:
+    """Whether there is exactly one row for each place, with the content of `before` (`Observed.row`)."""
     found: dict[object, list[Row]] = {}
     for row in rows:
         found.setdefault(row["place"], []).append(row)
@@ -103,54 +85,6 @@ async def look_again(
         len(some := found.get(place, [])) == 1 and some[0].content(_PASSING) == content
         for place, content in enumerate(before, 1)
     ]
-
-
-async def read_roles_without_schema(
-    connection: Connection,
-    identity: Identity,
-    cluster: str,
-    status_claims: StatusClaims,
-    asked: Sequence[tuple[Key, str]],
-) -> list[Observed | PgRoleError]:
-    """The same where there is no schema pgrole: by the claims that are remembered."""
-    rows = await fetch(
-        connection,
-        "look",
-        queries.inspect_from(
-            "roles",
-            claims="claims_in_status",
-            verifiers=queries.verifier_source(readable=identity.sees_passwords),
-        ),
-        [name for _, name in asked],
-        [key.namespace for key, _ in asked],
-        [key.name for key, _ in asked],
-        cluster,
-        identity.system_identifier,
-        *status_claims.relevant(name for _, name in asked),
-    )
-    return [
-        _remember(status_claims, key, name, observed) if isinstance(observed, Observed) else observed
-        for (key, name), observed in zip(asked, _observations(rows, asked, claims=False), strict=True)
-    ]
-
-
-def _remember(status_claims: StatusClaims, key: Key, role_name: str, observed: Observed) -> Observed:
-    """What the table of claims would have told."""
-    status_claims.seen(role_name, observed.named.oid if observed.named else None)
-    return replace(
-        observed,
-        claim=status_claims.get(role_name),
-        former=status_claims.former(key, role_name),
-        named=_hold(status_claims, role_name, observed.named),
-        claimed=_hold(status_claims, role_name, observed.claimed),
-    )
-
-
-def _hold(status_claims: StatusClaims, role_name: str, found: ObservedRole | None) -> ObservedRole | None:
-    holder = status_claims.holder(found.oid) if found else None
-    if found is None or holder is None or holder.role_name == role_name:
-        return found
-    return replace(found, held_by=str(holder.owner))
 
 
 async def read_references(connection: Connection, referenced: ReferencedNames, version: int) -> References:
@@ -213,12 +147,9 @@ async def count_sessions(connection: Connection, oids: Sequence[int]) -> dict[in
     return {row.get("role", int): row.get("count", int) for row in rows}
 
 
-async def read_new_owners(
-    connection: Connection, names: Collection[str], system_identifier: int
-) -> dict[str, NewOwner]:
-    """Those of these roles that are there."""
-    query = queries.inspect_from("new_owners", claims="claims_in_database")
-    rows = await fetch(connection, "look_for_heirs", query, list(names), system_identifier)
+async def read_new_owners(home: HomeConnection, query: str, names: Collection[str]) -> dict[str, NewOwner]:
+    """The existing roles among these names, each with the object that claims it in the rows."""
+    rows = await fetch(home.connection, "look_for_heirs", query, list(names), home.identity.system_identifier)
     return {row.get("name", str): NewOwner(row.get("oid", int), _claimed_place(row)) for row in rows}
 
 
@@ -227,29 +158,8 @@ def _claimed_place(row: Row) -> tuple[str, str, str] | None:
     return None if cluster is None else (cluster, row.get("namespace", str), row.get("namespace_uid", str))
 
 
-async def read_new_owners_without_schema(
-    connection: Connection, names: Collection[str], system_identifier: int, status_claims: StatusClaims
-) -> dict[str, NewOwner]:
-    query = queries.inspect_from("new_owners", claims="no_claims")
-    rows = await fetch(connection, "look_for_heirs", query, list(names), system_identifier)
-    oids = {row.get("name", str): row.get("oid", int) for row in rows}
-    return {name: NewOwner(oid, _place(status_claims.holder(oid))) for name, oid in oids.items()}
-
-
-def _place(holder: Claim | None) -> tuple[str, str, str] | None:
-    if holder is None:
-        return None
-    return holder.owner.cluster, holder.owner.namespace, holder.owner.namespace_uid
-
-
-async def read_verifiers(
-    connection: Connection, oids: Sequence[int], *, identity: Identity | None = None
-) -> dict[int, Verifier]:
-    """What these roles log in with; one without a password, or whose may not be read, is not in the result.
-
-    `identity` where there is no schema pgrole.
-    """
-    source = queries.verifier_source(readable=identity.sees_passwords) if identity else "verifiers_by_schema"
+async def read_verifiers(connection: Connection, source: str, oids: Sequence[int]) -> dict[int, Verifier]:
+    """Password verifiers by role oid, from a source in sql/sources."""
     query = queries.inspect_from("verifiers", verifiers=source)
     rows = await fetch(connection, "look_for_verifiers", query, list(oids))
     found = {row.get("role", int): row.find("verifier", str) for row in rows}
@@ -271,10 +181,8 @@ async def read_claims(connection: Connection, cluster: str) -> list[tuple[Key, s
     return claims
 
 
-def _observations(
-    rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bool
-) -> list[Observed | PgRoleError]:
-    """One for each that was asked for; rows that are about none of them leave one without any."""
+def parse_roles(rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bool) -> list[Observed | PgRoleError]:
+    """One result for each (key, role name), in order. `claims`: the rows hold the claims."""
     found: dict[int, list[Row]] = {place: [] for place in range(1, len(asked) + 1)}
     for row in rows:
         try:

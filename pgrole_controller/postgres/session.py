@@ -7,8 +7,8 @@ chooses anew.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
@@ -36,7 +36,9 @@ from pgrole_controller.postgres.capabilities import (
     read_capabilities,
 )
 from pgrole_controller.postgres.catalog import ReferencedNames, read_suspects
+from pgrole_controller.postgres.claim_store import ClaimStore, HeldClaim, HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import GUARDED_SECONDS, DatabaseClaims
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
 from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
@@ -68,9 +70,6 @@ AWAY_SECONDS = 1.0
 #: How often the leader shows that it is alive, and asks whether changes are suspended, in seconds.
 BEAT_PERIOD = 5.0
 
-#: For one read in a transaction of its own.
-GUARDED_SECONDS = 10.0
-
 
 #: A role that shall be dropped, by its oid, and the name of the one that gets what it owns, empty where there is none.
 DropTarget: TypeAlias = tuple[int, str]
@@ -86,68 +85,55 @@ class DropState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a worker may ask of its server while it is connected. Every method raises PgRoleError.
+    """What a worker can read and change on its server while it is connected. Every method raises PgRoleError.
 
-    `why` says what keeps Watch from working, where another mode had to be chosen.
+    `claims` is where the claims are kept. `why` says why Watch is not possible, if Auto chose another mode.
     """
 
     identity: Identity
     schema_state: SchemaState
     cluster: str
-    guarded: bool  # others may create schemas in the home database
+    claims: ClaimStore
     _connection: Connection
     detection: Detection = field(default_factory=Detection)
     why: str = ""
-    _status_claims: StatusClaims | None = None  # the claims, where schema pgrole is not there
     _poller: Poller | None = None
-    fence: Fence | None = None  # None: nobody else could lead
+    fence: Fence | None = None  # None: no other process can lead
     _locked: LockedRoles = field(default_factory=LockedRoles)
 
     @property
     def enforcing(self) -> bool:
-        """Whether Kubernetes cannot be reached, and this process keeps what was applied before."""
+        """Whether Kubernetes cannot be reached, and this process only restores the state last applied."""
         return self.fence is not None and self.fence.enforcing
 
     @property
     def notes_generations(self) -> bool:
-        """Whether the claims there say what was last acted on."""
-        return self._status_claims is None and self.schema_state is not SchemaState.OLDER
+        """Whether claims record the generations that were last reconciled."""
+        return self.claims.keeps_generations
+
+    @property
+    def _home(self) -> HomeConnection:
+        return HomeConnection(self._connection, self.identity, self.cluster)
 
     async def is_suspended(self) -> bool:
         """Whether a superuser has suspended all changes."""
         return await _is_suspended(self._connection)
 
     async def read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
-        """One for each, in their order; what cannot be read of one is its error."""
-        return await query_each(self._connection, self._read_roles, asked)
+        """Role and claim for each (key, role name), in order; what cannot be read for one is an error of that one."""
+        return await query_each(self._connection, partial(self.claims.read_roles, self._home), asked)
 
-    async def _read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
-        if self._status_claims is not None:
-            return await catalog.read_roles_without_schema(
-                self._connection, self.identity, self.cluster, self._status_claims, asked
-            )
-        async with self._trusting():
-            return await catalog.read_roles(self._connection, self.cluster, self.identity.system_identifier, asked)
+    async def are_unchanged(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
+        """Whether role and claim of each (key, role name) still equal `before`, the `row` of an earlier `Observed`.
 
-    async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
-        """Whether what is there for each is what was read `before` (`Observed.row`).
-
-        False, too, where that cannot be told for all of them at once: `look` says what is the matter.
+        False also wherever this cannot be determined: `read_roles` then reports why.
         """
-        if self._status_claims is not None or not asked:
-            return [False] * len(asked)
-        try:
-            async with self._trusting():
-                return await catalog.look_again(
-                    self._connection, self.cluster, self.identity.system_identifier, asked, before
-                )
-        except PgRoleError:
-            if self._connection.is_closed():
-                raise
-            return [False] * len(asked)
+        if not asked:
+            return []
+        return await self.claims.are_unchanged(self._home, asked, before)
 
     async def read_references(self, referenced: Sequence[ReferencedNames]) -> list[References | PgRoleError]:
-        """One for each, in their order."""
+        """One result for each, in order."""
         return await query_each(self._connection, self._read_references, referenced)
 
     async def _read_references(self, referenced: Sequence[ReferencedNames]) -> list[References]:
@@ -155,62 +141,46 @@ class Session:
         references = await catalog.read_references(self._connection, every, self.identity.version_number)
         return [references] * len(referenced)
 
-    async def read_drop_states(self, ends: Sequence[DropTarget]) -> list[DropState | PgRoleError]:
-        """What is to be known of roles that shall be dropped, one for each, in their order."""
-        return await query_each(self._connection, self._read_drop_states, ends)
+    async def read_drop_states(self, targets: Sequence[DropTarget]) -> list[DropState | PgRoleError]:
+        """What a decision to drop each of these roles depends on, in order."""
+        return await query_each(self._connection, self._read_drop_states, targets)
 
-    async def _read_drop_states(self, ends: Sequence[DropTarget]) -> list[DropState]:
-        oids = [oid for oid, _ in ends]
+    async def _read_drop_states(self, targets: Sequence[DropTarget]) -> list[DropState]:
+        oids = [oid for oid, _ in targets]
         dependents = await catalog.read_dependents(self._connection, oids)
         sessions = await catalog.count_sessions(self._connection, oids)
-        names = {name for _, name in ends} - {""}
-        new_owners = await self._read_new_owners(names) if names else {}
-        return [DropState(dependents.get(oid, ()), sessions.get(oid, 0), new_owners.get(name)) for oid, name in ends]
-
-    async def _read_new_owners(self, names: Collection[str]) -> dict[str, NewOwner]:
-        system_identifier = self.identity.system_identifier
-        if self._status_claims is not None:
-            return await catalog.read_new_owners_without_schema(
-                self._connection, names, system_identifier, self._status_claims
-            )
-        async with self._trusting():
-            return await catalog.read_new_owners(self._connection, names, system_identifier)
+        names = {name for _, name in targets} - {""}
+        owners = await self.claims.read_new_owners(self._home, names) if names else {}
+        return [DropState(dependents.get(oid, ()), sessions.get(oid, 0), owners.get(name)) for oid, name in targets]
 
     async def read_verifiers(self, oids: Sequence[int]) -> list[Verifier | PgRoleError | None]:
-        """What each of these roles logs in with, in their order."""
+        """The password verifier of each of these roles, in order; None if it has none or it may not be read."""
         return await query_each(self._connection, self._read_verifiers, oids)
 
     async def _read_verifiers(self, oids: Sequence[int]) -> list[Verifier | None]:
-        found = await self._verifiers_by_oid(oids)
+        found = await self.claims.read_verifiers(self._home, oids)
         return [found.get(oid) for oid in oids]
 
-    async def _verifiers_by_oid(self, oids: Sequence[int]) -> dict[int, Verifier]:
-        if self._status_claims is not None:
-            return await catalog.read_verifiers(self._connection, oids, identity=self.identity)
-        async with self._trusting():
-            return await catalog.read_verifiers(self._connection, oids)
-
-    async def read_claims(self) -> list[tuple[Key, str, str]]:
-        if self._status_claims is not None:
-            return self._status_claims.held()
-        async with self._trusting():
-            return await catalog.read_claims(self._connection, self.cluster)
+    async def read_claims(self) -> list[HeldClaim]:
+        """The claims of this cluster that are not released."""
+        return await self.claims.read_held(self._home)
 
     async def read_suspects(self, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
+        """By role name: sessions that may have changed the role."""
         return await read_suspects(self._connection, role_names)
 
     async def apply_plans(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[PgRoleError | None]:
-        """`enforcing`: they were decided while Kubernetes could not be reached."""
+        """None for each plan that was committed, else its error.
+
+        `enforcing`: the plans were decided while Kubernetes could not be reached.
+        """
         version = self.identity.version_number
         dialect = Dialect(
             options=version >= catalog.MEMBERSHIP_OPTIONS_VERSION,
-            guarded=self.guarded,
             parameter_grants=version >= PARAMETER_GRANTS_VERSION,
-            status_claims=self._status_claims,
-            system_identifier=self.identity.system_identifier,
+            claims=self.claims,
             fence=self.fence,
             enforcing=enforcing,
-            current_schema=self.schema_state is not SchemaState.OLDER,
             superuser=self.identity.superuser,
         )
         try:
@@ -219,17 +189,6 @@ class Session:
             if self._poller is not None:
                 changed = [plan for plan in plans if plan.changes]
                 self._poller.doubt({name for plan in changed for name in (plan.role_name, plan.seen_as)})
-
-    @asynccontextmanager
-    async def _trusting(self) -> AsyncIterator[None]:
-        """What is read of schema pgrole in here is ours: where others could put theirs in its place, it is locked."""
-        if not self.guarded:
-            yield
-            return
-        with translate_errors(), anyio.fail_after(GUARDED_SECONDS, shield=True):
-            async with self._connection.transaction():
-                await self._connection.execute(queries.inspect("guard"))
-                yield
 
 
 async def run_session(
@@ -279,11 +238,10 @@ async def run_session(
             found.identity,
             found.schema_state,
             cluster,
-            found.guarded,
+            _open_claims(status_claims or StatusClaims(), found),
             writer,
             Detection(detector.mode, found.identity.sees_passwords, found.claims),
             detector.why,
-            _open(status_claims, found),
             detector.poller,
             fence,
         )
@@ -303,9 +261,11 @@ async def run_session(
             raise _first(group) from group
 
 
-def _open(status_claims: StatusClaims | None, found: Capabilities) -> StatusClaims | None:
-    opened = (status_claims or StatusClaims()).open(found.identity.system_identifier if found.missing else None)
-    return opened if found.missing else None
+def _open_claims(status_claims: StatusClaims, found: Capabilities) -> ClaimStore:
+    if found.missing:
+        return status_claims.open(found.identity.system_identifier)
+    status_claims.clear()
+    return DatabaseClaims(found.guarded, found.schema_state is not SchemaState.OLDER)
 
 
 async def _stand_by(

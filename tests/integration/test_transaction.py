@@ -30,7 +30,9 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import catalog
 from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import install
 from tests.roles import GROUPS, names, roles, texts
 from tests.servers import Servers
@@ -60,8 +62,8 @@ async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 async def see(connection: Connection, name: str, key: Key = KEY, desired_role: Role | None = None) -> Observed:
-    (observed,) = await catalog.read_roles(
-        connection, CLUSTER, (await identify(connection)).system_identifier, [(key, name)]
+    (observed,) = await DatabaseClaims().read_roles(
+        HomeConnection(connection, await identify(connection), CLUSTER), [(key, name)]
     )
     assert isinstance(observed, Observed)
     if desired_role is None:
@@ -82,7 +84,7 @@ async def known(connection: Connection) -> Server:
 async def bring_in(connection: Connection, desired: Desired) -> Plan:
     observed = await see(connection, desired.role.name, desired_role=desired.role)
     plan = decide(desired, observed, await known(connection), ALLOWING)
-    dialect = Dialect(options=observed.references.options, guarded=True)
+    dialect = Dialect(options=observed.references.options, claims=DatabaseClaims(guarded=True))
     assert await apply_plans(connection, [plan], dialect) == [None]
     return plan
 
@@ -210,7 +212,7 @@ async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(connect
         await connection.execute("ALTER ROLE replaced NOLOGIN")
         plan = decide(desired, await see(connection, "replaced"), await known(connection), ALLOWING)
         await connection.execute("DROP ROLE replaced; CREATE ROLE replaced SUPERUSER")
-        (failure,) = await apply_plans(connection, [plan], Dialect(guarded=True))
+        (failure,) = await apply_plans(connection, [plan], Dialect(claims=DatabaseClaims(guarded=True)))
         assert failure is not None
         assert failure.reason is Reason.PROGRESSING
         after = await see(connection, "replaced")
@@ -225,7 +227,7 @@ async def test_a_claim_that_another_took_meanwhile_stops_the_whole_change(connec
         plan = decide(Desired(OWNER, Role("raced")), await see(connection, "raced"), await known(connection), ALLOWING)
         other = replace(OWNER, object="other", object_uid="uid-2")
         await bring_in(connection, Desired(other, Role("raced", login=True)))
-        (failure,) = await apply_plans(connection, [plan], Dialect(guarded=True))
+        (failure,) = await apply_plans(connection, [plan], Dialect(claims=DatabaseClaims(guarded=True)))
         assert failure is not None
         after = await see(connection, "raced")
         assert after.named is not None
@@ -298,10 +300,8 @@ async def test_any_number_of_roles_is_read_in_one_query_and_in_order(connection:
     desired_role = [f"many_{number}" for number in range(300)]
     try:
         await connection.execute(";".join(f"CREATE ROLE {name}" for name in desired_role[::2]))
-        observations = await catalog.read_roles(
-            connection,
-            CLUSTER,
-            (await identify(connection)).system_identifier,
+        observations = await DatabaseClaims().read_roles(
+            HomeConnection(connection, await identify(connection), CLUSTER),
             [(Key("shop", name), name) for name in desired_role],
         )
         found = [

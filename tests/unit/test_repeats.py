@@ -59,7 +59,7 @@ class FakeSession:
         self.looks += 1
         return [self.observed for _ in asked]
 
-    async def look_again(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
+    async def are_unchanged(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
         self.again += len(asked)
         return [row == self.observed.row for row in before]
 
