@@ -1,17 +1,15 @@
-"""Applies plans: one transaction, one round trip, for any number of them.
+"""Applies plans: any number of them in one transaction and one round trip.
 
-When a statement fails, each plan is tried on its own, so that one bad role does not hold up the others. asyncpg's own
-ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shielded scope with its own deadline.
+If a statement fails, each plan is tried in its own transaction, so that one bad role does not delay the others.
 
-Statements name roles, plans mean oids. PostgreSQL looks a name up when it executes a statement, after any check at the
-start of the transaction, and whoever may rename roles does not take our lock. A superuser therefore locks the rows of
-the roles first: until the transaction ends, no one can rename or drop them, and everything else may still be changed.
-Where pg_authid may not be locked, the names are looked up again at the end. A role that was altered keeps its name
-until then, since its row is ours; one that was renamed and back in between is only found where it was altered. Whoever
-can do that to a role can also grant whatever the role has.
+Statements refer to roles by name, plans by oid. PostgreSQL resolves a name when it executes the statement, which is
+after any check at the start of the transaction, and roles that can rename roles do not take the controller's lock.
+Therefore a superuser first locks the rows of the roles: no one can rename or drop them until the transaction ends, and
+all other changes remain possible. A role that may not lock pg_authid resolves the names again at the end. An altered
+role keeps its name until then, since the transaction holds its row; a role that was renamed and renamed back in between
+is detected only if it was altered. Anyone who can do that to a role can also grant everything that the role has.
 
-Only the role that a plan is about is held. Groups and databases are declared by name, and whichever has that name is
-meant.
+Only the role of a plan is locked. Groups and databases are declared by name: whichever has that name is the right one.
 """
 
 import logging
@@ -36,17 +34,17 @@ from pgrole_controller.postgres.privileges import MissingPrivilege, explain, fin
 
 log = logging.getLogger(__name__)
 
-#: For all that is tried one by one after a batch failed: what does not get its turn is put off.
+#: Time limit in seconds for applying plans one by one after a batch failed; the remaining plans are postponed.
 ONE_BY_ONE_SECONDS = 3.0
 
 _STATEMENT_TIMEOUT = "3500ms"
-#: For the change lock, since the transactions of other controllers may last; then for each role, which anybody can
-# lock: since
-#: PostgreSQL 16 any role may begin an ALTER ROLE that is refused to it only at the end.
+#: How long to wait for the lock on changes: transactions of other controllers may take long.
 _CHANGE_LOCK_TIMEOUT = "2s"
+#: How long to wait for each role in a batch, and for a role changed alone. Since PostgreSQL 16 any role can lock any
+#: other: ALTER ROLE checks privileges last.
 _TOGETHER = "500ms"
 _ALONE = "150ms"
-#: A role that was locked is changed apart from the others for so long, in seconds.
+#: How long a role that was locked is changed outside the batch, in seconds.
 APART_SECONDS = 60.0
 _LOCK_NOT_FREE = "55P03"
 
@@ -70,7 +68,7 @@ class Dialect:
 
 
 class LockedRoles:
-    """The roles that somebody else held lately: left out of the batch, they hold up nothing but themselves."""
+    """Roles that another session locked recently. They are changed outside the batch, so they delay only themselves."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -86,7 +84,7 @@ class LockedRoles:
 
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
-    """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
+    """The SQL of these plans. PostgreSQL executes it as one transaction: it is one message without parameters."""
     begin = [
         f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
         f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
@@ -107,18 +105,18 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
 async def apply_plans(
     connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: LockedRoles | None = None
 ) -> list[PgRoleError | None]:
-    """Carries out the plans, all or one by one: None for each that is committed, else why it is not.
+    """Applies the plans together or one by one. The result is None for each committed plan, else its error.
 
-    `locked` is what is known of the server's roles from one call to the next. Raises Transient when another process
-    leads: then nothing is carried out. (Of plans for locked roles alone, each says so.)
+    Pass the same `locked` in every call for a server. Raises Transient if another process leads; nothing is changed
+    then. (If all plans are for locked roles, each gets that error instead.)
     """
     locked = locked or LockedRoles()
     apart = [place for place, plan in enumerate(plans) if len(plans) > 1 and locked.holds(plan.role_name)]
     rest = [place for place in range(len(plans)) if place not in apart]
     results: list[PgRoleError | None] = [None] * len(plans)
-    for places, carry in ((rest, _apply_together), (apart, _apply_each)):
+    for places, apply in ((rest, _apply_together), (apart, _apply_each)):
         some = [plans[place] for place in places]
-        for place, error in zip(places, await carry(connection, some, dialect, locked) if some else (), strict=True):
+        for place, error in zip(places, await apply(connection, some, dialect, locked) if some else (), strict=True):
             results[place] = error
     return results
 
@@ -127,7 +125,7 @@ async def _apply_together(
     connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: LockedRoles
 ) -> list[PgRoleError | None]:
     together = await _run(connection, plans, dialect, _TOGETHER)
-    if together is not None and is_lacking(together) and dialect.superuser:  # it may have ceased to be one
+    if together is not None and is_lacking(together) and dialect.superuser:  # it may have lost SUPERUSER
         dialect = replace(dialect, superuser=False)
         together = await _run(connection, plans, dialect, _TOGETHER)
     if together is not None and is_another_leading(together):
@@ -147,7 +145,7 @@ def _concerns_all(error: PgRoleError) -> bool:
 async def _apply_each(
     connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: LockedRoles
 ) -> list[PgRoleError | None]:
-    """A role that somebody else has locked is waited for a moment only, so that it does not hold up the others."""
+    """Waits only briefly for a locked role, so that it does not delay the others."""
     ends = anyio.current_time() + ONE_BY_ONE_SECONDS
     results: list[PgRoleError | None] = []
     for plan in plans:
@@ -164,13 +162,13 @@ async def _apply_each(
 async def _explain_failure(
     connection: Connection, plan: Plan, dialect: Dialect, error: PgRoleError | None
 ) -> PgRoleError | None:
-    """Where a privilege is lacking: says which, and brings in what is left of the drift without it."""
+    """If a privilege is missing, names it in the error and applies the changes that do not need it."""
     if error is None or not is_lacking(error) or connection.is_closed():
         return error
     try:
         rights = await read_rights(connection, plan, scoped=dialect.options, parameter_grants=dialect.parameter_grants)
     except PgRoleError:
-        return error  # it is told without the grant that is missing
+        return error  # without naming the missing grant
     missing = find_missing_privileges(plan.changes, rights)
     rest = _without(plan, missing)
     failure = await _run(connection, [rest], dialect, _ALONE) if rest else None
@@ -178,9 +176,9 @@ async def _explain_failure(
 
 
 def _without(plan: Plan, missing: Sequence[MissingPrivilege]) -> Plan | None:
-    """The changes of a role of ours that nothing stands against; None where there are none.
+    """The plan with only the changes that are permitted; None if there are none or another object owns the role.
 
-    What was applied stays what it was: drift is told as far as it was set back, a changed spec is not yet applied.
+    `applied` is unchanged: drift is reported as far as it was corrected, and a changed spec is not yet applied.
     """
     blocked = [one.change for one in missing]
     left = tuple(change for change in plan.changes if change not in blocked)
@@ -188,7 +186,7 @@ def _without(plan: Plan, missing: Sequence[MissingPrivilege]) -> Plan | None:
     if not (ours and blocked and left) or any(isinstance(change, Rename) for change in blocked):
         return None
     owner = plan.owner if plan.drift else None
-    # What is remembered of a password is true only once it is set.
+    # the password record is true only once the password is set
     record = None if "password" in field_names(tuple(blocked)) else plan.record
     return replace(plan, changes=left, owner=owner, record=record, drift=field_names(left) if owner else ())
 
@@ -220,13 +218,13 @@ async def _try(
         await dialect.claims.commit(connection, plans, text)
     except PgRoleError as error:
         return error
-    except ValueError as error:  # what cannot be quoted
+    except ValueError as error:  # a value that cannot be quoted
         return Transient(Reason.INVALID_SPEC, f"the controller cannot express it in SQL: {error}")
     return None
 
 
 def lock_names(plans: Sequence[Plan]) -> list[str]:
-    """Locks the names of these roles until the end of the transaction; for superusers. Before what expects an oid."""
+    """Locks the names of these roles until the transaction ends; for superusers. Precedes the checks of oids."""
     names = sorted({plan.seen_as for plan in plans if plan.changes and plan.oid is not None})
     if not names:
         return []
@@ -235,9 +233,9 @@ def lock_names(plans: Sequence[Plan]) -> list[str]:
 
 
 def verify_names(plans: Sequence[Plan], *, held: bool) -> list[str]:
-    """Fails with PGR01 when anything but the roles of these plans was altered or dropped. After their statements.
+    """Fails with PGR01 if a statement altered or dropped another role than its plan's. Follows all statements.
 
-    `held`: the names were locked; then only what was dropped for good is verified again.
+    `held`: the names were locked, so only dropped roles are verified.
     """
     oids: dict[str, int] = {}
     dropped: list[str] = []

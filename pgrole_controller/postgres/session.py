@@ -1,9 +1,9 @@
 """One connected server: two or three connections, whatever the number of roles.
 
-One writes and inspects; the others notice changes: by Watch, one LISTENs and one runs the procedure `watch`, by Poll
-one reads digests. A session lasts until any of them fails, and then ends as a whole: its caller starts a new one and
-looks at everything that could have been missed. It also ends when something else has become possible: the next one
-chooses anew.
+One connection reads and writes; the others detect changes: with Watch, one LISTENs and one runs the procedure `watch`;
+with Poll, one reads digests. If any connection fails, the whole session ends; its caller starts a new one and reads
+again everything that it could have missed. A session also ends when the controller's privileges change, since the next
+one may be able to use another detection mode.
 """
 
 import logging
@@ -51,8 +51,8 @@ from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
 
-#: Planning the read of a role takes several times as long as the read, so it is planned once, when the tables may still
-#: be empty: for few roles among many, by index.
+#: Planning the read of a role takes several times as long as the read, so it is planned once. The tables may still be
+#: empty then, so these settings choose the plan for few roles among many: by index.
 _PLANNING = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -60,23 +60,23 @@ _PLANNING = {
     "enable_mergejoin": "off",
 }
 
-#: Between two questions on each connection while another process leads, in seconds, and for one to be answered.
+#: While another process leads: seconds between two keepalive queries on each connection, and the deadline of each.
 KEEPALIVE_SECONDS = 5.0
 _KEEPALIVE_DEADLINE = 3.0
 
-#: How often one that stands by, and cannot reach Kubernetes, asks whether the leader is alive, in seconds.
+#: Seconds between two checks whether the leader is alive, by a standby process that cannot reach Kubernetes.
 AWAY_SECONDS = 1.0
 
-#: How often the leader shows that it is alive, and asks whether changes are suspended, in seconds.
+#: Seconds between two heartbeats of the leader; it then also checks whether changes are suspended.
 BEAT_PERIOD = 5.0
 
 
-#: A role that shall be dropped, by its oid, and the name of the one that gets what it owns, empty where there is none.
+#: A role to be dropped: its oid, and the name of the new owner of its objects (empty: none).
 DropTarget: TypeAlias = tuple[int, str]
 
 
 class DropState(NamedTuple):
-    """What keeps a role from being dropped, and who would get what it owns."""
+    """What blocks dropping a role, and the new owner of its objects."""
 
     dependents: tuple[Dependents, ...] = ()
     sessions: int = 0
@@ -204,16 +204,18 @@ async def run_session(
     status_claims: StatusClaims | None = None,
     candidate: Candidate | None = None,
 ) -> None:
-    """Connects, installs, and runs `work` while all connections are well.
+    """Connects, installs schema pgrole, and runs `work` until it returns or a connection fails.
 
-    With a `candidate`, it changes nothing before this process leads, and waits for that with its connections open: by
-    the Lease, or, while Kubernetes cannot be reached, when nobody leads this database. `suspended` is called with
-    whether a superuser has suspended all changes, each time that this is looked at.
+    With a `candidate`, the session changes nothing until this process leads. It waits with its connections open until
+    this process holds the Lease or, while Kubernetes cannot be reached, until no process leads this database.
 
-    Returns when `work` does, or when what the server lets us do has changed: then another session is to be begun.
-    `on_change` is called with the names of roles of which something was noticed, from before `work` begins: what
-    changes after that is heard. `status_claims` keeps the claims where the database cannot; give the same one in every
-    session with the server. Raises PgRoleError when there is no session to be had or it has failed.
+    `on_change` is called with the names of changed roles. Detection starts before `work`, so `work` misses no change
+    that is committed after it starts. `suspended` is called every BEAT_PERIOD with whether a superuser has suspended
+    all changes. `interval` is the time between two rounds of Poll in seconds. `status_claims` holds the claims if
+    schema pgrole does not exist; pass the same instance to every session with the server.
+
+    Returns when `work` returns, or when the controller's privileges or schema pgrole have changed; the caller then
+    starts another session. Raises PgRoleError if the session cannot be started or fails.
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(convert_unexpected())
@@ -271,10 +273,10 @@ def _open_claims(status_claims: StatusClaims, found: Capabilities) -> ClaimStore
 async def _stand_by(
     candidate: Candidate, writer: Connection, found: Capabilities | None, detector: Detector | None
 ) -> Fence | None:
-    """Until this process leads; without a `detector`, or until whoever leads has installed what that needs.
+    """Waits until this process leads or, without a `detector`, until the leader has installed schema pgrole.
 
-    The fence of a database that it leads without the Lease; None: it holds the Lease, or the schema was installed.
-    Raises PgRoleError when a connection fails meanwhile.
+    Returns the fence if this process leads the database without the Lease. None: it holds the Lease, or the schema was
+    installed. Raises PgRoleError if a connection fails.
     """
     waiting = _Standby(candidate, (writer, *(detector.connections if detector else ())), found if detector else None)
     try:
@@ -290,7 +292,7 @@ async def _stand_by(
 
 @dataclass(slots=True)
 class _Standby:
-    """For the lead, with all connections open. `found` None: there is no schema pgrole yet."""
+    """Waits for the lead with all connections open. `found` None: schema pgrole does not exist yet."""
 
     candidate: Candidate
     connections: Sequence[Connection]
@@ -298,25 +300,25 @@ class _Standby:
     fence: Fence | None = None
 
     async def keep_alive(self, everything: anyio.CancelScope) -> NoReturn:
-        """Neither is a peer that is gone taken for one that has nothing to say, nor is a connection idle for long.
+        """Queries every connection regularly, so that a lost one is noticed and none is closed as idle.
 
-        Cancels `everything` when it leads, or schema pgrole is there. A question is not interrupted: the session goes
-        on with the first connection.
+        Cancels `everything` when this process leads or schema pgrole exists. Queries are not interrupted: the session
+        continues to use the first connection.
         """
-        asked = anyio.current_time()
+        last = anyio.current_time()
         while True:
             if self.found is not None and self.candidate.away() > 0.0:
                 with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
                     self.fence = await lead_while_away(self.connections[0], self.candidate, guarded=self.found.guarded)
-            elif anyio.current_time() - asked >= KEEPALIVE_SECONDS:
-                asked = anyio.current_time()
-                await self._ask(everything)
+            elif anyio.current_time() - last >= KEEPALIVE_SECONDS:
+                last = anyio.current_time()
+                await self._query(everything)
             if self.fence is not None:
                 log.warning("enforcing the state last applied: Kubernetes is or was unreachable")
                 everything.cancel()
             await anyio.sleep(AWAY_SECONDS)
 
-    async def _ask(self, everything: anyio.CancelScope) -> None:
+    async def _query(self, everything: anyio.CancelScope) -> None:
         with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
             for connection in self.connections:
                 await connection.fetchval("SELECT 1", timeout=_KEEPALIVE_DEADLINE)
@@ -325,7 +327,7 @@ class _Standby:
 
 
 async def _beat(detector: Detector, fence: Fence | None, suspended: Callable[[bool], None]) -> NoReturn:
-    """Shows that this process is alive, and asks whether changes are suspended. Raises PgRoleError."""
+    """Sends the leader's heartbeats, and reports whether changes are suspended. Raises PgRoleError."""
     while True:
         async with detector.lock:
             if fence is not None and (fence.is_leading() or fence.enforcing):
@@ -349,7 +351,7 @@ async def _fence(writer: Connection, found: Capabilities, candidate: Candidate |
 
 
 async def _watch_access(detector: Detector, found: Capabilities, seconds: float, session: anyio.CancelScope) -> None:
-    """Ends the session when another one could do more, or this one could not be begun any more."""
+    """Ends the session when the controller's privileges have changed in a way that affects it."""
     only = "sees_passwords" if detector.mode is Mode.WATCH else None
     changed = await await_access_change(detector.connection, detector.lock, found.access, seconds, only)
     log.info("the controller's privileges changed", extra={"changed": ", ".join(changed)})
@@ -357,7 +359,7 @@ async def _watch_access(detector: Detector, found: Capabilities, seconds: float,
 
 
 async def _await_upgrade(detector: Detector, seconds: float, session: anyio.CancelScope) -> None:
-    """Ends the session when an administrator has brought schema pgrole up to date, with the rights on what is new."""
+    """Ends the session when an administrator has updated schema pgrole and granted the privileges on its new parts."""
     while True:
         await anyio.sleep(seconds)
         async with detector.lock:
@@ -370,7 +372,7 @@ async def _await_upgrade(detector: Detector, seconds: float, session: anyio.Canc
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that ended a session: a PgRoleError where all are, else the group as it is."""
+    """The first PgRoleError of a group that holds nothing else; otherwise the group itself."""
     failures, rest = group.split(PgRoleError)
     if rest is not None or failures is None:
         return group
