@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 #: Since this version, memberships have INHERIT and SET, and several grantors can grant one.
 MEMBERSHIP_OPTIONS_VERSION = 160_000
 
-#: Row limits: a list of this length may be incomplete. No more than sql/inspect/roles.sql and references.sql allow.
-_MOST_GRANTS = 2000
-_MOST_REACHED = 1000
+#: The limits in sql/inspect/roles.sql and sql/inspect/references.sql: a list of this length may be incomplete.
+_MOST_GRANTS = 1000
+_MOST_REACHED = 200
 
 #: Columns of sql/inspect/roles.sql that do not describe the role.
 _PASSING = frozenset({"place", "at"})

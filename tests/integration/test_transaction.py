@@ -13,7 +13,7 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.ddl import quote_identifier, quote_literal, statements
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import diff
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.password import (
     DesiredPassword,
     ObservedSecrets,
@@ -294,6 +294,49 @@ async def test_what_still_needs_a_role_is_counted_by_database(connection: Connec
     finally:
         await connection.execute("DROP SCHEMA IF EXISTS needed")
         await clean(connection, "member", "needed")
+
+
+async def test_a_list_that_the_query_cuts_is_known_to_be_incomplete(connection: Connection) -> None:
+    """The limits of the queries and of what reads their rows are the same."""
+    reached = [f"powerful_{number}" for number in range(201)]
+    try:
+        await connection.execute("CREATE ROLE hub; " + "; ".join(f"CREATE ROLE {name} CREATEDB" for name in reached))
+        await connection.execute(f"GRANT {', '.join(reached[:199])} TO hub")
+        version = (await identify(connection)).version_number
+        mentioned = catalog.ReferencedNames(groups=frozenset({"hub"}))
+        assert (await catalog.read_references(connection, mentioned, version)).groups["hub"] == ()
+        await connection.execute(f"GRANT {', '.join(reached[199:])} TO hub")
+        references = await catalog.read_references(connection, mentioned, version)
+        assert references.groups["hub"] == ("more roles than the controller can read",)
+    finally:
+        await clean(connection, "hub", *reached)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_memberships_that_the_query_cuts_are_not_mistaken_for_all(connection: Connection, cut: bool) -> None:
+    """With PostgreSQL 16 and later, a few groups can have any number of grants, each by another grantor."""
+    if (await identify(connection)).version_number < catalog.MEMBERSHIP_OPTIONS_VERSION:
+        pytest.skip("before PostgreSQL 16 a group has one grant")
+    grantors = [f"grantor_{number}" for number in range(1000 if cut else 998)]
+    try:
+        await connection.execute(
+            "CREATE ROLE joined; CREATE ROLE hub; " + "; ".join(f"CREATE ROLE {g}" for g in grantors)
+        )
+        await connection.execute(f"GRANT hub TO {', '.join(grantors)} WITH ADMIN OPTION")
+        await connection.execute("; ".join(f"GRANT hub TO joined GRANTED BY {grantor}" for grantor in grantors))
+        (observed,) = await DatabaseClaims().read_roles(
+            HomeConnection(connection, await identify(connection), CLUSTER), [(KEY, "joined")]
+        )
+        if cut:
+            assert isinstance(observed, PgRoleError)
+            assert "1000 or more grants of memberships" in observed.message
+        else:
+            assert isinstance(observed, Observed)
+            assert observed.named is not None
+            assert [membership.role for membership in observed.named.role.member_of] == ["hub"]
+    finally:
+        await connection.execute("REVOKE hub FROM joined CASCADE; DROP ROLE hub; DROP ROLE joined")
+        await clean(connection, *grantors)
 
 
 async def test_any_number_of_roles_is_read_in_one_query_and_in_order(connection: Connection) -> None:
