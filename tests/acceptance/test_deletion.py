@@ -163,12 +163,12 @@ STAGE = """
 CREATE TABLE plain AS SELECT n FROM generate_series(1, 7) AS n;
 GRANT SELECT ON plain TO {role} WITH GRANT OPTION;
 CREATE POLICY alone ON plain TO {role} USING (true);
-CREATE POLICY shared ON plain TO {role}, {heir} USING (true);
+CREATE POLICY shared ON plain TO {role}, {new_owner} USING (true);
 ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {role};
 CREATE SCHEMA own AUTHORIZATION {role};
 SET ROLE {role};
-GRANT SELECT ON plain TO {heir};
-ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {heir};
+GRANT SELECT ON plain TO {new_owner};
+ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {new_owner};
 CREATE TABLE own.t AS SELECT n FROM generate_series(1, 11) AS n;
 CREATE FUNCTION own.f() RETURNS int LANGUAGE sql AS 'SELECT 1';
 CREATE TYPE own.mood AS ENUM ('fine');
