@@ -236,8 +236,8 @@ class TestTheNewOwner:
             ("{role}_super", ["no PgRole in namespace"]),
             ("{role}_mighty", ["reaches pg_execute_server_program"]),
             ("postgres", ["the controller's own role"]),
-            ("pg_read_all_data", ["PostgreSQL's own"]),
-            ("{role}", ["is the role itself"]),
+            ("pg_read_all_data", ["a role of PostgreSQL itself"]),
+            ("{role}", ["must not be the role itself"]),
             ("{role}_missing", ["does not exist"]),
         ],
     )
