@@ -1,88 +1,74 @@
-"""Applies plans: one transaction, one round trip, for any number of them.
+"""Applies plans: any number of them in one transaction and one round trip.
 
-When a statement fails, each plan is tried on its own, so that one bad role does not hold up the others. asyncpg's own
-ROLLBACK is cancelled with the task that runs it, so a transaction runs in a shielded scope with its own deadline.
+If a statement fails, each plan is tried in its own transaction, so that one bad role does not delay the others.
 
-Statements name roles, plans mean oids. PostgreSQL looks a name up when it executes a statement, after any check at the
-start of the transaction, and whoever may rename roles does not take our lock. A superuser therefore locks the rows of
-the roles first: until the transaction ends, no one can rename or drop them, and everything else may still be changed.
-Where pg_authid may not be locked, the names are looked up again at the end. A role that was altered keeps its name
-until then, since its row is ours; one that was renamed and back in between is only found where it was altered. Whoever
-can do that to a role can also grant whatever the role has.
+Statements refer to roles by name, plans by oid. PostgreSQL resolves a name when it executes the statement, which is
+after any check at the start of the transaction, and roles that can rename roles do not take the controller's lock.
+Therefore a superuser first locks the rows of the roles: no one can rename or drop them until the transaction ends, and
+all other changes remain possible. A role that may not lock pg_authid resolves the names again at the end. An altered
+role keeps its name until then, since the transaction holds its row; a role that was renamed and renamed back in between
+is detected only if it was altered. Anyone who can do that to a role can also grant everything that the role has.
 
-Only the role that a plan is about is held. Groups and databases are declared by name, and whichever has that name is
-meant.
+Only the role of a plan is locked. Groups and databases are declared by name: whichever has that name is the right one.
 """
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
 import anyio.lowlevel
 
-from pgrole_controller.core.ddl import literal, seen_name, statements
+from pgrole_controller.core.ddl import literal, seen_name
 from pgrole_controller.core.diff import Drop, Rename, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.claim_store import ClaimStore
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import is_lacking, translate_errors
+from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.errors import is_lacking
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.privileges import MissingPrivilege, explain, find_missing_privileges, read_rights
-from pgrole_controller.postgres.rows import fetch
-from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
 
-#: For one transaction, whatever its statements wait for. It is not interrupted, so stopping may take that long.
-TRANSACTION_SECONDS = 4.0
-
-#: For all that is tried one by one after a batch failed: what does not get its turn is put off.
+#: Time limit in seconds for applying plans one by one after a batch failed; the remaining plans are postponed.
 ONE_BY_ONE_SECONDS = 3.0
 
-_BEGIN = ("SET LOCAL lock_timeout = '{change_lock_timeout}'", "SET LOCAL statement_timeout = '3500ms'")
-#: Of a process that is paused in the middle of it: whoever leads then finds the roles locked for no longer.
-_ABANDONED = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS:.0f}s'"
-_OIDS = "SELECT r.rolname::text AS name, r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY ($1::name[])"
-#: For the change lock, since the transactions of other controllers may last; then for each role, which anybody can
-# lock: since
-#: PostgreSQL 16 any role may begin an ALTER ROLE that is refused to it only at the end.
+_STATEMENT_TIMEOUT = "3500ms"
+#: How long to wait for the lock on changes: transactions of other controllers may take long.
 _CHANGE_LOCK_TIMEOUT = "2s"
+#: How long to wait for each role in a batch, and for a role changed alone. Since PostgreSQL 16 any role can lock any
+#: other: ALTER ROLE checks privileges last.
 _TOGETHER = "500ms"
 _ALONE = "150ms"
-#: A role that was locked is changed apart from the others for so long, in seconds.
+#: How long a role that was locked is changed outside the batch, in seconds.
 APART_SECONDS = 60.0
 _LOCK_NOT_FREE = "55P03"
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a script has to mind about its server.
+    """How to write a transaction for one server.
 
-    `options`: memberships have INHERIT and SET, and grants by several grantors (PostgreSQL 16 and later). `guarded`:
-    others may create schemas in the home database, so each transaction makes sure of schema pgrole first.
-    `parameter_grants`: parameters of superusers can be granted to others (15 and later). `status_claims`: there is no
-    schema pgrole, claims are kept in this one, for the server with this `system_identifier`. `fence`: this process's
-    lead, which each transaction makes sure of. `enforcing`: Kubernetes cannot be reached, and each claim must still say
-    what was seen. `current_schema`: schema pgrole is of this version, and not of the one before. `superuser`: the
-    controller's role is one, and may lock the names of roles.
+    `options`: memberships have INHERIT and SET, and several grantors can grant one (PostgreSQL 16 and later).
+    `parameter_grants`: a superuser can grant SET on a parameter (15 and later). `claims`: where claims are kept.
+    `fence`: this process's lead, which each transaction verifies. `enforcing`: Kubernetes cannot be reached, so each
+    claim must still have the applied state that was read. `superuser`: the controller's role can lock role names.
     """
 
     options: bool = True
-    guarded: bool = False
     parameter_grants: bool = True
-    status_claims: StatusClaims | None = field(default=None, compare=False)
-    system_identifier: int = 0
+    claims: ClaimStore = field(default_factory=DatabaseClaims, compare=False)
     fence: Fence | None = None
     enforcing: bool = False
-    current_schema: bool = True
     superuser: bool = False
 
 
 class LockedRoles:
-    """The roles that somebody else held lately: left out of the batch, they hold up nothing but themselves."""
+    """Roles that another session locked recently. They are changed outside the batch, so they delay only themselves."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -98,45 +84,39 @@ class LockedRoles:
 
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
-    """The SQL of these plans. Sent as one message without parameters it is one transaction, without a BEGIN."""
-    begin = [statement.format(change_lock_timeout=_CHANGE_LOCK_TIMEOUT) for statement in _BEGIN]
-    wait = f"SET LOCAL lock_timeout = '{lock_timeout}'"
-    hold = lock_names(plans) if dialect.superuser else []
-    verify = verify_names(plans, held=dialect.superuser)
-    if dialect.status_claims is not None:
-        begin.append(_ABANDONED)
-        begin.append(queries.without_schema("lock_changes"))
-        begin.append(queries.without_schema("check_not_suspended"))
-        rest = (statement for plan in plans for statement in _statements_without_schema(plan, dialect.options))
-        return ";\n".join((*begin, wait, *hold, *rest, *verify))
-    if dialect.guarded:
-        begin.append(queries.inspect("guard").strip())
-    begin.append("SELECT pgrole.lock_changes()" if dialect.current_schema else "SELECT pgrole.take_turn()")
-    if dialect.current_schema:
-        begin.append("SELECT pgrole.check_not_suspended()")
-    else:
-        begin.append(queries.without_schema("check_not_suspended"))
+    """The SQL of these plans. PostgreSQL executes it as one transaction: it is one message without parameters."""
+    begin = [
+        f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
+        f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
+        *dialect.claims.opening(),
+    ]
     if dialect.fence is not None and dialect.fence.statement is not None:
         begin.append(dialect.fence.statement)
-    rest = (statement for plan in plans for statement in _statements(plan, dialect))
-    return ";\n".join((*begin, wait, *hold, *rest, *verify))
+    begin.append(f"SET LOCAL lock_timeout = '{lock_timeout}'")
+    hold = lock_names(plans) if dialect.superuser else []
+    changes = (
+        statement
+        for plan in plans
+        for statement in dialect.claims.statements(plan, options=dialect.options, enforcing=dialect.enforcing)
+    )
+    return ";\n".join((*begin, *hold, *changes, *verify_names(plans, held=dialect.superuser)))
 
 
 async def apply_plans(
     connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: LockedRoles | None = None
 ) -> list[PgRoleError | None]:
-    """Carries out the plans, all or one by one: None for each that is committed, else why it is not.
+    """Applies the plans together or one by one. The result is None for each committed plan, else its error.
 
-    `locked` is what is known of the server's roles from one call to the next. Raises Transient when another process
-    leads: then nothing is carried out. (Of plans for locked roles alone, each says so.)
+    Pass the same `locked` in every call for a server. Raises Transient if another process leads; nothing is changed
+    then. (If all plans are for locked roles, each gets that error instead.)
     """
     locked = locked or LockedRoles()
     apart = [place for place, plan in enumerate(plans) if len(plans) > 1 and locked.holds(plan.role_name)]
     rest = [place for place in range(len(plans)) if place not in apart]
     results: list[PgRoleError | None] = [None] * len(plans)
-    for places, carry in ((rest, _apply_together), (apart, _apply_each)):
+    for places, apply in ((rest, _apply_together), (apart, _apply_each)):
         some = [plans[place] for place in places]
-        for place, error in zip(places, await carry(connection, some, dialect, locked) if some else (), strict=True):
+        for place, error in zip(places, await apply(connection, some, dialect, locked) if some else (), strict=True):
             results[place] = error
     return results
 
@@ -145,7 +125,7 @@ async def _apply_together(
     connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: LockedRoles
 ) -> list[PgRoleError | None]:
     together = await _run(connection, plans, dialect, _TOGETHER)
-    if together is not None and is_lacking(together) and dialect.superuser:  # it may have ceased to be one
+    if together is not None and is_lacking(together) and dialect.superuser:  # it may have lost SUPERUSER
         dialect = replace(dialect, superuser=False)
         together = await _run(connection, plans, dialect, _TOGETHER)
     if together is not None and is_another_leading(together):
@@ -165,7 +145,7 @@ def _concerns_all(error: PgRoleError) -> bool:
 async def _apply_each(
     connection: Connection, plans: Sequence[Plan], dialect: Dialect, locked: LockedRoles
 ) -> list[PgRoleError | None]:
-    """A role that somebody else has locked is waited for a moment only, so that it does not hold up the others."""
+    """Waits only briefly for a locked role, so that it does not delay the others."""
     ends = anyio.current_time() + ONE_BY_ONE_SECONDS
     results: list[PgRoleError | None] = []
     for plan in plans:
@@ -182,13 +162,13 @@ async def _apply_each(
 async def _explain_failure(
     connection: Connection, plan: Plan, dialect: Dialect, error: PgRoleError | None
 ) -> PgRoleError | None:
-    """Where a privilege is lacking: says which, and brings in what is left of the drift without it."""
+    """If a privilege is missing, names it in the error and applies the changes that do not need it."""
     if error is None or not is_lacking(error) or connection.is_closed():
         return error
     try:
         rights = await read_rights(connection, plan, scoped=dialect.options, parameter_grants=dialect.parameter_grants)
     except PgRoleError:
-        return error  # it is told without the grant that is missing
+        return error  # without naming the missing grant
     missing = find_missing_privileges(plan.changes, rights)
     rest = _without(plan, missing)
     failure = await _run(connection, [rest], dialect, _ALONE) if rest else None
@@ -196,9 +176,9 @@ async def _explain_failure(
 
 
 def _without(plan: Plan, missing: Sequence[MissingPrivilege]) -> Plan | None:
-    """The changes of a role of ours that nothing stands against; None where there are none.
+    """The plan with only the changes that are permitted; None if there are none or another object owns the role.
 
-    What was applied stays what it was: drift is told as far as it was set back, a changed spec is not yet applied.
+    `applied` is unchanged: drift is reported as far as it was corrected, and a changed spec is not yet applied.
     """
     blocked = [one.change for one in missing]
     left = tuple(change for change in plan.changes if change not in blocked)
@@ -206,7 +186,7 @@ def _without(plan: Plan, missing: Sequence[MissingPrivilege]) -> Plan | None:
     if not (ours and blocked and left) or any(isinstance(change, Rename) for change in blocked):
         return None
     owner = plan.owner if plan.drift else None
-    # What is remembered of a password is true only once it is set.
+    # the password record is true only once the password is set
     record = None if "password" in field_names(tuple(blocked)) else plan.record
     return replace(plan, changes=left, owner=owner, record=record, drift=field_names(left) if owner else ())
 
@@ -235,123 +215,16 @@ async def _try(
         text = script(plans, dialect, lock_timeout=lock_timeout)
         if dialect.fence is not None:
             dialect.fence.check_clock(enforcing=dialect.enforcing)
-        if dialect.status_claims is not None:
-            return await _run_without_schema(connection, plans, dialect, dialect.status_claims, text)
-        with translate_errors("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
-            await connection.execute(text)
+        await dialect.claims.commit(connection, plans, text)
     except PgRoleError as error:
         return error
-    except ValueError as error:  # what cannot be quoted
+    except ValueError as error:  # a value that cannot be quoted
         return Transient(Reason.INVALID_SPEC, f"the controller cannot express it in SQL: {error}")
     return None
 
 
-async def _run_without_schema(
-    connection: Connection, plans: Sequence[Plan], dialect: Dialect, status_claims: StatusClaims, text: str
-) -> PgRoleError | None:
-    """The claims in status change with the transaction: when it is committed, and by nothing in between."""
-    stale = next((error for plan in plans if (error := status_claims.check(plan)) is not None), None)
-    if stale is not None:
-        return stale
-    made: dict[str, int] = {}
-    if any(_touches(plan) for plan in plans):
-        new = [plan.role_name for plan in plans if plan.owner and plan.oid is None]
-        try:
-            with translate_errors("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
-                async with connection.transaction():
-                    await connection.execute(text)
-                    rows = await fetch(connection, "", _OIDS, new) if new else []
-                    made = {row.get("name", str): row.get("oid", int) for row in rows}
-        except PgRoleError as error:
-            if connection.is_closed() or isinstance(error.__cause__, TimeoutError):
-                status_claims.attempted(plans, dialect.system_identifier)
-            raise
-    status_claims.note(plans, made, dialect.system_identifier)
-    return None
-
-
-def _touches(plan: Plan) -> bool:
-    """Whether the plan is about a role, and not only about what is remembered of it."""
-    return bool(plan.changes or plan.owner or plan.record or plan.forget)
-
-
-def _statements_without_schema(plan: Plan, options: bool) -> Iterator[str]:
-    if not _touches(plan):
-        return
-    oid = "" if plan.oid is None else str(plan.oid)
-    for name, value in (("seen_as", seen_name(plan.seen_as)), ("seen_oid", literal(oid))):
-        yield f"SELECT pg_catalog.set_config('pgrole.{name}', {value}, true)"
-    yield queries.without_schema("expect")
-    yield from statements(plan.changes, options=options)
-
-
-def _statements(plan: Plan, dialect: Dialect) -> Iterator[str]:
-    # First, since the role may be the one that this object had under another name.
-    for role_name, uid in plan.releases:
-        yield _call("release_claim", role_name, uid)
-    if _touches(plan):
-        holder = plan.claim.owner.object_uid if plan.claim else None
-        seen = f"{literal(plan.role_name)}, {seen_name(plan.seen_as)}, {literal(plan.oid)}"
-        yield f"SELECT pgrole.expect({seen}, {literal(holder)})"
-    if dialect.enforcing and plan.claim:
-        known = plan.claim.generations
-        yield _call(
-            "expect_applied",
-            plan.role_name,
-            plan.claim.owner.object_uid,
-            plan.claim.applied,
-            known.object,
-            known.server_uid,
-            known.server,
-        )
-    yield from statements(plan.changes, options=dialect.options)
-    if plan.owner:
-        owner = plan.owner
-        yield _call(
-            "take_claim",
-            plan.role_name,
-            plan.oid or 0,
-            owner.cluster,
-            owner.namespace,
-            owner.namespace_uid,
-            owner.object,
-            owner.object_uid,
-            plan.applied,
-            plan.drift,
-        )
-    keeper = plan.owner.object_uid if plan.owner else plan.claim.owner.object_uid if plan.claim else None
-    if plan.record and keeper:
-        record = plan.record
-        rotated_at = record.rotated_at.isoformat() if record.rotated_at else None
-        yield _call(
-            "keep_credential",
-            plan.role_name,
-            keeper,
-            record.source,
-            record.digest,
-            rotated_at,
-            record.rotate,
-            record.connection,
-        )
-    if plan.acted_on and keeper:
-        yield _call(
-            "act_on",
-            plan.role_name,
-            keeper,
-            plan.acted_on.object,
-            plan.acted_on.server_uid,
-            plan.acted_on.server,
-        )
-    if plan.forget and plan.claim:
-        yield _call("forget_claim", plan.role_name, plan.claim.owner.object_uid)
-
-
-def _call(function: str, *arguments: str | int | tuple[str, ...] | None) -> str:
-    return f"SELECT pgrole.{function}({', '.join(literal(argument) for argument in arguments)})"
-
-
 def lock_names(plans: Sequence[Plan]) -> list[str]:
-    """Locks the names of these roles until the end of the transaction; for superusers. Before what expects an oid."""
+    """Locks the names of these roles until the transaction ends; for superusers. Precedes the checks of oids."""
     names = sorted({plan.seen_as for plan in plans if plan.changes and plan.oid is not None})
     if not names:
         return []
@@ -360,9 +233,9 @@ def lock_names(plans: Sequence[Plan]) -> list[str]:
 
 
 def verify_names(plans: Sequence[Plan], *, held: bool) -> list[str]:
-    """Fails with PGR01 when anything but the roles of these plans was altered or dropped. After their statements.
+    """Fails with PGR01 if a statement altered or dropped another role than its plan's. Follows all statements.
 
-    `held`: the names were locked; then only what was dropped for good is verified again.
+    `held`: the names were locked, so only dropped roles are verified.
     """
     oids: dict[str, int] = {}
     dropped: list[str] = []

@@ -1,6 +1,6 @@
-"""How a server may have the controller log in: decided before anything that comes of the password is sent.
+"""Permitted authentication methods, enforced before anything derived from the password is sent.
 
-The words are those of libpq's require_auth:
+The names are those of libpq's require_auth:
 https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNECT-REQUIRE-AUTH
 """
 
@@ -14,12 +14,12 @@ from pgrole_controller.core.scram import MOST_ITERATIONS
 Method = Literal["password", "md5", "scram-sha-256", "none"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
-#: Where nothing proves who answers: a password, or what can be used in its place, is not given away.
+#: Methods for a server whose identity is not verified: they reveal neither the password nor an equivalent.
 UNVERIFIED: Final = frozenset[str]({"scram-sha-256", "none"})
 ANYTHING: Final = frozenset[str](METHODS)
 
 _OK, _CLEAR, _MD5, _SASL, _CONTINUE, _FINAL = 0, 3, 5, 10, 11, 12
-_SAID = {
+_SHOWN = {
     "password": "the password in clear text (password)",
     "md5": "an MD5 hash of the password (md5)",
     "scram-sha-256": "SCRAM (scram-sha-256)",
@@ -35,29 +35,29 @@ _CHALLENGE = re.compile(
 
 
 class Unacceptable(ConnectionError):
-    """The server sent what ends the connection, before asyncpg has read it."""
+    """The server sent something that ends the connection before asyncpg reads it."""
 
 
 class MethodRefused(Unacceptable):
     def __init__(self, asked: str, allowed: Iterable[str]) -> None:
         shown = ", ".join(method for method in METHODS if method in frozenset(allowed))
         super().__init__(
-            f"the server asks for {_SAID[asked]}, but requireAuth allows only: {shown}. Set scram-sha-256 for the "
+            f"the server asks for {_SHOWN[asked]}, but requireAuth allows only: {shown}. Set scram-sha-256 for the "
             f"controller's role in the server's pg_hba.conf, or verify the server's certificate (sslMode verify-full), "
             f"or add {asked} to requireAuth. The controller sent nothing"
         )
 
 
 class Login:
-    """Follows what the server asks for: one method, in its order, and nothing after it has let us in."""
+    """Checks the server's authentication messages: one method, in the right order, and nothing after the login."""
 
     def __init__(self, allowed: frozenset[str]) -> None:
         self._allowed = allowed
         self._asked: str | None = None
-        self._step: int | None = None  # the code that came last
+        self._step: int | None = None  # the last code received
 
     def check(self, body: bytes) -> None:
-        """One message of authentication. Raises Unacceptable, and ValueError for what PostgreSQL does not send."""
+        """Checks one message. Raises Unacceptable; ValueError for a message that PostgreSQL does not send."""
         (code,) = _CODE.unpack_from(body)
         rest = body[_CODE.size :]
         if code in _UNSUPPORTED:
@@ -98,7 +98,7 @@ class Login:
 
 
 def _check_challenge(text: bytes) -> None:
-    """What asyncpg hashes for, on the event loop: 100,000 rounds take 40 ms."""
+    """Limits the SCRAM iterations, since asyncpg hashes on the event loop: 100,000 take 40 ms."""
     challenge = _CHALLENGE.fullmatch(text)
     if challenge is None:
         raise ValueError

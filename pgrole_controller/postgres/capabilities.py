@@ -1,4 +1,4 @@
-"""What server a connection is on, what its home database holds, and what the controller's role may do there."""
+"""The server of a connection, the state of its home database, and the privileges of the controller's role there."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ OLDEST_VERSION = 14
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What server a connection is on; `system_identifier` and `started_at` together tell one live server."""
+    """The server of a connection. `system_identifier` and `started_at` together identify one running server."""
 
     version: str
     version_number: int  # e.g. 180004
@@ -37,7 +37,7 @@ class Identity:
 
 
 async def identify(connection: Connection) -> Identity:
-    """Raises Transient for a server that cannot be written to or is too old."""
+    """Raises PgRoleError, also for a server that is read-only or too old, and for a database that is not UTF8."""
     row = await fetch_row(connection, "identify", queries.inspect("server"))
     version, number = row.get("version", str), row.get("version_number", int)
     if row.get("in_recovery", bool):
@@ -64,7 +64,7 @@ async def identify(connection: Connection) -> Identity:
     )
 
 
-#: How often a session checks again what the controller may do, in seconds, at most.
+#: Maximum time between two checks of the controller's privileges in a session, in seconds.
 ACCESS_CHECK_SECONDS = 60.0
 _DEADLINE = 10.0
 
@@ -85,6 +85,7 @@ Access = Mapping[str, Any]
 
 
 async def read_access(connection: Connection) -> Access:
+    """The privileges of the controller's role in the home database. Raises PgRoleError."""
     with translate_errors():
         row = await connection.fetchrow(queries.inspect("access"), timeout=_DEADLINE)
     if row is None:
@@ -95,7 +96,7 @@ async def read_access(connection: Connection) -> Access:
 async def await_access_change(
     connection: Connection, lock: anyio.Lock, before: Access, seconds: float, only: str | None = None
 ) -> tuple[str, ...]:
-    """Asks every `seconds`, and returns the names of what is not as `before`; `only`: of this column alone."""
+    """Checks every `seconds`, and returns the columns that differ from `before`. `only`: compares this column alone."""
     while True:
         await anyio.sleep(seconds)
         async with lock:
@@ -107,7 +108,7 @@ async def await_access_change(
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What was found in the home database. `missing`: why there is no schema pgrole; then claims are in status."""
+    """The state of the home database. `missing`: why schema pgrole does not exist; claims are in status then."""
 
     identity: Identity
     access: Access
@@ -121,7 +122,7 @@ class Capabilities:
 
 
 async def read_capabilities(writer: Connection) -> Capabilities | None:
-    """None where schema pgrole is missing or old. Changes nothing."""
+    """None if schema pgrole is missing or older. Changes nothing. Raises PgRoleError."""
     if not await is_current(writer):
         return None
     identity, access = await identify(writer), await read_access(writer)
@@ -131,7 +132,7 @@ async def read_capabilities(writer: Connection) -> Capabilities | None:
 async def prepare_schema(
     writer: Connection, detection: Mode, may_install: bool, seen: Capabilities | None
 ) -> Capabilities:
-    """Installs schema pgrole where allowed. `seen`: as read before this process led; raises Transient if it changed."""
+    """Installs schema pgrole if allowed. `seen`: as read before this process led; raises Transient if it changed."""
     if seen is not None:
         found = await read_capabilities(writer)
         if found is None or (found.access, found.guarded) != (seen.access, seen.guarded):
@@ -153,7 +154,7 @@ async def prepare_schema(
 
 @asynccontextmanager
 async def explaining(writer: Connection) -> AsyncIterator[None]:
-    """Where a privilege is lacking for a session: the error names the grant."""
+    """If a session lacks a privilege, its error names the missing GRANT."""
     try:
         yield
     except PgRoleError as error:

@@ -1,11 +1,11 @@
-"""What is there: the server, and the roles and claims of any number of objects in one query.
+"""Reads the catalogs of a server: the roles and claims of any number of objects in one query.
 
-A row that cannot be read is an error of the object that it is about, and of no other.
+A row that cannot be read is an error of its own object only.
 """
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -22,22 +22,21 @@ from pgrole_controller.core.role import UNSEEN, Grant, Membership, ObservedRole,
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 from pgrole_controller.core.state import Dependents, Observed
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.capabilities import Identity
+from pgrole_controller.postgres.claim_store import HeldClaim, HomeConnection
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Deferred, Row, Unreadable, fetch
-from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
 
 
-#: From here on memberships have INHERIT and SET, and can be granted by several grantors.
+#: Since this version, memberships have INHERIT and SET, and several grantors can grant one.
 MEMBERSHIP_OPTIONS_VERSION = 160_000
 
-#: The limits in sql/inspect/roles.sql and sql/inspect/references.sql: there may be more.
-_MOST_GRANTS = 2000
-_MOST_REACHED = 1000
+#: The limits in sql/inspect/roles.sql and sql/inspect/references.sql: a list of this length may be incomplete.
+_MOST_GRANTS = 1000
+_MOST_REACHED = 200
 
-#: Columns of sql/inspect/roles.sql that say nothing of the role.
+#: Columns of sql/inspect/roles.sql that do not describe the role.
 _PASSING = frozenset({"place", "at"})
 
 #: More than an object can declare.
@@ -46,7 +45,7 @@ _MANY_GROUPS = 100
 
 @dataclass(frozen=True, slots=True)
 class ReferencedNames:
-    """What one object refers to, and the patterns of protected roles that must not be reached."""
+    """The names that one object refers to, and the patterns of protected roles that it must not reach."""
 
     groups: frozenset[str] = frozenset()
     parameters: frozenset[str] = frozenset()
@@ -62,40 +61,23 @@ class ReferencedNames:
         )
 
 
-async def read_roles(
-    connection: Connection, cluster: str, system_identifier: int, asked: Sequence[tuple[Key, str]]
-) -> list[Observed | PgRoleError]:
-    """What is there for each (key, role name), in their order; the role name is empty where the object is gone.
-
-    What they refer to is not in it: `read_references`. PutOff for one that is to be asked for alone.
-    """
-    return _observations(await _fetch_roles(connection, cluster, system_identifier, asked), asked, claims=True)
-
-
-async def _fetch_roles(
-    connection: Connection, cluster: str, system_identifier: int, asked: Sequence[tuple[Key, str]]
-) -> list[Row]:
+async def fetch_roles(home: HomeConnection, query: str, asked: Sequence[tuple[Key, str]], *claims: object) -> list[Row]:
+    """The rows of sql/inspect/roles.sql for each (key, role name). `claims`: arguments of its source of claims."""
     return await fetch(
-        connection,
+        home.connection,
         "look",
-        queries.inspect("roles"),
+        query,
         [name for _, name in asked],
         [key.namespace for key, _ in asked],
         [key.name for key, _ in asked],
-        cluster,
-        system_identifier,
+        home.cluster,
+        home.identity.system_identifier,
+        *claims,
     )
 
 
-async def are_unchanged(
-    connection: Connection,
-    cluster: str,
-    system_identifier: int,
-    asked: Sequence[tuple[Key, str]],
-    before: Sequence[tuple[object, ...]],
-) -> list[bool]:
-    """Whether what is there for each (key, role name) is what `look` read `before`, as the `row` of a Sight."""
-    rows = await _fetch_roles(connection, cluster, system_identifier, asked)
+def equal_rows(rows: Sequence[Row], before: Sequence[tuple[object, ...]]) -> list[bool]:
+    """Whether there is exactly one row for each place, with the content of `before` (`Observed.row`)."""
     found: dict[object, list[Row]] = {}
     for row in rows:
         found.setdefault(row["place"], []).append(row)
@@ -105,52 +87,11 @@ async def are_unchanged(
     ]
 
 
-async def read_roles_without_schema(
-    connection: Connection,
-    identity: Identity,
-    cluster: str,
-    status_claims: StatusClaims,
-    asked: Sequence[tuple[Key, str]],
-) -> list[Observed | PgRoleError]:
-    """The same where there is no schema pgrole: by the claims that are remembered."""
-    rows = await fetch(
-        connection,
-        "look",
-        queries.inspect_without_schema("roles", verifiers=identity.sees_passwords),
-        [name for _, name in asked],
-        [key.namespace for key, _ in asked],
-        [key.name for key, _ in asked],
-        cluster,
-        identity.system_identifier,
-        *status_claims.relevant(name for _, name in asked),
-    )
-    return [
-        _remember(status_claims, key, name, observed) if isinstance(observed, Observed) else observed
-        for (key, name), observed in zip(asked, _observations(rows, asked, claims=False), strict=True)
-    ]
-
-
-def _remember(status_claims: StatusClaims, key: Key, role_name: str, observed: Observed) -> Observed:
-    """What the table of claims would have told."""
-    status_claims.seen(role_name, observed.named.oid if observed.named else None)
-    return replace(
-        observed,
-        claim=status_claims.get(role_name),
-        former=status_claims.former(key, role_name),
-        named=_hold(status_claims, role_name, observed.named),
-        claimed=_hold(status_claims, role_name, observed.claimed),
-    )
-
-
-def _hold(status_claims: StatusClaims, role_name: str, found: ObservedRole | None) -> ObservedRole | None:
-    holder = status_claims.holder(found.oid) if found else None
-    if found is None or holder is None or holder.role_name == role_name:
-        return found
-    return replace(found, held_by=str(holder.owner))
-
-
 async def read_references(connection: Connection, referenced: ReferencedNames, version: int) -> References:
-    """What is there of what is mentioned; `version` is the server's version number. Raises PgRoleError."""
+    """The referenced roles, parameters and databases that exist. `version`: the server's, e.g. 180004.
+
+    Raises PgRoleError.
+    """
     rows = await fetch(
         connection,
         "look_around",
@@ -182,19 +123,19 @@ async def read_references(connection: Connection, referenced: ReferencedNames, v
 
 def _hard(reached: Sequence[Row]) -> Iterable[str]:
     yield from (one.get("name", str) for one in reached if one.get("hard", bool))
-    if len(reached) >= _MOST_REACHED:  # there may be more, of which nobody knows what they are
+    if len(reached) >= _MOST_REACHED:  # the list may be incomplete
         yield "more roles than the controller can read"
 
 
 def _like(pattern: str) -> bytes:
-    """All that a pattern fits, and perhaps more: bytes have no characters for its question mark."""
+    """A LIKE pattern that matches at least the same names: in bytes, `?` cannot stand for one character."""
     for letter in "\\%_":
         pattern = pattern.replace(letter, "\\" + letter)
     return pattern.replace("*", "%").replace("?", "%").encode()
 
 
 async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Dependents, ...]]:
-    """What still needs each of these roles; a role that nothing needs is not in the result."""
+    """What depends on each of these roles, by oid; roles without dependents are left out. Raises PgRoleError."""
     dependents: dict[int, tuple[Dependents, ...]] = {}
     for row in await fetch(connection, "look_for_needs", queries.inspect("dependents"), list(oids)):
         role = row.get("role", int)
@@ -204,16 +145,14 @@ async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[i
 
 
 async def count_sessions(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
-    """How many sessions each of these roles has; one without any is not in the result."""
+    """The number of open sessions by role oid; roles without sessions are left out. Raises PgRoleError."""
     rows = await fetch(connection, "look_for_sessions", queries.inspect("sessions"), list(oids))
     return {row.get("role", int): row.get("count", int) for row in rows}
 
 
-async def read_new_owners(
-    connection: Connection, names: Collection[str], system_identifier: int
-) -> dict[str, NewOwner]:
-    """Those of these roles that are there."""
-    rows = await fetch(connection, "look_for_heirs", queries.inspect("new_owners"), list(names), system_identifier)
+async def read_new_owners(home: HomeConnection, query: str, names: Collection[str]) -> dict[str, NewOwner]:
+    """The existing roles among these names, each with the object that claims it in the rows."""
+    rows = await fetch(home.connection, "look_for_heirs", query, list(names), home.identity.system_identifier)
     return {row.get("name", str): NewOwner(row.get("oid", int), _claimed_place(row)) for row in rows}
 
 
@@ -222,43 +161,16 @@ def _claimed_place(row: Row) -> tuple[str, str, str] | None:
     return None if cluster is None else (cluster, row.get("namespace", str), row.get("namespace_uid", str))
 
 
-async def read_new_owners_without_schema(
-    connection: Connection, names: Collection[str], system_identifier: int, status_claims: StatusClaims
-) -> dict[str, NewOwner]:
-    query = queries.inspect_without_schema("new_owners", verifiers=False)
-    rows = await fetch(connection, "look_for_heirs", query, list(names), system_identifier)
-    oids = {row.get("name", str): row.get("oid", int) for row in rows}
-    return {name: NewOwner(oid, _place(status_claims.holder(oid))) for name, oid in oids.items()}
-
-
-def _place(holder: Claim | None) -> tuple[str, str, str] | None:
-    if holder is None:
-        return None
-    return holder.owner.cluster, holder.owner.namespace, holder.owner.namespace_uid
-
-
-async def read_verifiers(
-    connection: Connection, oids: Sequence[int], *, identity: Identity | None = None
-) -> dict[int, Verifier]:
-    """What these roles log in with; one without a password, or whose may not be read, is not in the result.
-
-    `identity` where there is no schema pgrole.
-    """
-    query = (
-        queries.inspect_without_schema("verifiers", verifiers=identity.sees_passwords)
-        if identity
-        else queries.inspect("verifiers")
-    )
+async def read_verifiers(connection: Connection, source: str, oids: Sequence[int]) -> dict[int, Verifier]:
+    """Password verifiers by role oid, from a source in sql/sources."""
+    query = queries.inspect_from("verifiers", verifiers=source)
     rows = await fetch(connection, "look_for_verifiers", query, list(oids))
     found = {row.get("role", int): row.find("verifier", str) for row in rows}
     return {role: Verifier(verifier) for role, verifier in found.items() if verifier is not None}
 
 
-async def read_claims(connection: Connection, cluster: str) -> list[tuple[Key, str, str]]:
-    """The claims of this cluster that are not released: key of the object, name of the role, uid of the object.
-
-    One that cannot be read is left out: it stays as it is.
-    """
+async def read_claims(connection: Connection, cluster: str) -> list[HeldClaim]:
+    """The claims of this cluster that are not released. Claims that cannot be read are left out, and stay unchanged."""
     claims = []
     for row in await fetch(connection, "look_for_claims", queries.inspect("claims"), cluster):
         try:
@@ -269,10 +181,8 @@ async def read_claims(connection: Connection, cluster: str) -> list[tuple[Key, s
     return claims
 
 
-def _observations(
-    rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bool
-) -> list[Observed | PgRoleError]:
-    """One for each that was asked for; rows that are about none of them leave one without any."""
+def parse_roles(rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bool) -> list[Observed | PgRoleError]:
+    """One result for each (key, role name), in order. `claims`: the rows hold the claims."""
     found: dict[int, list[Row]] = {place: [] for place in range(1, len(asked) + 1)}
     for row in rows:
         try:
@@ -293,11 +203,11 @@ def _observed_or_error(rows: Sequence[Row], key: Key, *, claims: bool) -> Observ
 
 
 def _observed(rows: Sequence[Row], *, claims: bool) -> Observed:
-    """`claims`: they are in the rows."""
-    there = [row for row in rows if row.find("oid", int) is not None]
-    named = [row for row in there if row.get("is_named", bool)]
-    claimed = [row for row in there if row not in named]
-    if not rows or len(rows) > 2 or len(named) > 1 or len(claimed) > 1 or (len(rows) > 1 and len(there) < 2):
+    """`claims`: the rows hold the claims."""
+    existing = [row for row in rows if row.find("oid", int) is not None]
+    named = [row for row in existing if row.get("is_named", bool)]
+    claimed = [row for row in existing if row not in named]
+    if not rows or len(rows) > 2 or len(named) > 1 or len(claimed) > 1 or (len(rows) > 1 and len(existing) < 2):
         raise Unreadable(f"{len(rows)} rows of one role", Reason.DATABASE_ERROR)
     first = rows[0]
     return Observed(
@@ -306,7 +216,7 @@ def _observed(rows: Sequence[Row], *, claims: bool) -> Observed:
         claim=_claim(first) if claims else None,
         former=_former(first) if claims else (),
         at=first.get("at", datetime),
-        iterations=first.find("scram_iterations", int) or LEAST_ITERATIONS,  # PostgreSQL 15 and before know no other
+        iterations=first.find("scram_iterations", int) or LEAST_ITERATIONS,  # fixed before PostgreSQL 16
         row=first.content(_PASSING) if len(rows) == 1 else (),
     )
 
@@ -343,7 +253,7 @@ def _found(row: Row) -> ObservedRole:
 
 
 def _settings(row: Row) -> dict[str, Parameters]:
-    """By database; '' for all."""
+    """By database; '' for settings in all databases."""
     held = row.object("settings")
     for some in held.values():
         if some is not None and (type(some) is not list or any(type(text) is not str for text in some)):
@@ -359,11 +269,11 @@ def _password(row: Row) -> Password | None:
 
 
 def _memberships(row: Row) -> tuple[Membership, ...]:
-    """One for each group, sorted by it; the rows come in that order."""
+    """One membership for each group, in the order of the rows, which are sorted by group."""
     held = [(grant.get("role", str), grant) for grant in row.objects("member_of")]
     groups = [(name, [grant for _, grant in some]) for name, some in groupby(held, key=itemgetter(0))]
     if len(held) >= _MOST_GRANTS:
-        # The last group may have been granted more often. So many others are drift, and are revoked before the rest.
+        # The last group may be incomplete. With this many groups, the others are drift and are revoked first.
         groups = groups[:-1]
         if len(groups) < _MANY_GROUPS:
             text = f"the role has {_MOST_GRANTS} or more grants of memberships: revoke some of them"
@@ -415,14 +325,17 @@ def _claim(row: Row) -> Claim | None:
     )
 
 
-_SECONDS = 2.0
+_SUSPECTS_SECONDS = 2.0
 
 
 async def read_suspects(connection: Connection, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
-    """By role name; a role with nobody to be seen is not in the result. Only what ends the session is raised."""
+    """Sessions that may have changed the role, by role name; roles without suspects are left out.
+
+    Raises PgRoleError only if the connection is lost.
+    """
     try:
         query = queries.inspect("suspects")
-        rows = await fetch(connection, "look_for_culprits", query, list(role_names), seconds=_SECONDS)
+        rows = await fetch(connection, "look_for_culprits", query, list(role_names), seconds=_SUSPECTS_SECONDS)
     except PgRoleError as error:
         if connection.is_closed():
             raise

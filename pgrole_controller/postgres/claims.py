@@ -1,7 +1,7 @@
-"""The claims of a server as an administrator sees and changes them: listed, released, forgotten, transferred.
+"""The claims of a server for its administrator: list, release, forget, transfer.
 
-Every change is one transaction that takes its turn with the controllers, finds the very claims that were shown before,
-and changes all of them or none. The triggers on the claims tell the controllers at once.
+Every change is one transaction, which takes the same lock as the controllers, verifies that the claims are still those
+that were shown, and changes all of them or none. Triggers on the claims notify the controllers at once.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -24,15 +24,15 @@ from pgrole_controller.postgres.errors import is_lacking, translate_errors
 from pgrole_controller.postgres.privileges import explain_access
 from pgrole_controller.postgres.rows import Row, fetch
 
-#: For one change with all that it waits for.
+#: Time limit of one command in seconds, lock waits included.
 CHANGE_SECONDS = 30.0
 
-#: However many claims there are: a person asks, and no other server waits.
+#: Bytes of one answer: enough for any number of claims, since this process serves one person and one server.
 _VOLUME = 1 << 30
 
 
 class ClaimedRoleState(StrEnum):
-    """What became of the role of a claim; sql/claims/list.sql has the definitions."""
+    """The state of the role of a claim; defined in sql/claims/list.sql."""
 
     THERE = "there"
     RENAMED = "renamed"
@@ -43,7 +43,7 @@ class ClaimedRoleState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which claims; None: any."""
+    """Which claims to select; None: any."""
 
     cluster: str | None = None
     namespace: str | None = None
@@ -53,7 +53,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class ListedClaim:
-    """One claim as it was read. `seen_as` is the name of a role that was renamed, else empty."""
+    """One claim as it was read. `seen_as` is the current name of a renamed role, else empty."""
 
     claim: Claim
     released_at: datetime | None
@@ -62,26 +62,23 @@ class ListedClaim:
 
     @property
     def awaited(self) -> bool:
-        """Whether any namespace of that name may take it: it was transferred, and no object has taken it yet."""
+        """Whether it was transferred and no object has taken it yet: any namespace of that name may."""
         return self.claim.owner.namespace_uid == ANY_NAMESPACE
 
     @property
     def holder(self) -> tuple[str, int, int, Owner, datetime | None]:
-        """What must not have changed between showing a claim and changing it."""
+        """What must be the same when a claim is shown and when it is changed."""
         claim = self.claim
         return (claim.role_name, claim.role_oid, claim.system_identifier, claim.owner, self.released_at)
 
 
 class ChangedMeanwhile(PgRoleError):
-    """Other claims are there than were shown; nothing was changed."""
+    """The claims are not those that were shown; nothing was changed."""
 
 
 @asynccontextmanager
 async def claims_of(endpoint: Endpoint) -> AsyncIterator[Connection]:
-    """A connection to the home database of a server. What fails in it names the grant, where one is missing.
-
-    Raises PgRoleError.
-    """
+    """A connection to the home database. Raises PgRoleError, which names the GRANT if a privilege is missing."""
     async with connect(replace(endpoint, volume=_VOLUME), "claims") as connection:
         try:
             await identify(connection)
@@ -93,7 +90,7 @@ async def claims_of(endpoint: Endpoint) -> AsyncIterator[Connection]:
 
 
 async def list_claims(connection: Connection, selection: Selection) -> list[ListedClaim]:
-    """In the order of cluster, namespace, object and role. Raises PgRoleError."""
+    """The selected claims, sorted by cluster, namespace, object and role. Raises PgRoleError."""
     with translate_errors(), anyio.fail_after(CHANGE_SECONDS, shield=True):
         async with connection.transaction(readonly=True):
             await connection.execute(queries.inspect("guard"))
@@ -101,13 +98,13 @@ async def list_claims(connection: Connection, selection: Selection) -> list[List
 
 
 async def release(connection: Connection, selection: Selection, shown: Sequence[ListedClaim]) -> None:
-    """The claims that were shown are held by nobody any more. Raises PgRoleError, then nothing was changed."""
+    """Releases the claims that were shown. Raises PgRoleError if nothing was changed."""
     async with _changing(connection, selection, shown) as names:
         _expect(await connection.execute(_sql("release"), names), len(names))
 
 
 async def forget(connection: Connection, selection: Selection, shown: Sequence[ListedClaim]) -> None:
-    """Deletes the claims that were shown, all of them released before. Raises PgRoleError, then nothing was changed."""
+    """Deletes the claims that were shown, which must be released. Raises PgRoleError if nothing was changed."""
     async with _changing(connection, selection, shown) as names:
         _expect(await connection.execute(_sql("forget"), names), len(names))
 
@@ -115,10 +112,10 @@ async def forget(connection: Connection, selection: Selection, shown: Sequence[L
 async def transfer(
     connection: Connection, selection: Selection, shown: Sequence[ListedClaim], cluster: str, *, with_released: bool
 ) -> None:
-    """The claims that were shown are another cluster's: its objects of the same namespace and name take them.
+    """Transfers the claims that were shown to a cluster, whose objects with the same namespace and name take them.
 
-    Those of roles that were retained stay with the very namespace that they are of, unless `with_released`. Raises
-    PgRoleError, then nothing was changed.
+    Released claims can only be taken in the namespace with the same uid, unless `with_released`. Raises PgRoleError if
+    nothing was changed.
     """
     for_any = [one.claim.role_name for one in shown if with_released or one.released_at is None]
     async with _changing(connection, selection, shown) as names:
@@ -129,11 +126,11 @@ async def transfer(
 async def _changing(
     connection: Connection, selection: Selection, shown: Sequence[ListedClaim]
 ) -> AsyncIterator[list[str]]:
-    """The names of the roles whose claims are changed in here, which are still those that were shown."""
+    """A transaction for changing the claims that were shown, which it verifies. Yields the names of their roles."""
     with translate_errors(), anyio.fail_after(CHANGE_SECONDS, shield=True):
         async with connection.transaction():
             await connection.execute(queries.inspect("guard"))
-            # by its old name, which version 3 of the schema has as well
+            # its name in version 3 of the schema, kept in version 4
             await connection.execute("SELECT pgrole.take_turn()")
             now = await _list(connection, selection)
             if [one.holder for one in now] != [one.holder for one in shown]:
@@ -145,7 +142,7 @@ async def _changing(
 
 
 def _expect(tag: str, count: int) -> None:
-    """Raises Transient, which undoes it, when not all rows were changed: somebody's trigger or rule is in the way."""
+    """Raises Transient, which rolls back, unless all rows were changed: a trigger or rule may have interfered."""
     if tag.rpartition(" ")[2] != str(count):
         raise Transient(
             Reason.DATABASE_ERROR,

@@ -1,4 +1,4 @@
-"""Connections to one server, with every session setting pinned that a role's or a database's defaults could bend."""
+"""Connections to one server, with pinned values for every session setting that a role or a database could change."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ COMMAND_SECONDS = 30.0
 CLOSE_SECONDS = 0.4
 _PATIENCE_SECONDS = 1.0
 
-#: Which optional settings the servers were found to take, by where they are and as whom we go there.
+#: Optional settings that servers accepted, by hash of address and user.
 _ACCEPTED: dict[int, frozenset[str]] = {}
 _PLACES = 1000
 
@@ -43,16 +43,16 @@ _PLACES = 1000
 _LONGEST_LIST = 4000
 
 
-#: Makes the password for a host, port and user, anew for each connection; raises PgRoleError, and limits its own time.
-#: Two that are equal need no new connection.
+#: Returns the password for a host, port and user; called for each connection. Raises PgRoleError, and limits its own
+#: time. If two factories are equal, existing connections are kept.
 PasswordFactory: TypeAlias = Callable[[str, int, str], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is and how to get in; another one that is not equal needs another connection.
+    """The address of a server and the credentials for it. If two endpoints differ, a new connection is needed.
 
-    Either by a DSN, or by hosts and what belongs to them (`of`). Secrets are in no representation of this.
+    Either a DSN, or hosts with their parameters (`of`). `repr` shows no secrets.
     """
 
     dsn: str | None = field(default=None, repr=False)
@@ -63,8 +63,8 @@ class Endpoint:
     user: str = ""
     password: str | PasswordFactory = field(default="", repr=False)
     ca: str | None = field(default=None, repr=False)
-    methods: frozenset[str] | None = None  # as in protocol.Terms
-    volume: int = VOLUME  # so much may one statement answer
+    methods: frozenset[str] | None = None  # as in protocol.ConnectionLimits
+    volume: int = VOLUME  # maximum bytes of the answer to one statement
 
     @classmethod
     def of(
@@ -78,7 +78,7 @@ class Endpoint:
         ca: str | None = None,
         methods: frozenset[str] | None = None,
     ) -> "Endpoint":
-        """Of several hosts, the first that is not in recovery. `ca`: certificates in PEM; None: those of the system."""
+        """The first of these hosts that is not in recovery. `ca`: certificates in PEM; None: those of the system."""
         return cls(
             ssl=sslmode,
             database=database,
@@ -97,15 +97,14 @@ class Endpoint:
 
 @asynccontextmanager
 async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIterator[Connection]:
-    """A connection for one purpose (it shows in application_name). Raises Transient or Refused when there is none.
+    """A connection for one purpose, which application_name shows. Raises Transient or Refused if it fails.
 
-    It has answered a question, and is no standby's. That takes CONNECT_SECONDS at most, and the time that a password
-    which has to be made takes. `command_timeout` holds for every statement; give `timeout` with one that shall run
-    longer.
+    The server has answered a query and is not a standby. This takes at most CONNECT_SECONDS, plus the time of the
+    password factory. Every statement has a timeout of COMMAND_SECONDS; pass `timeout` to change it for one statement.
     """
     pinned = {**PINNED, **settings, "application_name": f"pgrole-controller {purpose}"}
     with limiting(ConnectionLimits(endpoint.methods, endpoint.volume)):
-        connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _follow(endpoint, pinned))
+        connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _use_dsn(endpoint, pinned))
     try:
         yield connection
     finally:
@@ -113,8 +112,7 @@ async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIte
             await _close(connection)
 
 
-async def _follow(endpoint: Endpoint, settings: dict[str, str]) -> Connection:
-    """As the DSN says."""
+async def _use_dsn(endpoint: Endpoint, settings: dict[str, str]) -> Connection:
     with _naming("the DSN"):
         return await _open(
             endpoint, CONNECT_SECONDS, settings, dsn=endpoint.dsn, database=endpoint.database, ssl=endpoint.ssl
@@ -122,11 +120,11 @@ async def _follow(endpoint: Endpoint, settings: dict[str, str]) -> Connection:
 
 
 async def _find_primary(endpoint: Endpoint, settings: dict[str, str]) -> Connection:
-    """One host is begun after the other, the next when one has failed, or has not answered for a while.
+    """Tries the hosts in order: starts with the next host when one has failed or has not answered for a while.
 
-    So one that hangs leaves time for all others, and a slow one is still taken. Raises what was wrong with each host.
+    A host that hangs leaves time for the others, and a slow host can still be used. Raises the error of each host.
     """
-    # The system's authorities take 50 ms to read, in which no other server should wait.
+    # in a thread: reading the system's CAs takes 50 ms, and must not delay other servers
     context = await anyio.to_thread.run_sync(make_context, endpoint.ssl or "verify-full", endpoint.ca)
     search = _Search(endpoint, settings, context)
     patience = min(_PATIENCE_SECONDS, CONNECT_SECONDS / 2 / max(1, len(endpoint.hosts)))
@@ -148,7 +146,7 @@ async def _find_primary(endpoint: Endpoint, settings: dict[str, str]) -> Connect
 
 @dataclass(slots=True)
 class _Search:
-    """For the first host that answers and is no standby."""
+    """A search for the first host that answers and is not a standby."""
 
     endpoint: Endpoint
     settings: dict[str, str]
@@ -158,7 +156,7 @@ class _Search:
     began: float = field(default_factory=anyio.current_time)
 
     async def attempt(self, host: str, ended: anyio.Event, others: anyio.CancelScope) -> None:
-        """When it succeeds, it ends the others."""
+        """Tries one host; cancels the other attempts if it succeeds."""
         try:
             connection = await self._enter(host)
         except PgRoleError as error:
@@ -168,7 +166,7 @@ class _Search:
         if self.found is None:
             self.found = connection
             others.cancel()
-        else:  # another one was found before this one was told to end
+        else:  # another attempt succeeded before this one was cancelled
             connection.terminate()
 
     async def _enter(self, host: str) -> Connection:
@@ -191,7 +189,7 @@ class _Search:
             )
 
     def failure(self) -> PgRoleError:
-        """What is wrong with each host, as one error."""
+        """The errors of all hosts as one error."""
         port = self.endpoint.port
         texts = [f"{_spell(host, port)}: {error.message}" for host, error in self.failures.items()]
         if len(texts) == 1:
@@ -212,8 +210,8 @@ async def _open(
     settings: dict[str, str],
     **arguments: Any,  # noqa: ANN401 -- asyncpg's
 ) -> Connection:
-    """A connection that has answered a question within `seconds`: poolers let in before they know of a server."""
-    # Without the text of a DSN, which may hold a password.
+    """A connection that has answered a query within `seconds`: poolers accept logins before they have a server."""
+    # a hash, since a DSN may contain a password
     place = hash((endpoint.dsn, arguments.get("host"), endpoint.port, endpoint.user))
     optional = OptionalSettings(_ACCEPTED[place]) if place in _ACCEPTED else OptionalSettings()
     try:
@@ -235,12 +233,12 @@ async def _connect_with_fewer_settings(
     seconds: float,
     **arguments: Any,  # noqa: ANN401 -- asyncpg's
 ) -> Connection:
-    """Asks again with other settings, where those may be what keeps us out."""
+    """Retries with other optional settings if they may be the reason of a failed login."""
     while True:
         try:
             connection, row = await _enter({**settings, **optional.settings}, seconds, **arguments)
         except asyncpg.PostgresError as error:
-            if isinstance(error.__cause__, Unacceptable):  # it was us who ended it
+            if isinstance(error.__cause__, Unacceptable):  # the controller closed it
                 raise
             if not optional.may_retry(error):
                 raise optional.explain(error, translate(error)) from error
@@ -259,7 +257,7 @@ async def _enter(
     seconds: float,
     **arguments: Any,  # noqa: ANN401 -- asyncpg's
 ) -> tuple[Connection, asyncpg.Record]:
-    """With the row of sql/inspect/connection.sql."""
+    """One attempt: the connection, and the row of sql/inspect/connection.sql."""
     with own_limits() as limits:
         try:
             connection: Connection = await asyncpg.connect(
@@ -269,7 +267,7 @@ async def _enter(
             limits.abandon()
             if not isinstance(error, (AttributeError, LookupError, TypeError, ValueError)):
                 raise
-            # asyncpg's, where the server says nothing that it knows; or of what we were given.
+            # raised by asyncpg for an answer that it does not understand, or for an invalid argument
             if isinstance(error, asyncpg.InterfaceError) or not (limits.answered or isinstance(error, AttributeError)):
                 raise
             raise NotPostgres from error
@@ -284,7 +282,7 @@ async def _enter(
 
 
 def _check_usable(row: asyncpg.Record) -> None:
-    """Raises Transient for a standby, and unless we act as the role that logged in."""
+    """Raises Transient for a standby, and unless the session acts as the role that logged in."""
     if row["in_recovery"]:
         text = "the server is a read-only standby (pg_is_in_recovery)"
         raise Transient(Reason.SERVER_NOT_READY, text) from StandbyError()
@@ -293,7 +291,7 @@ def _check_usable(row: asyncpg.Record) -> None:
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Where something given cannot even be sent. Python's words may repeat it, and so a secret."""
+    """Raises Refused for arguments that cannot be sent, without Python's message, which may contain a secret."""
     try:
         yield
     except ValueError as error:
@@ -308,7 +306,7 @@ def _spell(host: str, port: int) -> str:
 
 
 async def _close(connection: Connection) -> None:
-    # A polite goodbye needs an answer; a peer that is gone never gives one.
+    # A graceful close waits for the server, which may be gone.
     with anyio.move_on_after(CLOSE_SECONDS):
         try:
             await connection.close(timeout=CLOSE_SECONDS)

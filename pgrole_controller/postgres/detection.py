@@ -1,4 +1,4 @@
-"""How changes in a server are noticed: the best of what may be done of what is asked for."""
+"""Change detection on one server: the best mode that is requested and that the controller's privileges permit."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,19 +16,19 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import is_lacking
 from pgrole_controller.postgres.poll import Poller
 
-#: Between two rounds of Poll, in seconds, unless the server's owner says otherwise.
+#: Default time between two rounds of Poll, in seconds.
 POLL_SECONDS = 1.0
 
 
-#: Called with the role names that something was noticed of; None: all of them.
+#: Called with the names of changed roles; None: all roles.
 OnChange = Callable[[tuple[str, ...] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """How changes are noticed: what runs beside the work, and what it runs on.
+    """A running detection mode: its tasks, and its connections.
 
-    `connection` answers questions in between, under its `lock`.
+    Other queries may use `connection` while they hold `lock`. `why`: why Watch is not possible, if Auto chose another.
     """
 
     mode: Mode
@@ -53,7 +53,7 @@ async def open_detector(
     interval: float,
     on_change: OnChange,
 ) -> Detector:
-    """The best of what may be done of what is asked for; its connections are closed with the stack."""
+    """Starts the best possible mode. The stack closes its connections. Raises PgRoleError if a requested mode fails."""
     why = found.missing.message if found.missing else ""
     if detection in (Mode.AUTO, Mode.WATCH) and not found.missing:
         try:

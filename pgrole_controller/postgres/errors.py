@@ -1,8 +1,8 @@
 """PostgreSQL's errors as PgRoleErrors: one table by SQLSTATE, one translation, and the cause of a lost session.
 
-Codes: https://www.postgresql.org/docs/current/errcodes-appendix.html. The longest prefix decides.
+Codes: https://www.postgresql.org/docs/current/errcodes-appendix.html. The longest matching prefix applies.
 
-Guarantees: an unknown cause is `Cause.OTHER`, which backs off. Of several hosts, the one to be spared the most decides.
+Guarantees: an unknown cause is `Cause.OTHER`, which backs off. With several hosts, the one that backs off most applies.
 """
 
 import errno
@@ -20,16 +20,16 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.reconnect import Cause
 from pgrole_controller.postgres.authentication import Unacceptable
 
-#: Raised by schema pgrole's own functions when what was seen is no longer so: look again, nothing was changed.
+#: Raised by functions of schema pgrole if the role or claim changed since it was read: read again; nothing was changed.
 SEEN_IS_STALE = "PGR01"
 
-#: Raised by sql/inspect/guard.sql when schema pgrole is not ours any more: nothing in it is called.
+#: Raised by sql/inspect/guard.sql if schema pgrole is no longer trusted: nothing in it is called.
 SCHEMA_NOT_TRUSTED = "PGR02"
 
-#: Raised by schema pgrole's own functions when another process leads: nothing was changed, and nothing may be.
+#: Raised by functions of schema pgrole if another process leads: nothing was changed.
 NOT_LEADING = "PGR04"
 
-#: Raised while a superuser has suspended all changes: nothing was changed, and nothing may be.
+#: Raised while a superuser has suspended all changes: nothing was changed.
 CHANGES_SUSPENDED = "PGR05"
 
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
@@ -85,7 +85,7 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
 }
 
 
-#: What PostgreSQL says in XX000, in English always, where another transaction came first.
+#: Messages of XX000, always in English, if another transaction was first.
 _CONCURRENT = ("tuple concurrently updated", "tuple concurrently deleted")
 
 
@@ -96,7 +96,7 @@ def _internal(name: str, text: str) -> PgRoleError:
 
 
 def classify(sqlstate: str | None, text: str) -> PgRoleError:
-    """The error to say on the object for an error of PostgreSQL with its primary message `text`."""
+    """The error to report on the object. `text`: PostgreSQL's primary message."""
     code = sqlstate or ""
     for length in range(len(code), -1, -1):
         if code[:length] in _TABLE:
@@ -104,29 +104,29 @@ def classify(sqlstate: str | None, text: str) -> PgRoleError:
     raise AssertionError("the table has an entry for every code")
 
 
-#: From what costs the server least to what costs it most.
+#: Causes, by how much another attempt costs the server, the cheapest first.
 _SPARED = (Cause.REFUSED, Cause.STARTING, Cause.LOST, Cause.OVERTAKEN, Cause.OTHER)
 
 _REFUSED = {errno.ECONNREFUSED}
-#: A socket's file is removed with its server.
+#: The file of a Unix socket is removed with its server.
 _REFUSED_SOCKET = {errno.ECONNREFUSED, errno.ENOENT}
 _BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, EOFError, asyncpg.ConnectionDoesNotExistError)
 
-#: How asyncio names the errors of a host's several addresses, in the text of one OSError.
+#: asyncio joins the errors of a host's addresses in the text of one OSError.
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 class StandbyError(ConnectionError):
-    """The server is in recovery: after a failover one of its peers is not, or it is promoted itself."""
+    """The server is in recovery: after a failover, another host is the primary, or this one is about to be."""
 
 
 def cause_of(error: PgRoleError) -> Cause:
-    """`error` is from an attempt at a session, or from one that ended too soon."""
+    """Why a session could not be started, or why it ended."""
     return _classify(error, frozenset())
 
 
 def _classify(error: BaseException | None, within: frozenset[int]) -> Cause:
-    """`within`: ids of the errors that contain this one. An error that is raised from a group can be in that group."""
+    """`within`: ids of the errors that contain this one, since an error can be in the group that is its cause."""
     if id(error) in within:
         return _SPARED[0]
     within |= {id(error)}
@@ -159,20 +159,20 @@ def _is_refused(error: OSError) -> bool:
 
 
 def is_lacking(error: BaseException | None) -> bool:
-    """Whether PostgreSQL refused for want of a privilege (insufficient_privilege)."""
+    """Whether the controller's role lacks a privilege (insufficient_privilege)."""
     return error is not None and isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError)
 
 
-# InternalClientError: a statement that meets the server's goodbye before the end of the connection is noticed.
+#: Exceptions of a lost connection. InternalClientError: a statement was sent while the server closed the connection.
 LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
 
 
-#: Of a text that a server wrote, in characters.
+#: Maximum length of a text from a server, in characters.
 _LONGEST_TEXT = 500
 
 
 class UnexpectedError(Transient):
-    """An exception that nothing foresees, of what a server sent or of our own making: its cause is to be logged."""
+    """An unforeseen exception, caused by the server's answer or by a bug. Log its cause with the traceback."""
 
     def __init__(self, error: BaseException) -> None:
         kinds = type(error).__name__
@@ -185,15 +185,15 @@ class UnexpectedError(Transient):
         )
 
 
-#: What asyncpg says when the answer to the wish for TLS is not yes.
+#: asyncpg's message if the server does not offer TLS.
 _NO_TLS = "rejected SSL upgrade"
 
 
 @contextmanager
 def translate_errors(statement: str = "") -> Iterator[None]:
-    """Turns whatever asyncpg raises into a PgRoleError by the table of SQLSTATEs.
+    """Translates asyncpg's exceptions into PgRoleErrors by the table of SQLSTATEs.
 
-    `statement`: what kind it is, where its time is to be measured, however it ends.
+    `statement`: label of the metric of the duration, which includes failures; empty: not measured.
     """
     began = time.perf_counter()
     try:
@@ -204,10 +204,10 @@ def translate_errors(statement: str = "") -> Iterator[None]:
             raise translate(error) from error
         cause = ended if isinstance(ended, Unacceptable) else error
         raise Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {_words(cause)}") from cause
-    except (PgRoleError, UnicodeEncodeError):  # the latter of what was to be sent
+    except (PgRoleError, UnicodeEncodeError):  # UnicodeEncodeError: an argument cannot be sent
         raise
     except Exception as error:
-        if statement == "connect" and isinstance(error, ValueError):  # of what we were given: `_naming`
+        if statement == "connect" and isinstance(error, ValueError):  # an invalid argument: `_naming`
             raise
         raise UnexpectedError(error) from error
     finally:
@@ -216,14 +216,14 @@ def translate_errors(statement: str = "") -> Iterator[None]:
 
 
 def translate(error: asyncpg.PostgresError) -> PgRoleError:
-    """The error to say on an object. Only the primary message: detail and context may quote a statement."""
-    message = getattr(error, "message", None) or (str(error) or type(error).__name__)  # asyncpg's own have no parts
+    """The error to report on an object. Primary message only: detail and context may quote a statement."""
+    message = getattr(error, "message", None) or (str(error) or type(error).__name__)  # asyncpg's own have no `message`
     return classify(getattr(error, "sqlstate", None), shorten(str(message)))
 
 
 @contextmanager
 def convert_unexpected() -> Iterator[None]:
-    """Nothing leaves this but PgRoleError, and what ends tasks: an Unexpected where it was something else."""
+    """Converts every exception but PgRoleError and cancellation into UnexpectedError."""
     try:
         yield
     except PgRoleError:
@@ -233,7 +233,7 @@ def convert_unexpected() -> Iterator[None]:
 
 
 def shorten(text: str, most: int = _LONGEST_TEXT) -> str:
-    """Of a text that somebody else wrote: on one line, without what a terminal would obey, and not too long."""
+    """A text from a server on one line, without control characters, cut after `most` characters."""
     cut = text[:most]
     shown = cut if cut.isprintable() else "".join(sign if sign.isprintable() else " " for sign in cut)
     return shown if len(text) <= most else f"{shown}… ({len(text) - most} more characters)"

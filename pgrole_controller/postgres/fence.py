@@ -1,8 +1,8 @@
-"""Who leads, as the server knows it: a number that every transaction of a leader brings along.
+"""The fencing number of the leader, which every transaction of the leader verifies on the server.
 
-A process that was paused while it led goes on, when it is woken, with what it had in mind, whoever leads by then. What
-it sends then is refused by `pgrole.check_lead`, under the lock that whoever came after it had to take as well. Where
-the schema cannot tell, its own clock does, right before it sends anything.
+A process that is paused while it leads continues its work when it resumes, even if another process leads by then.
+`pgrole.check_lead` refuses its transactions, under the lock that the new leader also had to take. Without schema
+pgrole, the process checks its own clock right before it sends a transaction.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import NOT_LEADING, translate_errors
 from pgrole_controller.postgres.rows import fetch_row
 
-#: For one sign of life, in seconds.
+#: Time limit of one heartbeat, in seconds.
 BEAT_SECONDS = 5.0
 
 
@@ -27,7 +27,7 @@ class NotLeading(Transient):
 
 
 class Unconfirmed(Transient):
-    """What was decided while this process held the Lease is not carried out when it does not know that any more."""
+    """The plan was decided while this process held the Lease, and now it can no longer verify that it does."""
 
     def __init__(self) -> None:
         super().__init__(Reason.PROGRESSING, "the controller can no longer reach Kubernetes and decides again")
@@ -35,11 +35,11 @@ class Unconfirmed(Transient):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a session needs to know where several processes could lead. `holder` names this process's lead and no other.
+    """This process as a candidate for the lead of an installation. `holder` is unique to this process's lead.
 
-    `stand_by` returns when this process leads; `confirm` when that was found to be so after it was called, and raises
-    PgRoleError otherwise. `away` gives for how many seconds Kubernetes could not be reached, when this process may lead
-    a database nevertheless that nobody else leads (0.0: it may not); `enforce` notes that it does.
+    `stand_by` returns when this process leads. `confirm` returns if this process leads after the call, and raises
+    PgRoleError otherwise. `away`: for how many seconds Kubernetes has been unreachable, if this process may lead a
+    database that no other process leads (0.0: it may not); `enforce` is called when it does.
     """
 
     installation: str
@@ -53,10 +53,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """This process's lead of an installation. `guarded` as in `Session`; `is_leading` by its own clock.
+    """This process's lead of an installation. `guarded` as in `DatabaseClaims`; `is_leading` by its own clock.
 
-    `number` None: there is no schema pgrole that could tell. `is_enforcing`: the Lease cannot be asked for, and the
-    database alone decides; only where there is a number.
+    `number` None: no schema pgrole, or an older one. `is_enforcing`: the Lease cannot be read, so the database alone
+    decides who leads; only with a number.
     """
 
     installation: str
@@ -67,27 +67,27 @@ class Fence:
 
     @property
     def enforcing(self) -> bool:
-        """Whether the database alone says that this process leads."""
+        """Whether this process leads only according to the database."""
         return self.number is not None and not self.is_leading() and self.is_enforcing()
 
     @property
     def statement(self) -> str | None:
-        """Fails with SQLSTATE PGR04 when another process leads."""
+        """Fails with SQLSTATE PGR04 if another process leads. None without a number."""
         if self.number is None:
             return None
         return f"SELECT pgrole.check_lead({literal(self.installation)}, {self.number})"
 
     def check_clock(self, *, enforcing: bool = False) -> None:
-        """Raises NotLeading when this process knows by itself that it does not lead any more.
+        """Raises NotLeading if this process knows by its own clock that it no longer leads.
 
-        `enforcing`: what is to be sent was decided for a process that enforces. Else Unconfirmed is raised in one.
+        `enforcing`: the plans were decided while enforcing; otherwise a process that is enforcing raises Unconfirmed.
         """
         if self.is_leading() or (enforcing and self.enforcing):
             return
         raise Unconfirmed if self.enforcing else NotLeading
 
     async def beat(self, connection: Connection) -> None:
-        """Shows those who stand by that this process is alive. Raises NotLeading when another leads."""
+        """Sends a heartbeat for the processes on standby. Raises NotLeading if another process leads."""
         if self.number is None:
             return
         call = f"SELECT pgrole.beat({literal(self.installation)}, {self.number})"
@@ -100,7 +100,7 @@ class Fence:
             raise NotLeading
 
     async def check(self, connection: Connection) -> None:
-        """Raises PgRoleError unless this process still leads. `connection` is with the home database."""
+        """Raises PgRoleError unless this process still leads. `connection` is to the home database."""
         self.check_clock()
         if self.statement is not None:
             with translate_errors("lead"):
@@ -108,10 +108,10 @@ class Fence:
 
 
 async def take_lead(connection: Connection, candidate: Candidate, *, guarded: bool, fencing: bool = True) -> Fence:
-    """From its return on no transaction of whoever led before is carried out, unless the schema is not `fencing`.
+    """Takes the lead. After it returns, PostgreSQL refuses all transactions of previous leaders (only if `fencing`).
 
-    The number is drawn first, and whether this process leads is asked after that: so whoever leads later has a later
-    one. Raises PgRoleError when another process leads.
+    It draws the number first and then confirms that this process holds the Lease, so a later holder has a higher
+    number. Raises PgRoleError if another process leads.
     """
     installation, holder = literal(candidate.installation), literal(candidate.holder)
     number = None
@@ -124,7 +124,10 @@ async def take_lead(connection: Connection, candidate: Candidate, *, guarded: bo
 
 
 async def lead_while_away(connection: Connection, candidate: Candidate, *, guarded: bool) -> Fence | None:
-    """The lead of a database whose leader shows no life, for a process that cannot reach Kubernetes. None: not yet."""
+    """Takes the lead of a database whose leader sends no heartbeat, while Kubernetes is unreachable. None: not yet.
+
+    Raises PgRoleError.
+    """
     away = candidate.away()
     if away <= 0.0:
         return None
@@ -142,12 +145,12 @@ def _fence(candidate: Candidate, number: int | None, guarded: bool) -> Fence:
 
 
 def is_another_leading(error: BaseException) -> bool:
-    """Whether the server refused since another process leads."""
+    """Whether the server refused because another process leads."""
     return isinstance(error, NotLeading) or getattr(error.__cause__, "sqlstate", None) == NOT_LEADING
 
 
 async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
-    """As one message, which is one transaction: a process that is paused leaves none open, with its locks."""
+    """Calls a function in one message, which is one transaction: a paused process leaves no transaction open."""
     statement = f"SELECT pg_catalog.set_config('pgrole.number', {call}::text, false)"
     with translate_errors("lead"):
         await connection.execute(_guard(statement, guarded=guarded))

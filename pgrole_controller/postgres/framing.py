@@ -1,14 +1,14 @@
-"""Takes what a server sends apart into messages, and lets only those through that asyncpg can be trusted with.
+"""Splits what a server sends into messages, and passes only valid ones on to asyncpg.
 
-asyncpg believes a server. Of a hostile or a compromised one, or of another program behind the port, asyncpg 0.32 reads
-for ever where a length or a type makes no sense, reads on into the next message where a text has no end, reads what
-lies before its buffer where a value has a negative length, makes lists of any length that an array claims, and keeps
-whatever comes. All of that on the event loop and in the memory of all servers.
+asyncpg trusts the server. If the server is hostile or compromised, or another program listens on the port, asyncpg 0.32
+loops forever on an invalid length or type, reads past the end of a message for a text without terminator, reads memory
+before its buffer for a negative length, allocates lists of any length that an array claims, and buffers without limit.
+All of this happens on the event loop and in the memory that all servers share.
 
-So every message is whole, of a kind that PostgreSQL sends for our statements, and of a size that they need, and its
-parts fill it exactly, before asyncpg sees it. Notices are left out: nothing reads them. Notifications are not asyncpg's
-either, which makes a callback of each (`Notes`). A tenant can make an error long, since it names what depends on a
-role: a long one is cut, and the rest is dropped as it arrives.
+Therefore a message reaches asyncpg only if it is complete, has a type that PostgreSQL sends for the controller's
+statements and a size that they need, and its fields fill it exactly. Notices are dropped, since nothing reads them.
+Notifications go to a `NotificationFilter`, since asyncpg calls a callback for each. Tenants can make error messages
+long, since these list what depends on a role: a long one is cut, and the rest is dropped as it arrives.
 """
 
 import re
@@ -19,19 +19,19 @@ from typing import Final
 
 from pgrole_controller.postgres.authentication import Login, Unacceptable
 
-#: The type of a message and its length, which counts itself but not the type.
+#: Type and length of a message; the length includes itself, but not the type.
 _HEADER = struct.Struct("!Bi")
 _LEAST = 4
 _INT16, _INT32 = struct.Struct("!H"), struct.Struct("!i")
 _COLUMN = struct.Struct("!iHIHiH")
 
-#: What one statement may answer, with what its rows and values take in memory beside their bytes.
+#: Maximum size of the answer to one statement in bytes, including the overhead of rows and values in memory.
 VOLUME: Final = 16 << 20
 _ROW, _VALUE = 64, 32
 
 _KIB = 1 << 10
 _ERROR, _NOTE = 64 * _KIB, 8 * _KIB + 256
-#: Messages of which no more than _ERROR is kept: E and N.
+#: Messages that are cut after _ERROR bytes: E and N.
 _CUT = frozenset(b"EN")
 _LONGEST: Final[dict[int, int]] = {
     **dict.fromkeys(b"123Ins", _LEAST),
@@ -45,16 +45,16 @@ _LONGEST: Final[dict[int, int]] = {
     ord("N"): 8 << 20,
     ord("t"): 64 * _KIB,
     ord("T"): 64 * _KIB,
-    ord("D"): 8 << 20,  # the digests and names of 50,000 roles, the longest row of ours
+    ord("D"): 8 << 20,  # the longest row: digests and names of 50,000 roles
 }
 _NAMES = {"E": "an error", "N": "a notice", "A": "a notification", "S": "a parameter", "D": "a row"}
 
-#: How many parameters a server may report; PostgreSQL 18 has 15.
+#: Maximum number of parameters that a server reports; PostgreSQL 18 has 15.
 _PARAMETERS = 100
 _COLUMNS = 1664
 _ELEMENTS = 100_000
 
-#: Types whose values asyncpg reads without believing a length or a count in them: scalars, and arrays of those.
+#: Types whose values asyncpg reads without trusting a length or count inside them: scalars, and arrays of scalars.
 _SCALARS = {16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 28, 29, 30, 114, 650, 700, 701, 705, 869, 1042, 1043, 1082}
 _SCALARS |= {1083, 1114, 1184, 1186, 1700, 2202, 2205, 2206, 2275, 2278, 2950, 3220, 3802, 4089, 4096, 5069}
 _ARRAYS = {199, 1000, 1001, 1002, 1003, 1005, 1006, 1007, 1009, 1011, 1012, 1013, 1014, 1015, 1016, 1021, 1022, 1028}
@@ -70,54 +70,54 @@ class NotPostgres(Unacceptable):
 
 @dataclass(slots=True)
 class NotificationFilter:
-    """Where the notifications of one channel go: as (pid of the sender, payload), in their order.
+    """Delivers the notifications of one channel, in order, as (pid of the sender, payload).
 
-    Of `trusted`, the process that watches, each is heard. Of all others together `server_policy` at once, and `rate` a
-    second: what is more is left out, and `left_out` says that there was some.
+    Every notification of `trusted`, the pid of the watch connection, is delivered. Those of all other sessions share a
+    limit: `burst` at once, and `rate` per second. Any above the limit are dropped, which `left_out` reports.
     """
 
     channel: str
     trusted: int
     deliver: Callable[[list[tuple[int, bytes]], bool], None]
-    server_policy: float = 1000.0
+    burst: float = 1000.0
     rate: float = 500.0
     left_out: bool = False
-    _left: float = 1000.0
+    _credit: float = 1000.0
     _at: float | None = None
 
     def skipping(self) -> re.Pattern[bytes]:
-        """Any number of notifications of others on this channel, each whole. A payload holds no NUL."""
+        """Matches complete notifications of other sessions on this channel. A payload contains no NUL."""
         pid = re.escape(_INT32.pack(self.trusted))
         channel = re.escape(self.channel.encode())
         return re.compile(rb"(?:A\0\0[\0-\x20][\0-\xff](?!" + pid + rb")[\0-\xff]{4}" + channel + rb"\0[^\0]*\0)+")
 
     def refill(self, now: float) -> None:
         if self._at is not None:
-            self._left = min(self.server_policy, self._left + (now - self._at) * self.rate)
+            self._credit = min(self.burst, self._credit + (now - self._at) * self.rate)
         self._at = now
 
     def admit(self, pid: int) -> bool:
         if pid == self.trusted:
             return True
-        self._left -= 1
-        return self._left >= 0
+        self._credit -= 1
+        return self._credit >= 0
 
     @property
     def exhausted(self) -> bool:
-        return self._left < 1
+        return self._credit < 1
 
 
 class Framing:
-    """Of one connection. `feed` it what arrives, and `take` what asyncpg may read."""
+    """The messages of one connection: `feed` what arrives, and `take` what asyncpg may read."""
 
     def __init__(self, login: Login, volume: int = VOLUME) -> None:
         self.answered = False  # the server has sent a message
         self.notes: NotificationFilter | None = None
         self.noted: list[tuple[int, bytes]] = []  # since `take` was called
         self._data = bytearray()
-        self._needed = _HEADER.size  # so much must be there for a message to be whole
+        self._needed = _HEADER.size  # bytes of _data at which the next message is complete
         self.dropped = 0  # bytes, since `take` was called
-        self._to_drop = 0  # of what arrives next: the rest of a message that was cut
+        self._to_drop = 0  # bytes that arrive next: the rest of a message that was cut
         self._login = login
         self._let_in = False
         self._most = volume
@@ -134,17 +134,15 @@ class Framing:
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` may have something to do."""
+        """Whether `take` may return or drop something."""
         return len(self._data) >= self._needed or self.dropped > 0
 
     def listen(self, notes: NotificationFilter) -> None:
+        """From now on, collects the notifications that this filter admits."""
         self.notes, self._skipping = notes, notes.skipping()
 
     def take(self, most: int) -> bytes:
-        """At most so many messages, as far as they are whole, without those that are not for asyncpg.
-
-        Raises Unacceptable.
-        """
+        """Up to `most` complete messages, without those that are not for asyncpg. Raises Unacceptable."""
         self._passed, self.noted, self.dropped = [], [], 0
         data, place, taken = bytes(self._data), 0, 0
         self._needed = _HEADER.size
@@ -173,7 +171,7 @@ class Framing:
         return b"".join(self._passed)
 
     def _drop(self, many: int, arrived: int) -> None:
-        """The rest of a message, of which some has arrived. Raises Unacceptable."""
+        """Drops the rest of a message: `many` bytes, of which `arrived` have arrived. Raises Unacceptable."""
         self._to_drop = max(0, many - arrived)
         self.dropped += min(many, arrived)
         self._volume += many
@@ -181,7 +179,7 @@ class Framing:
             raise _too_large(self._most)
 
     def _skip(self, data: bytes, place: int, end: int) -> tuple[int, int]:
-        """Past a run of notifications that are too many: where it ends, and what that costs in messages."""
+        """Skips notifications above the limit: the end of the run, and its cost as a number of messages."""
         run = self._skipping.match(data, place) if self._skipping else None
         if run is None or self.notes is None:
             self._read(65, data, place, end)
@@ -201,8 +199,8 @@ class Framing:
             self._passed.append(data[place:end] if whole else _HEADER.pack(kind, _LEAST + len(message)) + message)
 
     def _check(self, kind: int, body: bytes) -> bytes | None:
-        """The body as asyncpg may have it; None: not at all. Raises ValueError where it is not as it should be."""
-        if kind == 65:  # A: NotificationResponse. Tenants can send as many as they like: that must not end the session.
+        """The body for asyncpg; None: asyncpg does not get the message. Raises ValueError for an invalid body."""
+        if kind == 65:  # A: NotificationResponse. Not charged: tenants can send any number of them.
             self._note(body)
             return None
         self._charge(kind, body)
@@ -278,7 +276,7 @@ def _too_long(kind: int, length: int) -> Unacceptable:
 
 
 def check_row(body: bytes) -> None:
-    """Its values fill it, and what looks like an array is one. Raises ValueError."""
+    """Checks that the values fill the row, and that anything that looks like an array is one. Raises ValueError."""
     count = _INT16.unpack_from(body)[0]
     _expect(count <= _COLUMNS)
     place, read, left = 2, _INT32.unpack_from, _ELEMENTS
@@ -286,7 +284,7 @@ def check_row(body: bytes) -> None:
         size = read(body, place)[0]
         place += 4
         if size > 0:
-            # No text has a NUL, and no other value is so long and begins so: where asyncpg expects an array, it is one.
+            # No text contains a NUL, and no other value of this length starts like this: it can only be an array.
             if size >= 20 and not body[place] and read(body, place)[0] in _DIMENSIONS:
                 left -= _check_array(body, place, size)
                 _expect(left >= 0)
@@ -297,7 +295,7 @@ def check_row(body: bytes) -> None:
 
 
 def _check_array(body: bytes, place: int, size: int) -> int:
-    """The number of its elements, which fill it."""
+    """The number of elements of an array, which must fill it. Raises ValueError."""
     end, read = place + size, _INT32.unpack_from
     dimensions = read(body, place)[0]
     place += 12
@@ -319,7 +317,7 @@ def _check_array(body: bytes, place: int, size: int) -> int:
 
 
 def check_description(body: bytes) -> None:
-    """Its columns fill it, and are of types that asyncpg reads safely. Raises ValueError."""
+    """Checks that the columns fill the description. Raises ValueError; Unacceptable for a type that is not safe."""
     count = _INT16.unpack_from(body)[0]
     _expect(count <= _COLUMNS)
     place = 2
@@ -333,14 +331,14 @@ def check_description(body: bytes) -> None:
 
 
 def _ended(body: bytes) -> bytes:
-    """An error that is whole though it was cut: its last field is shorter then."""
+    """Terminates an error message that was cut; its last field is shorter then."""
     return body if len(body) < _ERROR - _LEAST else body.rstrip(b"\0") + b"\0\0"
 
 
 def legible(body: bytes) -> bytes:
-    """An error: a byte that is not of UTF-8 is a question mark. Raises ValueError.
+    """An error message in which a question mark replaces every byte that is not UTF-8. Raises ValueError.
 
-    The name of a role is in any encoding that a database of the server has.
+    Role names can be in the encoding of any database of the server.
     """
     fields = body.split(b"\0")
     _expect(fields[-2:] == [b"", b""] and all(fields[:-2]))

@@ -1,10 +1,11 @@
-"""Poll: nothing is installed; digests of all roles are read every interval and compared with those of the last round.
+"""Poll: without installing anything, reads digests of all roles every interval and compares them with the last round.
 
-Guarantees: a role whose digest differs, that is new, gone or renamed is announced once in the round that sees it and
-once in the next, and so is each that we changed: it may have been changed to the same again between two rounds.
+Guarantees: every role that changed, or was created, dropped or renamed, is announced in the round that detects it and
+again in the next. A role that the controller changed is announced in the next round, since another change may have
+restored its digest in between.
 
-Of each role 12 bytes and its name are kept. They are taken apart only when something differs. The digests are keyed
-with a secret of this session, so that nobody can make two states with the same one.
+Memory: 12 bytes and the name of each role, parsed only if something differs. The digests are keyed with a secret of the
+session, so that no one can construct two states with the same digest.
 """
 
 import secrets
@@ -19,12 +20,12 @@ from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.rows import Row, Unreadable, fetch
+from pgrole_controller.postgres.rows import Row, fetch, first
 
-#: For one round, in seconds.
+#: Time limit of one round, in seconds.
 ROUND_SECONDS = 15.0
 
-#: More names than this are announced as all of them.
+#: Above this number of names, all roles are announced.
 MANY = 1000
 
 _ENTRY = struct.Struct(">Iq")
@@ -32,10 +33,10 @@ _STRETCH = 100 * _ENTRY.size
 
 
 class Poller:
-    """Compares one round with the last one, on a connection of its own."""
+    """Compares each round with the previous one, on its own connection."""
 
     def __init__(self, connection: Connection, lock: anyio.Lock, identity: Identity) -> None:
-        """`turn` is held while the connection is used."""
+        """`lock` is held while the connection is in use."""
         self._connection = connection
         self._lock = lock
         self._started_at = identity.started_at
@@ -43,14 +44,14 @@ class Poller:
         self._key = secrets.randbits(64) - 2**63
         self._snapshot: str | None = None
         self._digests, self._names = b"", b""
-        self._again: set[str] = set()  # to be announced in the next round, whatever it sees
+        self._again: set[str] = set()  # to be announced in the next round in any case
 
     def doubt(self, names: Iterable[str]) -> None:
-        """These were changed by us: the next round announces them."""
+        """The controller changed these roles; the next round announces them."""
         self._again.update(names)
 
     async def compare(self) -> set[str]:
-        """One round: the names of what differs. Raises PgRoleError."""
+        """One round: the names of the roles to announce. Raises PgRoleError."""
         again, self._again = self._again, set()
         async with self._lock:
             rows = await fetch(
@@ -62,26 +63,24 @@ class Poller:
                 seconds=ROUND_SECONDS,
                 reason=Reason.SERVER_NOT_READY,
             )
-        if not rows:
-            raise Unreadable("there is no row", Reason.SERVER_NOT_READY)
-        row = rows[0]
+        row = first(rows)
         if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
             raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
-        first = self._snapshot is None
+        initial = self._snapshot is None
         snapshot, now = row.get("snapshot", str), _read(rows)
         self._snapshot = snapshot
         before = (self._digests, self._names)
         if now is None or now == before:
             return again
         self._digests, self._names = now
-        if first:
+        if initial:
             return again
         differing = _readable(_differing(before, now))
         self._again |= differing
         return again | differing
 
     async def run(self, interval: float, on_change: Callable[[tuple[str, ...] | None], None]) -> NoReturn:
-        """A round every `interval` seconds. Raises PgRoleError."""
+        """Runs a round every `interval` seconds, and announces changed roles (None: all). Raises PgRoleError."""
         due = anyio.current_time() + interval
         while True:
             await anyio.sleep_until(due)
@@ -92,7 +91,7 @@ class Poller:
 
 
 def _read(rows: Sequence[Row]) -> tuple[bytes, bytes] | None:
-    """Digests and names, as many of each; None where nothing can have changed. Raises PgRoleError."""
+    """Digests and names, the same number of each; None if nothing can have changed. Raises PgRoleError."""
     parts = [(row.find("digests", bytes), row.find("names", bytes)) for row in rows]
     if parts == [(None, None)]:
         return None
@@ -104,10 +103,10 @@ def _read(rows: Sequence[Row]) -> tuple[bytes, bytes] | None:
 
 
 def _differing(before: tuple[bytes, bytes], now: tuple[bytes, bytes]) -> Iterable[bytes]:
-    """The names of what is not the same in both, each as (digests, names)."""
+    """The names of the roles that differ between two rounds, each given as (digests, names)."""
     if before[1] != now[1] or len(before[0]) != len(now[0]):
         return {name for _, name in _entries(*before) ^ _entries(*now)}
-    # As it mostly is, the same roles: whole stretches of them are equal, and are not taken apart.
+    # The usual case, the same roles: most stretches are equal and need no parsing.
     old, new, size = before[0], now[0], _ENTRY.size
     stretches = (
         start
@@ -129,7 +128,7 @@ def _entries(digests: bytes, names: bytes) -> set[tuple[tuple[int, ...], bytes]]
 
 
 def _readable(names: Iterable[bytes]) -> set[str]:
-    """What another database wrote in its encoding can be nobody's declaration."""
+    """The names that are UTF-8: no object can declare a name that another database wrote in its own encoding."""
     found: set[str] = set()
     for name in names:
         try:

@@ -1,8 +1,8 @@
-"""What the controller's role lacks when PostgreSQL says that it may not, and the SQL that would let it.
+"""The privileges that the controller's role lacks, and the SQL that grants them.
 
-PostgreSQL decides what is permitted; what it refused is explained here, from the rights that the controller's role has.
-The rules are those of CREATE ROLE, ALTER ROLE and GRANT in PostgreSQL's reference, for 16 and later ("scoped": a role
-with CREATEROLE reaches only roles that it has ADMIN on, and gives only attributes that it has) and for those before.
+PostgreSQL decides what is permitted; this module explains a refusal by the rights of the controller's role. The rules
+are those of CREATE ROLE, ALTER ROLE and GRANT in PostgreSQL's reference, for 16 and later ("scoped": a role with
+CREATEROLE can alter only roles that it has ADMIN on, and give only attributes that it has) and for earlier versions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 
-#: From here on ALTER ROLE … SET of a parameter that is for superusers can be granted (GRANT SET ON PARAMETER).
+#: Since this version, superusers can grant other roles the right to set a parameter (GRANT SET ON PARAMETER).
 PARAMETER_GRANTS_VERSION = 150_000
 
 _ADMIN = "WITH ADMIN TRUE, INHERIT FALSE, SET FALSE"
@@ -39,11 +39,11 @@ _WAY_OUT = "To keep the role and delete only the object, set spec.deletionPolicy
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What the controller's role may do, as far as one plan needs it.
+    """The rights of the controller's role that one plan needs.
 
-    `attributes` are its own of `POWERS`; `administered`: it has ADMIN on the plan's role, or makes it; `administers`
-    are the roles of memberships that it has ADMIN on, `acts_for` the grantors whose privileges it has, `superusers`
-    those of both that are superusers; `settable` are the parameters that it may set. `scoped`: PostgreSQL 16 and later.
+    `attributes`: those of `POWERS` that it has. `administered`: it has ADMIN on the plan's role, or creates it.
+    `administers`: the groups that it has ADMIN on. `acts_for`: the grantors whose privileges it has. `superusers`: the
+    superusers among both. `settable`: the parameters that it may set. `scoped`: PostgreSQL 16 and later.
     """
 
     own_role: str
@@ -61,7 +61,7 @@ class Rights:
 
 @dataclass(frozen=True, slots=True)
 class MissingPrivilege:
-    """Why one change may not be made. `sql` is for a superuser: it `allows` the change, or else does it."""
+    """Why one change is not permitted. `sql`: for a superuser; it `allows` the change, otherwise it makes it."""
 
     change: Change
     sql: str
@@ -69,7 +69,7 @@ class MissingPrivilege:
 
 
 async def read_rights(connection: Connection, plan: Plan, *, scoped: bool, parameter_grants: bool) -> Rights:
-    """The rights that the plan is about. Raises PgRoleError."""
+    """The rights that the plan needs. Raises PgRoleError."""
     groups = [
         change.membership.role if isinstance(change, GrantMembership) else change.group
         for change in plan.changes
@@ -110,7 +110,7 @@ def _names(names: Iterable[bytes]) -> frozenset[str]:
 
 
 def explain(error: PgRoleError, missing: Sequence[MissingPrivilege]) -> PgRoleError:
-    """The error with what would help against it; as it is where nothing is known."""
+    """The error with the missing grants; unchanged if none is known."""
     if not missing:
         return error
     fields = ", ".join(field_names(tuple(one.change for one in missing)))
@@ -127,7 +127,7 @@ def explain(error: PgRoleError, missing: Sequence[MissingPrivilege]) -> PgRoleEr
 
 
 def find_missing_privileges(changes: Iterable[Change], rights: Rights) -> tuple[MissingPrivilege, ...]:
-    """What may not be done of these changes, in their order; one change can have several."""
+    """The privileges that these changes lack, in order; one change can lack several."""
     return tuple(one for change in changes for one in _missing_privileges(change, rights))
 
 
@@ -154,14 +154,14 @@ def _missing_privileges(change: Change, rights: Rights) -> Iterator[MissingPrivi
                 yield from _give(change, name, attribute, bool(value), rights)
         case SetParameter(role=name, name=parameter):
             yield from _reach(change, name, rights)
-            if parameter not in rights.settable and parameter != ALL:  # that leaves what it may not reset
+            if parameter not in rights.settable and parameter != ALL:  # RESET ALL skips parameters that it may not set
                 yield _parameter(change, name, parameter, rights)
         case _:
             yield from _reach(change, change.role, rights)
 
 
 def _reach(change: Change, name: str, rights: Rights) -> Iterator[MissingPrivilege]:
-    """Altering the role at all."""
+    """The privileges for any ALTER ROLE of the role."""
     role, own = _spell(name), _spell(rights.own_role)
     if "createrole" not in rights.attributes:
         yield MissingPrivilege(change, f"ALTER ROLE {own} CREATEROLE")
@@ -174,7 +174,7 @@ def _reach(change: Change, name: str, rights: Rights) -> Iterator[MissingPrivile
 
 
 def _give(change: Change, name: str, attribute: str, value: bool, rights: Rights) -> Iterator[MissingPrivilege]:
-    """Giving or taking an attribute that gives power."""
+    """The privileges for setting one of `POWERS`."""
     word = attribute.upper()
     if attribute == "superuser" or (attribute != "createdb" and not rights.scoped):
         verb = "CREATE" if isinstance(change, Create) else "ALTER"
@@ -198,7 +198,7 @@ def _join(change: Change, name: str, group: str, rights: Rights) -> Iterator[Mis
 def _leave(
     change: Change, name: str, group: str, what: str, grantors: Iterable[str], rights: Rights
 ) -> Iterator[MissingPrivilege]:
-    """Since PostgreSQL 16 a grant is taken back in the name of who gave it."""
+    """The privileges for REVOKE. Since PostgreSQL 16 it needs the privileges of the grantor."""
     yield from _join(change, name, group, rights)
     if not rights.scoped:
         return
@@ -222,7 +222,7 @@ def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) 
 
 
 async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleError:
-    """Why there can be no session, with the grants that are missing in the home database. Raises PgRoleError."""
+    """The error of a session with the grants that are missing in the home database. Raises PgRoleError."""
     with translate_errors():
         row = await connection.fetchrow(queries.inspect("access"))
     missing = [] if row is None else list(_missing(row))
@@ -252,5 +252,5 @@ def _missing(row: asyncpg.Record) -> Iterator[str]:
 
 
 def _spell(name: str) -> str:
-    """For an administrator to read: it may be of another encoding, so that not even its length is right."""
+    """A quoted name for an administrator to read. In another encoding it may be too long to be valid."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,7 +1,7 @@
-"""How connections are read: by asyncpg, after `Framing`, a piece at a time.
+"""Reads connections through `Framing` before asyncpg does, in slices.
 
-A server that sends without end is read from slowly: its share of the event loop is bounded, and so is what one callback
-does. What is not read waits in the network, not in memory.
+A server that sends without end is read slowly: its share of the event loop and the work of one callback are bounded.
+Unread data waits in the network, not in memory.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from pgrole_controller.postgres.framing import VOLUME, Framing, NotificationFilt
 if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
-#: So many messages are read in one callback of the loop.
+#: Messages read in one callback of the event loop.
 SLICE: Final = 250
-#: Of the time of the loop: what a connection may take at once, in seconds, and as a share.
+#: Time of the event loop that one connection may use: at once, in seconds, and as a share.
 BURST: Final = 0.1
 SHARE: Final = 0.1
 #: Cost of receiving a byte that is dropped, in seconds.
@@ -33,10 +33,11 @@ _DROPPED: Final = 1e-9
 
 @dataclass(slots=True)
 class ConnectionLimits:
-    """What a connection that is being made may be asked for, and what it has come to.
+    """The limits of a new connection, and its progress.
 
-    `methods` None: anything where the certificate of the server is verified or it is on this machine's own socket, else
-    what gives no password away. `answered`: it has sent a message. `transport`: the last one that was made.
+    `methods`: permitted authentication methods. None: all if the server's certificate is verified or the server is on a
+    Unix socket, otherwise those that do not reveal the password. `volume`: maximum bytes of the answer to a statement.
+    `answered`: the server has sent a message. `transport`: the last transport created.
     """
 
     methods: frozenset[str] | None = None
@@ -45,7 +46,7 @@ class ConnectionLimits:
     transport: asyncio.Transport | None = None
 
     def abandon(self) -> None:
-        """asyncpg leaves open what it cannot make a connection of."""
+        """Closes the transport, which asyncpg leaves open when a connection attempt fails."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -55,7 +56,7 @@ _limits: ContextVar[ConnectionLimits | None] = ContextVar("limits", default=None
 
 @contextmanager
 def limiting(limits: ConnectionLimits) -> Iterator[None]:
-    """Connections that are made in here are on these limits; those of others are asyncpg's own."""
+    """Connections created in this context have these limits; others use asyncpg's own protocol."""
     token = _limits.set(limits)
     try:
         yield
@@ -65,7 +66,7 @@ def limiting(limits: ConnectionLimits) -> Iterator[None]:
 
 @contextmanager
 def own_limits() -> Iterator[ConnectionLimits]:
-    """The same for one connection alone: what it came to is known by them."""
+    """The current limits for one connection, whose progress they record."""
     limits = replace(_limits.get() or ConnectionLimits(), answered=False, transport=None)
     with limiting(limits):
         yield limits
@@ -79,7 +80,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
         self._to_server: asyncio.Transport | None = None
         self._later: asyncio.TimerHandle | None = None
         self._credit, self._credited = BURST, 0.0
-        self.reason: Exception | None = None  # why it was us who ended it
+        self.reason: Exception | None = None  # why the controller closed the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._to_server = self._limits.transport = transport
@@ -99,7 +100,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
         super().connection_lost(self.reason or exc)
 
     def listen(self, notes: NotificationFilter) -> None:
-        """From now on these are heard, of what is LISTENed for."""
+        """From now on, delivers the notifications that this filter admits."""
         self._framing.listen(notes)
 
     def _read(self) -> None:
@@ -110,10 +111,10 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
         began, dropped = time.thread_time(), self._framing.dropped
         try:
             self._take()
-        except Exception as error:  # noqa: BLE001 -- asyncpg's, of what it cannot make sense of: ends this connection
+        except Exception as error:  # noqa: BLE001 -- asyncpg's, for what it cannot parse: ends this connection
             self._give_up(error)
             return
-        self._go_on(time.thread_time() - began + dropped * _DROPPED)
+        self._schedule(time.thread_time() - began + dropped * _DROPPED)
 
     def _take(self) -> None:
         framing, notes = self._framing, self._framing.notes
@@ -127,8 +128,8 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
             left_out, notes.left_out = notes.left_out, False
             notes.deliver(framing.noted, left_out)
 
-    def _go_on(self, took: float) -> None:
-        """With what there is more of, when it is this connection's turn."""
+    def _schedule(self, took: float) -> None:
+        """Schedules the next slice once this connection has credit again; `took`: seconds of this one."""
         now = time.monotonic()
         self._credit = min(BURST, self._credit + (now - self._credited) * SHARE) - took
         self._credited = now
@@ -160,7 +161,7 @@ class CheckedProtocol(asyncpg.protocol.Protocol):
 
 
 def is_verified(transport: asyncio.BaseTransport) -> bool:
-    """Whether nobody else can be at the other end: its certificate is verified, or it is a socket of this machine."""
+    """Whether the server's identity is certain: its certificate is verified, or it is on a Unix socket."""
     tls = transport.get_extra_info("ssl_object")
     if tls is not None:
         return bool(tls.context.verify_mode == ssl.CERT_REQUIRED)
@@ -169,15 +170,16 @@ def is_verified(transport: asyncio.BaseTransport) -> bool:
 
 
 def protocol_of(connection: "Connection[Record]") -> CheckedProtocol:
-    protocol = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no other way to it
+    """The protocol of a connection that was created with limits. Raises TypeError for any other."""
+    protocol = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 -- asyncpg has no public access
     if not isinstance(protocol, CheckedProtocol):
-        raise TypeError("the connection was not made on any terms")
+        raise TypeError("the connection was created without limits")
     return protocol
 
 
 def reason_of(connection: "Connection[Record]") -> Exception | None:
-    """Why it was us who ended it, if it was."""
-    protocol = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no other way to it
+    """Why the controller closed the connection; None if it did not."""
+    protocol = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 -- asyncpg has no public access
     return protocol.reason if isinstance(protocol, CheckedProtocol) else None
 
 
@@ -189,5 +191,5 @@ def _make_protocol(*arguments: Any) -> asyncpg.protocol.Protocol:  # noqa: ANN40
 
 
 def check_messages() -> None:
-    """From now on asyncpg makes its connections so; it has no other place to say it."""
+    """Makes asyncpg use CheckedProtocol for connections with limits. asyncpg has no public option for this."""
     asyncpg.protocol.Protocol = _make_protocol  # type: ignore[misc, assignment]

@@ -1,6 +1,9 @@
-"""The text of `sql/**.sql`, read once."""
+"""The text of `sql/**.sql`, read once.
 
-import re
+Some questions need claims and password verifiers. They name relations `claim` and `verifier`, which a WITH clause in
+front of the question defines: `sql/sources` has one definition for each place where claims and verifiers can be read.
+"""
+
 from functools import cache
 
 from pgrole_controller import resources
@@ -8,44 +11,44 @@ from pgrole_controller import resources
 
 @cache
 def inspect(name: str) -> str:
-    """One question, e.g. `inspect("roles")`."""
+    """One question that needs no other source, e.g. `inspect("references")`."""
     return resources.text("sql", "inspect", f"{name}.sql")
 
 
 @cache
-def inspect_without_schema(name: str, *, verifiers: bool) -> str:
-    """The same question where schema pgrole is not there; "roles" takes what is remembered of claims as $6 to $8."""
-    return _substitute(inspect(name), verifiers=verifiers)
+def inspect_from(name: str, *, claims: str = "", verifiers: str = "") -> str:
+    """One question with the sources of its relations `claim` and `verifier`: files in `sql/sources`."""
+    return _from_sources(inspect(name), claims, verifiers)
+
+
+def verifier_source(*, readable: bool) -> str:
+    """The source of verifiers without schema pgrole; `readable`: the controller's role may read them."""
+    return "verifiers" if readable else "no_verifiers"
 
 
 @cache
 def poll(*, verifiers: bool) -> str:
-    """The digests of all roles; `verifiers`: those of passwords may be read."""
-    return _substitute(resources.text("sql", "poll", "digests.sql"), verifiers=verifiers)
+    """The digests of all roles; `verifiers`: the controller's role may read password verifiers."""
+    return _from_sources(resources.text("sql", "poll", "digests.sql"), "", verifier_source(readable=verifiers))
 
 
 @cache
 def without_schema(name: str) -> str:
-    """One statement of a transaction where schema pgrole is not there."""
+    """One statement of a transaction in a database without schema pgrole."""
     return resources.text("sql", "without_schema", f"{name}.sql").strip()
 
 
 @cache
 def install() -> str:
-    """All of schema pgrole, in the order of the files' names, as one script."""
+    """All of schema pgrole as one script, in the order of the file names."""
     return "\n".join(resources.texts("sql", "install"))
 
 
-def _substitute(text: str, *, verifiers: bool) -> str:
-    """What is asked of schema pgrole is asked of subqueries, so that there is one text of each question."""
-    read = without_schema("verifiers" if verifiers else "no_verifiers")
-    claims = without_schema("claim")
-    if "$5" not in text:  # a question that nothing is remembered for
-        claims = re.sub(r"\$[6-8]", "NULL", claims)
-    text = text.replace("pgrole.read_verifiers(NULL)", f"(\n{read}\n)")
-    text = re.sub(
-        r"pgrole\.read_verifiers\(([^()]+)\)",
-        lambda of: f"(\nSELECT x.* FROM (\n{read}\n) AS x WHERE x.role = ANY ({of[1]})\n)",
-        text,
-    )
-    return text.replace("pgrole.claim", f"(\n{claims}\n)")
+def _from_sources(question: str, claims: str, verifiers: str) -> str:
+    """NOT MATERIALIZED: the planner must be able to use the indexes of the sources."""
+    sources = [
+        f"{relation} AS NOT MATERIALIZED (\n{resources.text('sql', 'sources', f'{source}.sql')}\n)"
+        for relation, source in (("claim", claims), ("verifier", verifiers))
+        if source
+    ]
+    return f"WITH {', '.join(sources)}\n{question}"

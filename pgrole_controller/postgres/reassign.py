@@ -1,12 +1,12 @@
-"""Empties a role before it is dropped: its sessions, what it owns and its privileges, in every database that needs it.
+"""Empties a role before it is dropped: ends its sessions, reassigns its objects, revokes its privileges.
 
-Works on connections of its own, one at a time beside the one in the home database, so that a worker need not wait for
-it. Everything can be repeated, and nothing is dropped: what a session makes as the role until the last moment is handed
-over as well, or the role stays.
+It works in every database that depends on the role, on its own connections, so that the worker does not wait: one to
+the home database, and one at a time to the others. Every step can be repeated. No object is dropped: objects that a
+session creates as the role in the meantime are reassigned as well, or the role stays.
 
-Expected flow: NOLOGIN is committed before; sessions end; REASSIGN OWNED in each database; then, when nothing stands in
-the way anywhere, the memberships that it granted are revoked, and DROP OWNED takes its privileges away in each
-database. Its members stay until DROP ROLE. What stands in the way is collected over all databases, and said at once.
+Expected flow: NOLOGIN was committed before. Sessions end; REASSIGN OWNED runs in each database; if no database has a
+blocker, the memberships that the role granted are revoked, and DROP OWNED revokes its privileges in each database. Its
+members stay until DROP ROLE. Blockers of all databases are reported together.
 """
 
 import logging
@@ -31,27 +31,27 @@ from pgrole_controller.postgres.fence import Fence
 
 log = logging.getLogger(__name__)
 
-#: For one role in all databases: others wait for their turn. What is done by then stays done, and the next attempt goes
-#: on from there.
+#: Time limit in seconds for one role in all databases, since other roles wait. Completed steps remain, and the next
+#: attempt continues.
 REASSIGN_SECONDS = 20.0
-#: For its sessions to end when they are asked to.
+#: How long to wait for terminated sessions to end, in seconds.
 SESSIONS_SECONDS = 5.0
 _SESSIONS_EVERY = 0.05
-#: Beyond the server's own statement_timeout, for a statement that is not interrupted.
+#: Deadline of a statement that is not interrupted, in seconds: longer than its statement_timeout.
 STATEMENT_SECONDS = 12.0
 _TIMEOUTS = {"statement_timeout": "10s", "lock_timeout": "2s", "client_min_messages": "error"}
-#: So many tables, views and sequences are handed over in one transaction: each takes several locks.
+#: Tables, views and sequences reassigned in one transaction: each takes several locks.
 PIECE = 300
-#: How often a database is begun with anew, when somebody makes something as the role meanwhile.
+#: Maximum rounds in one database, if sessions keep creating objects as the role.
 ROUNDS = 8
 
-#: Raised by sql/reassign when something was made as the role, or renamed, since it was looked at: nothing was changed.
+#: Raised by sql/reassign if an object was created as the role or renamed since it was read: nothing was changed.
 MADE_MEANWHILE = "PGR03"
 
-#: Beside it, what concurrent changes of catalogs lead to: an object that was dropped or altered meanwhile.
-_AGAIN = {MADE_MEANWHILE, "XX000", "40001", "40P01", "3F000", "42704", "42P01"}
+#: SQLSTATEs after which another round makes sense: an object was created, altered or dropped concurrently.
+_RETRYABLE = {MADE_MEANWHILE, "XX000", "40001", "40P01", "3F000", "42704", "42P01"}
 _DATABASE_IS_GONE = "3D000"
-#: Classes of SQLSTATE that say something of the server or the connection, not of the one database.
+#: Prefixes of SQLSTATEs that concern the server or the connection, not one database.
 _OF_THE_SERVER = ("08", "53300", "57P", "PGR01", NOT_LEADING, CHANGES_SUSPENDED)
 _REMEDIES = {
     "2BP01": "objects of other roles depend on it",
@@ -65,9 +65,9 @@ CheckLead: TypeAlias = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Emptying:
-    """What is the same in each database: `place` is the home connection's row of sql/reassign/place.sql.
+    """The state shared by all databases. `place`: of the connection to the home database.
 
-    `check_lead` raises PgRoleError unless this process still leads. `blockers` are collected here.
+    `check_lead` raises PgRoleError unless this process still leads. `blockers`: those found so far.
     """
 
     endpoint: Endpoint
@@ -80,7 +80,7 @@ class _Emptying:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a connection is, and as whom: a row of sql/reassign/place.sql."""
+    """The server, database and acting role of a connection: a row of sql/reassign/place.sql."""
 
     system_identifier: int
     started_at: datetime
@@ -105,27 +105,26 @@ async def reassign_owned(
 ) -> None:
     """Returns when the role has no sessions and, with a new owner, owns nothing and has no privileges.
 
-    `endpoint` is the home database, `deadline` is in seconds for all of it. Before each step it is made sure that this
-    process leads still (`fence`); other databases have no schema pgrole, so there it is not the step's own transaction
-    that tells. Raises Waiting (DropBlocked) with what
-    stands in the way, by database, and Transient when the server is not ready, the role is not the one that was meant,
-    or time ran out.
+    `endpoint`: the home database. `deadline`: total seconds. Before each step it verifies with `fence` that this
+    process still leads; transactions in other databases cannot verify it themselves, without schema pgrole. Raises
+    Waiting (DropBlocked) with the blockers by database; Transient if the server is not ready, the role has changed, or
+    the deadline has passed.
     """
     check_new_owner(task)
-    met: list[Blocker] = []
+    blockers: list[Blocker] = []
     with anyio.move_on_after(deadline):
         async with connect(endpoint, "disown", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
             check_lead = partial(_check_lead, home, fence)
             new_owner = await _find_new_owner(home, task)
             await _end_sessions(home, task, check_lead)
             if task.new_owner is not None:
-                await _empty(home, await _prepare(home, endpoint, task, new_owner, check_lead, met))
+                await _empty(home, await _prepare(home, endpoint, task, new_owner, check_lead, blockers))
         log.info(
             "owned objects reassigned and privileges revoked", extra={"role": task.role, "new_owner": task.new_owner}
         )
         return
-    if met:
-        raise blocked(task.role, met)
+    if blockers:
+        raise blocked(task.role, blockers)
     raise Transient(
         Reason.PROGRESSING,
         f'role "{task.role}" still owns objects after {deadline:.0f} s; the controller continues in the next attempt',
@@ -145,10 +144,10 @@ async def _prepare(
     task: ReassignOwned,
     new_owner: int | None,
     check_lead: CheckLead,
-    met: list[Blocker],
+    blockers: list[Blocker],
 ) -> _Emptying:
     oids = {"pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner), "pgrole.piece": str(PIECE)}
-    return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, await _find_place(home), check_lead, met)
+    return _Emptying(endpoint, task, {**_TIMEOUTS, **oids}, await _find_place(home), check_lead, blockers)
 
 
 async def _find_new_owner(home: Connection, task: ReassignOwned) -> int | None:
@@ -200,15 +199,15 @@ async def _count_sessions(home: Connection, task: ReassignOwned) -> int:
 
 
 async def _empty(home: Connection, emptying: _Emptying) -> None:
-    await _run_in_each(home, emptying, partial(_hand_over, emptying, drop=False))
+    await _run_in_each(home, emptying, partial(_empty_database, emptying, drop=False))
     async with _refusing(emptying.task):
         await _execute(emptying, home, "revoke_given")
-    await _run_in_each(home, emptying, partial(_hand_over, emptying, drop=True))
+    await _run_in_each(home, emptying, partial(_empty_database, emptying, drop=True))
     await _check_left(home, emptying.task)
 
 
 async def _run_in_each(home: Connection, emptying: _Emptying, work: Callable[[Connection], Awaitable[None]]) -> None:
-    """Does `work` in each database that needs the role. Raises Waiting with all that stood in the way."""
+    """Runs `work` in each database that depends on the role. Raises Waiting with all blockers."""
     rows = await _query(home, _sql("databases"), emptying.task.oid)
     with _reading():
         databases = [
@@ -225,7 +224,7 @@ async def _run_in_each(home: Connection, emptying: _Emptying, work: Callable[[Co
 
 
 def _why_unreachable(database: _Database) -> str | None:
-    """Why a database cannot be connected to, with what to do about it, as far as that is known beforehand."""
+    """Why the controller cannot connect to a database, with a remedy; None if no reason is known beforehand."""
     if database.invalid:
         return "its DROP DATABASE was interrupted: run DROP DATABASE again"
     if not database.connectable:
@@ -242,11 +241,11 @@ def _why_unreachable(database: _Database) -> str | None:
 async def _run_in(
     home: Connection, emptying: _Emptying, database: _Database, work: Callable[[Connection], Awaitable[None]]
 ) -> str | None:
-    """What stood in the way there, None for nothing. Raises what concerns the whole server."""
+    """The blocker in one database; None if there is none. Raises errors that concern the whole server."""
     try:
         return await _try(home, emptying, database, work)
     except Transient:
-        # DROP DATABASE ends the connections before it is committed; a new one waits for that, and finds nothing
+        # DROP DATABASE terminates connections before it commits; a new connection waits for the commit
         log.info("connecting to the database again", extra={"database": database.shown})
         return await _try(home, emptying, database, work)
 
@@ -256,7 +255,7 @@ async def _try(
 ) -> str | None:
     try:
         there = emptying.endpoint.at(database.name.decode())
-        with _understanding():
+        with _decoding_errors():
             async with connect(there, "disown", **emptying.settings) as connection:
                 await _check_place(connection, emptying.place, database)
                 await _check_triggers(connection)
@@ -283,7 +282,7 @@ async def _find_place(connection: Connection) -> _Place:
 
 
 async def _check_place(connection: Connection, home: _Place, database: _Database) -> None:
-    """A pooler may lead elsewhere, and settings of the database may make us act as another role."""
+    """A pooler may connect to another server, and database settings may change the acting role. Raises PgRoleError."""
     place = await _find_place(connection)
     if (place.system_identifier, place.started_at) != (home.system_identifier, home.started_at):
         raise Waiting(Reason.DROP_BLOCKED, "the same address leads to another server for this database")
@@ -296,7 +295,7 @@ async def _check_place(connection: Connection, home: _Place, database: _Database
 
 
 async def _check_triggers(connection: Connection) -> None:
-    """What a tenant owns is not run by us."""
+    """Raises Waiting if an event trigger would run a function of another role with the controller's privileges."""
     rows = await _query(connection, _sql("triggers"))
     with _reading():
         names = ", ".join(f'"{_show(row["name"])}"' for row in rows)
@@ -308,17 +307,17 @@ async def _check_triggers(connection: Connection) -> None:
         )
 
 
-async def _hand_over(emptying: _Emptying, connection: Connection, *, drop: bool) -> None:
-    """Hands over what the role owns; `drop`: then takes its privileges away, when it owns nothing any more."""
+async def _empty_database(emptying: _Emptying, connection: Connection, *, drop: bool) -> None:
+    """Reassigns what the role owns. `drop`: then revokes its privileges, once it owns nothing."""
     reason = ""
     for _ in range(ROUNDS):
         try:
             if await _reassign(emptying, connection):
-                continue  # look again, at what is committed now
+                continue  # check again with a new snapshot
             if drop:
                 await _execute(emptying, connection, "drop_owned")
         except PgRoleError as error:
-            if _sqlstate(error) not in _AGAIN:
+            if _sqlstate(error) not in _RETRYABLE:
                 raise
             reason = f" ({error.message})"
         else:
@@ -328,7 +327,7 @@ async def _hand_over(emptying: _Emptying, connection: Connection, *, drop: bool)
 
 
 async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
-    """Whether there was anything to hand over."""
+    """Reassigns everything that the role owns in this database; returns whether there was anything."""
     relations: int | None = None
     while True:
         rows = await _query(connection, _sql("owned"), emptying.task.oid)
@@ -345,19 +344,19 @@ async def _reassign(emptying: _Emptying, connection: Connection) -> bool:
 
 
 async def _check_left(home: Connection, task: ReassignOwned) -> None:
-    """Raises Waiting for what new dependencies on the role appeared in the meantime, or is about to."""
-    needs = await _query(home, queries.inspect("dependents"), [task.oid])
-    makers = await _query(home, _sql("makers"), task.oid)
+    """Raises Waiting for new dependencies on the role, committed or in open transactions."""
+    dependents = await _query(home, queries.inspect("dependents"), [task.oid])
+    open_transactions = await _query(home, _sql("makers"), task.oid)
     with _reading():
         blockers = [
             Blocker(
                 str(row["database"]),
                 f"{row['count'] - row['members']} new dependencies on the role appeared in the meantime",
             )
-            for row in needs
+            for row in dependents
             if row["count"] > row["members"]
         ]
-        for row in makers:
+        for row in open_transactions:
             who = f"the open transaction of process {int(row['pid'])}" if row["pid"] else "a prepared transaction"
             blockers.append(Blocker(_show(row["database"] or b""), f"{who} is about to depend on the role"))
     if blockers:
@@ -365,25 +364,25 @@ async def _check_left(home: Connection, task: ReassignOwned) -> None:
 
 
 async def _execute(emptying: _Emptying, connection: Connection, name: str) -> None:
-    """One file as one message, which is one transaction; between two of them is where a task can be cancelled."""
+    """Runs one file in one message, which is one transaction. The task can be cancelled only before it."""
     await emptying.check_lead()
     await anyio.lowlevel.checkpoint()
-    with translate_errors("disown"), _understanding(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
+    with translate_errors("disown"), _decoding_errors(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
         await connection.execute(_sql(name))
 
 
 @asynccontextmanager
 async def _refusing(task: ReassignOwned) -> AsyncIterator[None]:
-    """What PostgreSQL refuses in here, of what the whole server shares, is said as what stands in the way."""
+    """Reports errors of statements on shared objects as blockers: raises Waiting."""
     try:
-        with translate_errors("disown"), _understanding():
+        with translate_errors("disown"), _decoding_errors():
             yield
     except PgRoleError as error:
         raise blocked(task.role, [Blocker("", _words(error))]) from error
 
 
 def _words(error: PgRoleError) -> str:
-    """What to say of one database. Raises the error itself when it concerns the whole server."""
+    """The text of a blocker. Raises the error itself if it concerns the whole server."""
     code = _sqlstate(error)
     if error.reason != Reason.DROP_BLOCKED and (code is None or code.startswith(_OF_THE_SERVER)):
         raise error
@@ -402,14 +401,14 @@ def _sql(name: str) -> str:
 
 
 async def _query(connection: Connection, query: str, *arguments: object) -> list[asyncpg.Record]:
-    """The rows; what is taken from them is taken inside `reading`."""
+    """The rows of a query; read their values within `_reading`."""
     with translate_errors("disown"), _reading():
         return list(await connection.fetch(query, *arguments))
 
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """An answer that makes no sense is the server's fault: raises Transient."""
+    """Raises Transient for an answer that does not have the expected form: the server is at fault."""
     try:
         yield
     except asyncpg.InterfaceError:  # some are ValueErrors as well
@@ -420,8 +419,8 @@ def _reading() -> Iterator[None]:
 
 
 @contextmanager
-def _understanding() -> Iterator[None]:
-    """Raises Waiting for an error message that is not UTF-8: it may quote a name of another encoding."""
+def _decoding_errors() -> Iterator[None]:
+    """Raises Waiting for an error message that is not UTF-8, since it may quote a name in another encoding."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -434,11 +433,11 @@ def _number(value: object) -> int | None:
 
 
 def _octets(value: object) -> bytes:
-    if not isinstance(value, bytes):  # of a number, `bytes` would make so many
+    if not isinstance(value, bytes):  # bytes(7) would be seven zero bytes
         raise TypeError(type(value).__name__)
     return value
 
 
 def _show(name: bytes) -> str:
-    """A name in whatever encoding; what is not UTF-8 by its bytes."""
+    """A name in any encoding; bytes that are not UTF-8 are escaped."""
     return name.decode(errors="backslashreplace")

@@ -1,17 +1,16 @@
-"""Rows as a server sends them, read with suspicion: a column is what its query promises, or a typed error names it.
+"""Rows of a server that is not trusted: a column has the type that its query promises, or an error names the column.
 
-A server may be hostile, or not the one that it was: a column can be missing, NULL or of another type, and a text need
-not be UTF-8. Whoever reads a row through this gets a PgRoleError for all of that and nothing else; it names the column
-and never shows the value.
+A server may be hostile, or may have been replaced: a column can be missing, NULL or of another type, and a text need
+not be UTF-8. In all these cases `Row` raises PgRoleError and nothing else; the error never shows the value.
 
-One query reads many subjects. If it fails for all at once, each is queried alone: what fails for one of them, on the
-server or when its row is read, is that one's error, and costs the others one more round trip each. If it fails for
-every subject, the server is at fault.
+One query reads many subjects. If it fails, each subject is queried alone: an error on the server or in a row belongs to
+its subject only, and costs the others one more round trip each. If every subject fails, the server is at fault.
 """
 
 import json
 import struct
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import anyio
@@ -24,19 +23,19 @@ from pgrole_controller.postgres.errors import is_lacking, translate_errors
 
 T = TypeVar("T")
 
-#: What asyncpg raises for a value that it cannot decode: a text that is not UTF-8, a date that Python does not know.
+#: asyncpg's exceptions for values that it cannot decode, e.g. text that is not UTF-8 or dates outside Python's range.
 UNDECODABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error, RecursionError)
 
 
 class Unreadable(Transient):
-    """What a server sent is not what was asked for."""
+    """The server's answer does not have the form that the query promises."""
 
     def __init__(self, what: str, reason: Reason) -> None:
         super().__init__(reason, f"the controller cannot read PostgreSQL's answer: {what}")
 
 
 class Row:
-    """One row, or an object in one of its columns; `reason` for the errors."""
+    """One row, or a JSON object in one of its columns. `reason`: of the errors it raises."""
 
     __slots__ = ("_reason", "_record")
 
@@ -44,21 +43,21 @@ class Row:
         self._record = record
         self._reason = reason
 
-    def __getitem__(self, column: str) -> Any:  # noqa: ANN401 -- whatever it is
+    def __getitem__(self, column: str) -> Any:  # noqa: ANN401 -- any value
         try:
             return self._record[column]
         except (LookupError, TypeError):
             raise self.wrong(column) from None
 
     def get(self, column: str, kind: type[T]) -> T:
-        """The value of a column; it is never NULL. `kind` is its very type: True is no int."""
+        """The value of a column that is never NULL. `kind` is its exact type: True is not an int."""
         value = self.find(column, kind)
         if value is None:
             raise self.wrong(column)
         return value
 
     def find(self, column: str, kind: type[T]) -> T | None:
-        """The value of a column, None where it is NULL."""
+        """The value of a column; None for NULL."""
         value = self[column]
         if value is not None and type(value) is not kind:
             raise self.wrong(column)
@@ -66,7 +65,7 @@ class Row:
         return found
 
     def some(self, column: str, kind: type[T]) -> tuple[T, ...]:
-        """The elements of an array, none of them NULL; none where all of it is."""
+        """The elements of an array, none of which is NULL; empty for NULL."""
         values = self.find(column, list) or []
         if any(type(value) is not kind for value in values):
             raise self.wrong(column)
@@ -76,7 +75,7 @@ class Row:
         return _decode(self.get(column, bytes))
 
     def find_text(self, column: str) -> str | None:
-        """A text that comes as bytes. What is not UTF-8 stays distinct and equals nothing that can be declared."""
+        """A text sent as bytes; None for NULL. Bytes that are not UTF-8 become surrogates, which no spec contains."""
         value = self.find(column, bytes)
         return None if value is None else _decode(value)
 
@@ -84,7 +83,7 @@ class Row:
         return tuple(_decode(value) for value in self.some(column, bytes))
 
     def objects(self, column: str) -> list["Row"]:
-        """The objects of a JSON array that comes as bytes; none where it is NULL."""
+        """The objects of a JSON array sent as bytes; empty for NULL."""
         values = self._json(column)
         if values is not None and type(values) is not list:
             raise self.wrong(column)
@@ -93,21 +92,21 @@ class Row:
         return [Row(value, self._reason) for value in values or ()]
 
     def object(self, column: str) -> dict[str, Any]:
-        """A JSON object that comes as bytes; an empty one where it is NULL."""
+        """A JSON object sent as bytes; empty for NULL."""
         value = self._json(column)
         if value is not None and type(value) is not dict:
             raise self.wrong(column)
         return value or {}
 
     def content(self, besides: Container[str]) -> tuple[Any, ...]:
-        """All that it holds, as it was sent, in the order of its columns, besides these."""
+        """The values as they were sent, in the order of the columns, except those of `besides`."""
         return tuple(value for column, value in self._record.items() if column not in besides)
 
     def wrong(self, column: str) -> PgRoleError:
-        """The error for a column with anything but what it should be."""
+        """The error for a column with an unexpected value."""
         return Unreadable(f"column {column}", self._reason)
 
-    def _json(self, column: str) -> Any:  # noqa: ANN401 -- whatever it is
+    def _json(self, column: str) -> Any:  # noqa: ANN401 -- any value
         text = self.find_text(column)
         if text is None:
             return None
@@ -129,45 +128,53 @@ async def fetch(
     seconds: float | None = None,
     reason: Reason = Reason.DATABASE_ERROR,
 ) -> list[Row]:
-    """The rows of a question. Raises PgRoleError; a row that cannot even be decoded is the server's fault.
+    """The rows of a query. Raises PgRoleError; if asyncpg cannot decode a row, the server is at fault.
 
-    `reason`: the reason of errors that reading a column raises later.
+    `statement`: label of the metric of its duration (empty: none). `seconds`: timeout. `reason`: of the errors that
+    reading a column raises later.
     """
-    with translate_errors(statement):
-        try:
-            records: Sequence[asyncpg.Record] = await connection.fetch(query, *arguments, timeout=seconds)
-        except asyncpg.InterfaceError:
-            raise
-        except UNDECODABLE as error:
-            raise Unreadable(type(error).__name__, Reason.SERVER_NOT_READY) from None
+    with _decoding(statement):
+        records: Sequence[asyncpg.Record] = await connection.fetch(query, *arguments, timeout=seconds)
     return [Row(record, reason) for record in records]
 
 
 async def fetch_row(
     connection: Connection, statement: str, query: str, *arguments: object, seconds: float | None = None
 ) -> Row:
-    """The one row that a question about the server has: what is wrong with it is wrong with the server."""
+    """The single row of a query about the server. Raises PgRoleError; any error in the row is the server's fault."""
+    with _decoding(statement):
+        record = await connection.fetchrow(query, *arguments, timeout=seconds)
+    return first([] if record is None else [Row(record, Reason.SERVER_NOT_READY)])
+
+
+def first(rows: Sequence[Row]) -> Row:
+    """The first row of a query about the server, which always has one. Raises PgRoleError if it has none."""
+    if not rows:
+        raise Unreadable("there is no row", Reason.SERVER_NOT_READY)
+    return rows[0]
+
+
+@contextmanager
+def _decoding(statement: str) -> Iterator[None]:
+    """Raises PgRoleError for every error of PostgreSQL, and for rows that asyncpg cannot decode."""
     with translate_errors(statement):
         try:
-            record = await connection.fetchrow(query, *arguments, timeout=seconds)
-        except asyncpg.InterfaceError:
+            yield
+        except asyncpg.InterfaceError:  # some are ValueErrors as well
             raise
         except UNDECODABLE as error:
             raise Unreadable(type(error).__name__, Reason.SERVER_NOT_READY) from None
-    if record is None:
-        raise Unreadable("there is no row", Reason.SERVER_NOT_READY)
-    return Row(record, Reason.SERVER_NOT_READY)
 
 
 Subject = TypeVar("Subject")
 Answer = TypeVar("Answer")
 
-#: For all that are asked for alone: what does not get its turn is put off.
+#: Time limit in seconds for the queries of single subjects; the remaining subjects are deferred.
 ALONE_SECONDS = 3.0
 
 
 class Deferred(Transient):
-    """The answer for one is too much to be read with that for others: it is to be asked for alone."""
+    """The subject has too much stored to be read together with others; it must be read alone."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -180,9 +187,9 @@ async def query_each(
     query: Callable[[Sequence[Subject]], Awaitable[Sequence[Answer | PgRoleError]]],
     subjects: Sequence[Subject],
 ) -> list[Answer | PgRoleError]:
-    """The answers, in order. `query` is called with all, and then with each that has none yet.
+    """The answers for all subjects, in order. `query` is called with all, then with each that has no answer yet.
 
-    Raises PgRoleError when the connection has ended, or when there is an answer for none and the server is to blame.
+    Raises PgRoleError if the connection is lost, or if no subject has an answer and the server is at fault.
     """
     if not subjects:
         return []
@@ -195,12 +202,12 @@ async def query_each(
         if len(subjects) == 1:
             return [error]
         answers, failure = [error] * len(subjects), error
-    ends = anyio.current_time() + ALONE_SECONDS
+    deadline = anyio.current_time() + ALONE_SECONDS
     for place, one in enumerate(subjects):
         if failure is None and not isinstance(answers[place], Deferred):
             continue
         await anyio.lowlevel.checkpoint()
-        if anyio.current_time() < ends:
+        if anyio.current_time() < deadline:
             answers[place] = await _query_alone(connection, query, one)
         else:
             answers[place] = Deferred()
@@ -210,7 +217,7 @@ async def query_each(
 
 
 def _is_servers(error: PgRoleError) -> bool:
-    """Whether it may well be about all that could be asked for."""
+    """Whether the server is probably at fault, and not one subject."""
     return error.reason is Reason.SERVER_NOT_READY or is_lacking(error)
 
 

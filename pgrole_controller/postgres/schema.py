@@ -1,12 +1,12 @@
-"""Schema pgrole: installed where the controller may, in the one home database of a server.
+"""Installs schema pgrole, if the controller may, in the home database of a server.
 
-Whoever can create objects in the home database could create schema `pgrole` first and have a superuser call what is in
-it. So nothing in it is called before every object in it is known to belong to the controller's role or to a superuser,
-and it is created without IF NOT EXISTS: from then on only its owner can put anything into it.
+Any role that can create schemas in the home database could create schema `pgrole` first, and wait for a superuser to
+call its functions. Therefore the controller calls nothing in the schema before it has verified that every object in it
+belongs to its own role or to a superuser, and creates it without IF NOT EXISTS: then only its owner can add objects.
 
-Claims and locks live in one database, roles in the whole server: two controllers with a home each would contest roles
-that either has claimed for itself. So the home is recorded where every database of the server sees it: in a setting of
-the database, `pgrole.home`, which only superusers can set.
+Claims and locks are in one database, roles belong to the whole server: with two home databases, two controllers could
+claim the same role. Therefore the home database is recorded where every database can read it: in the setting
+`pgrole.home` of the database, which only superusers can set.
 """
 
 import logging
@@ -24,13 +24,13 @@ from pgrole_controller.postgres.rows import Row, fetch_row
 
 log = logging.getLogger(__name__)
 
-#: Of which databases it was said already that they are not recorded: system identifier and name.
-_SAID: set[tuple[int, str]] = set()
+#: Databases for which the missing record was already logged: system identifier and name.
+_LOGGED: set[tuple[int, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """`database` is the one that we are in, `elsewhere` others that are recorded and come first: quoted names."""
+    """The home database. `database`: the connected one; `elsewhere`: recorded ones with precedence; quoted names."""
 
     database: str
     recorded: bool
@@ -49,7 +49,7 @@ async def read_home(connection: Connection) -> Home:
 
 
 def check_only(home: Home) -> None:
-    """Raises Refused when another database of the server is the home."""
+    """Raises Refused if another database of the server is the home."""
     if home.elsewhere:
         other = home.elsewhere[0]
         raise Refused(
@@ -61,11 +61,11 @@ def check_only(home: Home) -> None:
 
 
 async def record_home(connection: Connection) -> None:
-    """Records the database that we are in, where we may; else says once what a superuser can do."""
+    """Records the connected database as the home, or logs once how a superuser can. Raises Refused for another home."""
     home = await read_home(connection)
     if not home.recorded and home.may_record:
         await connection.execute(resources.text("sql", "install", "07_home.sql"))
-        home = await read_home(connection)  # another may have been recorded in the same moment
+        home = await read_home(connection)  # another may have been recorded concurrently
         log.info("home database recorded", extra={"database": home.database})
     check_only(home)
     if not home.recorded:
@@ -74,32 +74,33 @@ async def record_home(connection: Connection) -> None:
 
 async def _report_unrecorded(connection: Connection, home: Home) -> None:
     server = await connection.fetchval("SELECT s.system_identifier FROM pg_catalog.pg_control_system() AS s")
-    if (server, home.database) not in _SAID:
-        _SAID.add((server, home.database))
+    if (server, home.database) not in _LOGGED:
+        _LOGGED.add((server, home.database))
         remedy = f"ALTER DATABASE {home.database} SET pgrole.home = 'on'"
         log.info("home database not recorded: only a superuser can record it", extra={"remedy": remedy})
 
 
-#: Raised with every change of sql/install. One version older and newer than this one can be worked with.
+#: Incremented with every change of sql/install. The controller also works with the previous and the next version.
 VERSION = 4
 
 _SCHEMA = "CREATE SCHEMA pgrole"
-# Its lock on the schema is its owner's alone, as one on a table in it is; and the schema is there before any table.
+# Takes a lock on the schema, which only its owner can take. A lock on a table would need a table first.
 _LOCK = "COMMENT ON SCHEMA pgrole IS 'is being installed'"
 
 
 class SchemaMissing(Refused):
-    """There is no schema pgrole, and the controller may not make it."""
+    """Schema pgrole does not exist, and the controller may not create it."""
 
 
 class _InstalledMeanwhile(Exception):
-    """Another did it, perhaps a later version: that is not to be replaced by ours."""
+    """Another controller installed the schema first. It may be a later version, which must not be replaced."""
 
 
 class SchemaState(Enum):
-    """What `install` found to do.
+    """The result of `install`.
 
-    NONE: there is no schema, and the session does without. OLDER: it is of the version before, and not ours to change.
+    NONE: there is no schema, and the session works without. OLDER: the previous version, which the controller may not
+    update. PRESENT: nothing to do. MADE: created. CHANGED: updated or repaired.
     """
 
     NONE = "none"
@@ -110,11 +111,11 @@ class SchemaState(Enum):
 
 
 async def install(connection: Connection, *, allowed: bool = True) -> SchemaState:
-    """Brings schema pgrole to this version, in one transaction; does nothing where it is there and whole.
+    """Installs this version of schema pgrole in one transaction; does nothing if it is installed and complete.
 
-    One of the version before that may not be changed is worked with: an administrator brings it up to date later.
-    Raises Missing when it is not there and may not be made, Refused when it belongs to somebody else, is in another
-    database of the server, or is too old and may not be changed, Transient when the server fails.
+    If the schema has the previous version and may not be updated, the session uses it until an administrator updates
+    it. Raises SchemaMissing if the schema does not exist and may not be created; Refused if it belongs to another role,
+    is in another database of the server, or is too old and may not be updated; Transient if the server fails.
     """
     with translate_errors("install"):
         try:
@@ -124,16 +125,16 @@ async def install(connection: Connection, *, allowed: bool = True) -> SchemaStat
 
 
 async def is_current(connection: Connection) -> bool:
-    """Whether there is nothing to install. Changes nothing."""
+    """Whether this version or a later one is installed and complete. Changes nothing. Raises PgRoleError."""
     with translate_errors("install"):
         version = await _read_version(connection, await _read_parts(connection))
     return version is not None and version >= VERSION
 
 
 async def others_may_create(connection: Connection) -> bool:
-    """Whether anybody but superusers and the controller's role may make a schema in this database, at this moment.
+    """Whether a role other than superusers and the controller's role can currently create schemas in this database.
 
-    If so, a schema `pgrole` that is dropped can be theirs a moment later: sql/inspect/guard.sql.
+    Such a role could create schema `pgrole` right after it is dropped: sql/inspect/guard.sql. Raises PgRoleError.
     """
     with translate_errors("install"):
         return bool((await _read_row(connection))["others_may_create"])
@@ -146,7 +147,7 @@ async def _install(connection: Connection, *, allowed: bool) -> SchemaState:
         _check_announcing(row)
         await record_home(connection)
         return SchemaState.PRESENT
-    check_only(await read_home(connection))  # also where it may not be installed: the claims are there
+    check_only(await read_home(connection))  # even if it may not be installed: claims may be in that database
     if not allowed or not (row["present"] or row["may_create"]):
         if version is not None:
             _check_announcing(row)
@@ -184,7 +185,7 @@ def _remedy(allowed: bool, row: Row) -> str:
 
 
 async def _read_version(connection: Connection, row: Row) -> int | None:
-    """Of a schema that is whole and can be worked with; else None."""
+    """The version of a schema that is complete and usable; else None. Raises Refused for one that is too new."""
     if not row["versioned"]:
         return None
     async with connection.transaction():
@@ -203,7 +204,7 @@ async def _read_version(connection: Connection, row: Row) -> int | None:
 
 
 def _check_announcing(row: Row) -> None:
-    """Raises Refused when the triggers do not fire in our sessions; those of this version always do."""
+    """Raises Refused if the triggers do not fire in the controller's sessions; this version's always do."""
     if not row["announcing"]:
         raise Refused(
             Reason.SERVER_NOT_READY,
@@ -214,7 +215,7 @@ def _check_announcing(row: Row) -> None:
 
 
 async def _read_parts(connection: Connection) -> Row:
-    """What of the schema is there. Raises Refused when any of it is not to be trusted."""
+    """The installed parts of the schema. Raises Refused if any of them belongs to an untrusted role."""
     row = await _read_row(connection)
     if row["foreign_parts"]:
         raise Refused(

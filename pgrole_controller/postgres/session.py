@@ -1,14 +1,14 @@
 """One connected server: two or three connections, whatever the number of roles.
 
-One writes and inspects; the others notice changes: by Watch, one LISTENs and one runs the procedure `watch`, by Poll
-one reads digests. A session lasts until any of them fails, and then ends as a whole: its caller starts a new one and
-looks at everything that could have been missed. It also ends when something else has become possible: the next one
-chooses anew.
+One connection reads and writes; the others detect changes: with Watch, one LISTENs and one runs the procedure `watch`;
+with Poll, one reads digests. If any connection fails, the whole session ends; its caller starts a new one and reads
+again everything that it could have missed. A session also ends when the controller's privileges change, since the next
+one may be able to use another detection mode.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
@@ -36,7 +36,9 @@ from pgrole_controller.postgres.capabilities import (
     read_capabilities,
 )
 from pgrole_controller.postgres.catalog import ReferencedNames, read_suspects
+from pgrole_controller.postgres.claim_store import ClaimStore, HeldClaim, HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import GUARDED_SECONDS, DatabaseClaims
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
 from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
@@ -49,8 +51,8 @@ from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
 
-#: Planning the read of a role takes several times as long as the read, so it is planned once, when the tables may still
-#: be empty: for few roles among many, by index.
+#: Planning the read of a role takes several times as long as the read, so it is planned once. The tables may still be
+#: empty then, so these settings choose the plan for few roles among many: by index.
 _PLANNING = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -58,26 +60,23 @@ _PLANNING = {
     "enable_mergejoin": "off",
 }
 
-#: Between two questions on each connection while another process leads, in seconds, and for one to be answered.
+#: While another process leads: seconds between two keepalive queries on each connection, and the deadline of each.
 KEEPALIVE_SECONDS = 5.0
 _KEEPALIVE_DEADLINE = 3.0
 
-#: How often one that stands by, and cannot reach Kubernetes, asks whether the leader is alive, in seconds.
+#: Seconds between two checks whether the leader is alive, by a standby process that cannot reach Kubernetes.
 AWAY_SECONDS = 1.0
 
-#: How often the leader shows that it is alive, and asks whether changes are suspended, in seconds.
+#: Seconds between two heartbeats of the leader; it then also checks whether changes are suspended.
 BEAT_PERIOD = 5.0
 
-#: For one read in a transaction of its own.
-GUARDED_SECONDS = 10.0
 
-
-#: A role that shall be dropped, by its oid, and the name of the one that gets what it owns, empty where there is none.
+#: A role to be dropped: its oid, and the name of the new owner of its objects (empty: none).
 DropTarget: TypeAlias = tuple[int, str]
 
 
 class DropState(NamedTuple):
-    """What keeps a role from being dropped, and who would get what it owns."""
+    """What blocks dropping a role, and the new owner of its objects."""
 
     dependents: tuple[Dependents, ...] = ()
     sessions: int = 0
@@ -86,68 +85,55 @@ class DropState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a worker may ask of its server while it is connected. Every method raises PgRoleError.
+    """What a worker can read and change on its server while it is connected. Every method raises PgRoleError.
 
-    `why` says what keeps Watch from working, where another mode had to be chosen.
+    `claims` is where the claims are kept. `why` says why Watch is not possible, if Auto chose another mode.
     """
 
     identity: Identity
     schema_state: SchemaState
     cluster: str
-    guarded: bool  # others may create schemas in the home database
+    claims: ClaimStore
     _connection: Connection
     detection: Detection = field(default_factory=Detection)
     why: str = ""
-    _status_claims: StatusClaims | None = None  # the claims, where schema pgrole is not there
     _poller: Poller | None = None
-    fence: Fence | None = None  # None: nobody else could lead
+    fence: Fence | None = None  # None: no other process can lead
     _locked: LockedRoles = field(default_factory=LockedRoles)
 
     @property
     def enforcing(self) -> bool:
-        """Whether Kubernetes cannot be reached, and this process keeps what was applied before."""
+        """Whether Kubernetes cannot be reached, and this process only restores the state last applied."""
         return self.fence is not None and self.fence.enforcing
 
     @property
     def notes_generations(self) -> bool:
-        """Whether the claims there say what was last acted on."""
-        return self._status_claims is None and self.schema_state is not SchemaState.OLDER
+        """Whether claims record the generations that were last reconciled."""
+        return self.claims.keeps_generations
+
+    @property
+    def _home(self) -> HomeConnection:
+        return HomeConnection(self._connection, self.identity, self.cluster)
 
     async def is_suspended(self) -> bool:
         """Whether a superuser has suspended all changes."""
         return await _is_suspended(self._connection)
 
     async def read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
-        """One for each, in their order; what cannot be read of one is its error."""
-        return await query_each(self._connection, self._read_roles, asked)
-
-    async def _read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
-        if self._status_claims is not None:
-            return await catalog.read_roles_without_schema(
-                self._connection, self.identity, self.cluster, self._status_claims, asked
-            )
-        async with self._trusting():
-            return await catalog.read_roles(self._connection, self.cluster, self.identity.system_identifier, asked)
+        """Role and claim for each (key, role name), in order; what cannot be read for one is an error of that one."""
+        return await query_each(self._connection, partial(self.claims.read_roles, self._home), asked)
 
     async def are_unchanged(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
-        """Whether what is there for each is what was read `before` (`Observed.row`).
+        """Whether role and claim of each (key, role name) still equal `before`, the `row` of an earlier `Observed`.
 
-        False, too, where that cannot be told for all of them at once: `look` says what is the matter.
+        False also wherever this cannot be determined: `read_roles` then reports why.
         """
-        if self._status_claims is not None or not asked:
-            return [False] * len(asked)
-        try:
-            async with self._trusting():
-                return await catalog.are_unchanged(
-                    self._connection, self.cluster, self.identity.system_identifier, asked, before
-                )
-        except PgRoleError:
-            if self._connection.is_closed():
-                raise
-            return [False] * len(asked)
+        if not asked:
+            return []
+        return await self.claims.are_unchanged(self._home, asked, before)
 
     async def read_references(self, referenced: Sequence[ReferencedNames]) -> list[References | PgRoleError]:
-        """One for each, in their order."""
+        """One result for each, in order."""
         return await query_each(self._connection, self._read_references, referenced)
 
     async def _read_references(self, referenced: Sequence[ReferencedNames]) -> list[References]:
@@ -155,62 +141,46 @@ class Session:
         references = await catalog.read_references(self._connection, every, self.identity.version_number)
         return [references] * len(referenced)
 
-    async def read_drop_states(self, ends: Sequence[DropTarget]) -> list[DropState | PgRoleError]:
-        """What is to be known of roles that shall be dropped, one for each, in their order."""
-        return await query_each(self._connection, self._read_drop_states, ends)
+    async def read_drop_states(self, targets: Sequence[DropTarget]) -> list[DropState | PgRoleError]:
+        """What a decision to drop each of these roles depends on, in order."""
+        return await query_each(self._connection, self._read_drop_states, targets)
 
-    async def _read_drop_states(self, ends: Sequence[DropTarget]) -> list[DropState]:
-        oids = [oid for oid, _ in ends]
+    async def _read_drop_states(self, targets: Sequence[DropTarget]) -> list[DropState]:
+        oids = [oid for oid, _ in targets]
         dependents = await catalog.read_dependents(self._connection, oids)
         sessions = await catalog.count_sessions(self._connection, oids)
-        names = {name for _, name in ends} - {""}
-        new_owners = await self._read_new_owners(names) if names else {}
-        return [DropState(dependents.get(oid, ()), sessions.get(oid, 0), new_owners.get(name)) for oid, name in ends]
-
-    async def _read_new_owners(self, names: Collection[str]) -> dict[str, NewOwner]:
-        system_identifier = self.identity.system_identifier
-        if self._status_claims is not None:
-            return await catalog.read_new_owners_without_schema(
-                self._connection, names, system_identifier, self._status_claims
-            )
-        async with self._trusting():
-            return await catalog.read_new_owners(self._connection, names, system_identifier)
+        names = {name for _, name in targets} - {""}
+        owners = await self.claims.read_new_owners(self._home, names) if names else {}
+        return [DropState(dependents.get(oid, ()), sessions.get(oid, 0), owners.get(name)) for oid, name in targets]
 
     async def read_verifiers(self, oids: Sequence[int]) -> list[Verifier | PgRoleError | None]:
-        """What each of these roles logs in with, in their order."""
+        """The password verifier of each of these roles, in order; None if it has none or it may not be read."""
         return await query_each(self._connection, self._read_verifiers, oids)
 
     async def _read_verifiers(self, oids: Sequence[int]) -> list[Verifier | None]:
-        found = await self._verifiers_by_oid(oids)
+        found = await self.claims.read_verifiers(self._home, oids)
         return [found.get(oid) for oid in oids]
 
-    async def _verifiers_by_oid(self, oids: Sequence[int]) -> dict[int, Verifier]:
-        if self._status_claims is not None:
-            return await catalog.read_verifiers(self._connection, oids, identity=self.identity)
-        async with self._trusting():
-            return await catalog.read_verifiers(self._connection, oids)
-
-    async def read_claims(self) -> list[tuple[Key, str, str]]:
-        if self._status_claims is not None:
-            return self._status_claims.held()
-        async with self._trusting():
-            return await catalog.read_claims(self._connection, self.cluster)
+    async def read_claims(self) -> list[HeldClaim]:
+        """The claims of this cluster that are not released."""
+        return await self.claims.read_held(self._home)
 
     async def read_suspects(self, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
+        """By role name: sessions that may have changed the role."""
         return await read_suspects(self._connection, role_names)
 
     async def apply_plans(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[PgRoleError | None]:
-        """`enforcing`: they were decided while Kubernetes could not be reached."""
+        """None for each plan that was committed, else its error.
+
+        `enforcing`: the plans were decided while Kubernetes could not be reached.
+        """
         version = self.identity.version_number
         dialect = Dialect(
             options=version >= catalog.MEMBERSHIP_OPTIONS_VERSION,
-            guarded=self.guarded,
             parameter_grants=version >= PARAMETER_GRANTS_VERSION,
-            status_claims=self._status_claims,
-            system_identifier=self.identity.system_identifier,
+            claims=self.claims,
             fence=self.fence,
             enforcing=enforcing,
-            current_schema=self.schema_state is not SchemaState.OLDER,
             superuser=self.identity.superuser,
         )
         try:
@@ -219,17 +189,6 @@ class Session:
             if self._poller is not None:
                 changed = [plan for plan in plans if plan.changes]
                 self._poller.doubt({name for plan in changed for name in (plan.role_name, plan.seen_as)})
-
-    @asynccontextmanager
-    async def _trusting(self) -> AsyncIterator[None]:
-        """What is read of schema pgrole in here is ours: where others could put theirs in its place, it is locked."""
-        if not self.guarded:
-            yield
-            return
-        with translate_errors(), anyio.fail_after(GUARDED_SECONDS, shield=True):
-            async with self._connection.transaction():
-                await self._connection.execute(queries.inspect("guard"))
-                yield
 
 
 async def run_session(
@@ -245,16 +204,18 @@ async def run_session(
     status_claims: StatusClaims | None = None,
     candidate: Candidate | None = None,
 ) -> None:
-    """Connects, installs, and runs `work` while all connections are well.
+    """Connects, installs schema pgrole, and runs `work` until it returns or a connection fails.
 
-    With a `candidate`, it changes nothing before this process leads, and waits for that with its connections open: by
-    the Lease, or, while Kubernetes cannot be reached, when nobody leads this database. `suspended` is called with
-    whether a superuser has suspended all changes, each time that this is looked at.
+    With a `candidate`, the session changes nothing until this process leads. It waits with its connections open until
+    this process holds the Lease or, while Kubernetes cannot be reached, until no process leads this database.
 
-    Returns when `work` does, or when what the server lets us do has changed: then another session is to be begun.
-    `on_change` is called with the names of roles of which something was noticed, from before `work` begins: what
-    changes after that is heard. `status_claims` keeps the claims where the database cannot; give the same one in every
-    session with the server. Raises PgRoleError when there is no session to be had or it has failed.
+    `on_change` is called with the names of changed roles. Detection starts before `work`, so `work` misses no change
+    that is committed after it starts. `suspended` is called every BEAT_PERIOD with whether a superuser has suspended
+    all changes. `interval` is the time between two rounds of Poll in seconds. `status_claims` holds the claims if
+    schema pgrole does not exist; pass the same instance to every session with the server.
+
+    Returns when `work` returns, or when the controller's privileges or schema pgrole have changed; the caller then
+    starts another session. Raises PgRoleError if the session cannot be started or fails.
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(convert_unexpected())
@@ -279,11 +240,10 @@ async def run_session(
             found.identity,
             found.schema_state,
             cluster,
-            found.guarded,
+            _open_claims(status_claims or StatusClaims(), found),
             writer,
             Detection(detector.mode, found.identity.sees_passwords, found.claims),
             detector.why,
-            _open(status_claims, found),
             detector.poller,
             fence,
         )
@@ -303,18 +263,20 @@ async def run_session(
             raise _first(group) from group
 
 
-def _open(status_claims: StatusClaims | None, found: Capabilities) -> StatusClaims | None:
-    opened = (status_claims or StatusClaims()).open(found.identity.system_identifier if found.missing else None)
-    return opened if found.missing else None
+def _open_claims(status_claims: StatusClaims, found: Capabilities) -> ClaimStore:
+    if found.missing:
+        return status_claims.open(found.identity.system_identifier)
+    status_claims.clear()
+    return DatabaseClaims(found.guarded, found.schema_state is not SchemaState.OLDER)
 
 
 async def _stand_by(
     candidate: Candidate, writer: Connection, found: Capabilities | None, detector: Detector | None
 ) -> Fence | None:
-    """Until this process leads; without a `detector`, or until whoever leads has installed what that needs.
+    """Waits until this process leads or, without a `detector`, until the leader has installed schema pgrole.
 
-    The fence of a database that it leads without the Lease; None: it holds the Lease, or the schema was installed.
-    Raises PgRoleError when a connection fails meanwhile.
+    Returns the fence if this process leads the database without the Lease. None: it holds the Lease, or the schema was
+    installed. Raises PgRoleError if a connection fails.
     """
     waiting = _Standby(candidate, (writer, *(detector.connections if detector else ())), found if detector else None)
     try:
@@ -330,7 +292,7 @@ async def _stand_by(
 
 @dataclass(slots=True)
 class _Standby:
-    """For the lead, with all connections open. `found` None: there is no schema pgrole yet."""
+    """Waits for the lead with all connections open. `found` None: schema pgrole does not exist yet."""
 
     candidate: Candidate
     connections: Sequence[Connection]
@@ -338,25 +300,25 @@ class _Standby:
     fence: Fence | None = None
 
     async def keep_alive(self, everything: anyio.CancelScope) -> NoReturn:
-        """Neither is a peer that is gone taken for one that has nothing to say, nor is a connection idle for long.
+        """Queries every connection regularly, so that a lost one is noticed and none is closed as idle.
 
-        Cancels `everything` when it leads, or schema pgrole is there. A question is not interrupted: the session goes
-        on with the first connection.
+        Cancels `everything` when this process leads or schema pgrole exists. Queries are not interrupted: the session
+        continues to use the first connection.
         """
-        asked = anyio.current_time()
+        last = anyio.current_time()
         while True:
             if self.found is not None and self.candidate.away() > 0.0:
                 with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
                     self.fence = await lead_while_away(self.connections[0], self.candidate, guarded=self.found.guarded)
-            elif anyio.current_time() - asked >= KEEPALIVE_SECONDS:
-                asked = anyio.current_time()
-                await self._ask(everything)
+            elif anyio.current_time() - last >= KEEPALIVE_SECONDS:
+                last = anyio.current_time()
+                await self._query(everything)
             if self.fence is not None:
                 log.warning("enforcing the state last applied: Kubernetes is or was unreachable")
                 everything.cancel()
             await anyio.sleep(AWAY_SECONDS)
 
-    async def _ask(self, everything: anyio.CancelScope) -> None:
+    async def _query(self, everything: anyio.CancelScope) -> None:
         with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
             for connection in self.connections:
                 await connection.fetchval("SELECT 1", timeout=_KEEPALIVE_DEADLINE)
@@ -365,7 +327,7 @@ class _Standby:
 
 
 async def _beat(detector: Detector, fence: Fence | None, suspended: Callable[[bool], None]) -> NoReturn:
-    """Shows that this process is alive, and asks whether changes are suspended. Raises PgRoleError."""
+    """Sends the leader's heartbeats, and reports whether changes are suspended. Raises PgRoleError."""
     while True:
         async with detector.lock:
             if fence is not None and (fence.is_leading() or fence.enforcing):
@@ -389,7 +351,7 @@ async def _fence(writer: Connection, found: Capabilities, candidate: Candidate |
 
 
 async def _watch_access(detector: Detector, found: Capabilities, seconds: float, session: anyio.CancelScope) -> None:
-    """Ends the session when another one could do more, or this one could not be begun any more."""
+    """Ends the session when the controller's privileges have changed in a way that affects it."""
     only = "sees_passwords" if detector.mode is Mode.WATCH else None
     changed = await await_access_change(detector.connection, detector.lock, found.access, seconds, only)
     log.info("the controller's privileges changed", extra={"changed": ", ".join(changed)})
@@ -397,7 +359,7 @@ async def _watch_access(detector: Detector, found: Capabilities, seconds: float,
 
 
 async def _await_upgrade(detector: Detector, seconds: float, session: anyio.CancelScope) -> None:
-    """Ends the session when an administrator has brought schema pgrole up to date, with the rights on what is new."""
+    """Ends the session when an administrator has updated schema pgrole and granted the privileges on its new parts."""
     while True:
         await anyio.sleep(seconds)
         async with detector.lock:
@@ -410,7 +372,7 @@ async def _await_upgrade(detector: Detector, seconds: float, session: anyio.Canc
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that ended a session: a PgRoleError where all are, else the group as it is."""
+    """The first PgRoleError of a group that holds nothing else; otherwise the group itself."""
     failures, rest = group.split(PgRoleError)
     if rest is not None or failures is None:
         return group

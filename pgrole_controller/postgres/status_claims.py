@@ -1,64 +1,150 @@
-"""The claims of a server without schema pgrole, in memory: a cache of what the status of the objects says.
+"""Claims in the status of the objects, for a server without schema pgrole: a copy in memory.
 
-Nothing in the database says whose a role is. After a start this is empty, and each object proves by its status that a
-role is its own (`core.ownership`); what is then written goes in here, and from there into status. It outlasts sessions.
+Nothing in the database says who owns a role. After a start this is empty, and each object proves by its status that a
+role is its own (`core.ownership`). What is applied then is recorded here, and from here in status.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.ddl import literal, seen_name, statements
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.password import PasswordRecord
-from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.plan import NewOwner, Plan
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.core.scram import Verifier
+from pgrole_controller.core.state import Observed
+from pgrole_controller.postgres import catalog, queries
+from pgrole_controller.postgres.capabilities import Identity
+from pgrole_controller.postgres.claim_store import (
+    TRANSACTION_SECONDS,
+    HeldClaim,
+    HomeConnection,
+    changes_role,
+    limited_transaction,
+)
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import fetch
+
+#: Ends the transaction of a paused process, so that the next leader does not find the roles locked for longer.
+_ABANDONED = f"SET LOCAL idle_in_transaction_session_timeout = '{TRANSACTION_SECONDS:.0f}s'"
+_OIDS = "SELECT r.rolname::text AS name, r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = ANY ($1::name[])"
 
 
 class StatusClaims:
-    """Claims by the name of their role, as table pgrole.claim holds them. One for each server, in every session."""
+    """Claims by role name. One instance for each server; it outlasts sessions."""
+
+    keeps_generations = False
 
     def __init__(self) -> None:
-        self._server: int | None = None
+        self._system_identifier = 0  # 0: no server yet
         self._claims: dict[str, Claim] = {}
-        self._names: dict[Key, set[str]] = {}  # of the claims of one object
-        self._holders: dict[int, str] = {}  # oid of a role: the name in the claim that holds it
-        self._attempts: dict[str, tuple[Plan, int]] = {}  # roles of which it is not known whether they were created
+        self._names: dict[Key, set[str]] = {}  # role names of the claims of one object
+        self._holders: dict[int, str] = {}  # role oid: role name of the claim that holds it
+        self._attempts: dict[str, Plan] = {}  # by role name: sent, result unknown
 
-    def open(self, system_identifier: int | None) -> "StatusClaims":
-        """For a session with this server; None: one whose claims are in the database.
-
-        What is remembered of another server says nothing of this one's roles, and what is in the database is newer.
-        """
-        if system_identifier is None or system_identifier != self._server:
-            self._server = system_identifier
-            for memory in (self._claims, self._names, self._holders, self._attempts):
-                memory.clear()
+    def open(self, system_identifier: int) -> "StatusClaims":
+        """Prepares for a session with this server; discards the claims of another one, which say nothing about it."""
+        if system_identifier != self._system_identifier:
+            self.clear()
+            self._system_identifier = system_identifier
         return self
+
+    def clear(self) -> None:
+        """Discards all claims, e.g. for a session with schema pgrole, whose claims are newer."""
+        self._system_identifier = 0
+        for memory in (self._claims, self._names, self._holders, self._attempts):
+            memory.clear()
+
+    async def read_roles(self, home: HomeConnection, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
+        query = queries.inspect_from("roles", claims="claims_in_status", verifiers=_verifier_source(home.identity))
+        rows = await catalog.fetch_roles(
+            home,
+            query,
+            asked,
+            *self._columns(role_name for _, role_name in asked),
+        )
+        return [
+            self._add_claim(key, role_name, observed) if isinstance(observed, Observed) else observed
+            for (key, role_name), observed in zip(asked, catalog.parse_roles(rows, asked, claims=False), strict=True)
+        ]
+
+    async def are_unchanged(
+        self,
+        home: HomeConnection,  # noqa: ARG002
+        asked: Sequence[tuple[Key, str]],
+        before: Sequence[tuple[object, ...]],  # noqa: ARG002
+    ) -> list[bool]:
+        return [False] * len(asked)  # the rows hold no claims to compare
+
+    async def read_new_owners(self, home: HomeConnection, names: Collection[str]) -> dict[str, NewOwner]:
+        query = queries.inspect_from("new_owners", claims="no_claims")
+        found = await catalog.read_new_owners(home, query, names)
+        return {name: NewOwner(role.oid, _place(self.holder(role.oid))) for name, role in found.items()}
+
+    async def read_verifiers(self, home: HomeConnection, oids: Sequence[int]) -> dict[int, Verifier]:
+        return await catalog.read_verifiers(home.connection, _verifier_source(home.identity), oids)
+
+    async def read_held(self, home: HomeConnection) -> list[HeldClaim]:  # noqa: ARG002
+        return self.held()
+
+    def opening(self) -> list[str]:
+        return [_ABANDONED, queries.without_schema("lock_changes"), queries.without_schema("check_not_suspended")]
+
+    def statements(self, plan: Plan, *, options: bool, enforcing: bool) -> Iterator[str]:  # noqa: ARG002
+        if not changes_role(plan):
+            return
+        oid = "" if plan.oid is None else str(plan.oid)
+        for name, value in (("seen_as", seen_name(plan.seen_as)), ("seen_oid", literal(oid))):
+            yield f"SELECT pg_catalog.set_config('pgrole.{name}', {value}, true)"
+        yield queries.without_schema("expect")
+        yield from statements(plan.changes, options=options)
+
+    async def commit(self, connection: Connection, plans: Sequence[Plan], script: str) -> None:
+        """The claims change with the transaction: when it is committed, and by nothing in between."""
+        for plan in plans:
+            self._check(plan)
+        created: dict[str, int] = {}
+        if any(changes_role(plan) for plan in plans):
+            new = [plan.role_name for plan in plans if plan.owner and plan.oid is None]
+            try:
+                with limited_transaction():
+                    async with connection.transaction():
+                        await connection.execute(script)
+                        rows = await fetch(connection, "", _OIDS, new) if new else []
+                        created = {row.get("name", str): row.get("oid", int) for row in rows}
+            except PgRoleError as error:
+                if connection.is_closed() or isinstance(error.__cause__, TimeoutError):
+                    self.attempted(plans)
+                raise
+        self.record(plans, created)
 
     def get(self, role_name: str) -> Claim | None:
         return self._claims.get(role_name)
 
     def holder(self, oid: int) -> Claim | None:
-        """The claim, not released, that holds this role under whatever name."""
+        """The claim on the role with this oid, under any name, if it is not released."""
         claim = self._claims.get(self._holders.get(oid, ""))
         return None if claim is None or claim.released else claim
 
     def former(self, key: Key, role_name: str) -> tuple[tuple[str, str], ...]:
-        """The claims of this object for other names, as (role name, uid of the object)."""
+        """The object's claims on other role names, as (role name, uid of the object)."""
         claims = [self._claims[name] for name in sorted(self._names.get(key, ())) if name != role_name]
         return tuple((claim.role_name, claim.owner.object_uid) for claim in claims if not claim.released)
 
-    def held(self) -> list[tuple[Key, str, str]]:
-        """The claims that are not released: key of the object, name of the role, uid of the object."""
+    def held(self) -> list[HeldClaim]:
+        """The claims that are not released."""
         return [
             (_key(claim.owner), claim.role_name, claim.owner.object_uid)
             for claim in self._claims.values()
             if not claim.released
         ]
 
-    def relevant(self, role_names: Iterable[str]) -> tuple[list[str], list[int], list[bool]]:
-        """What a read of these roles depends on: names, oids, and whether released."""
+    def _columns(self, role_names: Iterable[str]) -> tuple[list[str], list[int], list[bool]]:
+        """The claims on these roles as the columns of sql/sources/claims_in_status.sql: names, oids, released."""
         claims = [self._claims[name] for name in dict.fromkeys(role_names) if name in self._claims]
         return (
             [claim.role_name for claim in claims],
@@ -66,65 +152,80 @@ class StatusClaims:
             [claim.released for claim in claims],
         )
 
-    def check(self, plan: Plan) -> PgRoleError | None:
-        """Why a plan is out of date: another plan has changed the claim since it was made."""
-        held = self._claims.get(plan.role_name)
-        if not (plan.changes or plan.owner or plan.record or plan.forget) or held is None:
-            return None
-        if plan.claim is not None and held.owner.object_uid == plan.claim.owner.object_uid:
-            return None
-        return Transient(
-            Reason.PROGRESSING, f'the claim on role "{plan.role_name}" changed since the controller read it'
+    def _add_claim(self, key: Key, role_name: str, observed: Observed) -> Observed:
+        """Adds what the table of claims would have said."""
+        self.confirm(role_name, observed.named.oid if observed.named else None)
+        return replace(
+            observed,
+            claim=self.get(role_name),
+            former=self.former(key, role_name),
+            named=self._add_holder(role_name, observed.named),
+            claimed=self._add_holder(role_name, observed.claimed),
         )
 
-    def attempted(self, plans: Sequence[Plan], system_identifier: int) -> None:
-        """The connection ended before it was known whether these were committed."""
+    def _add_holder(self, role_name: str, found: ObservedRole | None) -> ObservedRole | None:
+        holder = self.holder(found.oid) if found else None
+        if found is None or holder is None or holder.role_name == role_name:
+            return found
+        return replace(found, held_by=str(holder.owner))
+
+    def _check(self, plan: Plan) -> None:
+        """Raises Transient if another plan has changed the claim since this one was made."""
+        held = self._claims.get(plan.role_name)
+        if not changes_role(plan) or held is None:
+            return
+        if plan.claim is None or held.owner.object_uid != plan.claim.owner.object_uid:
+            raise Transient(
+                Reason.PROGRESSING, f'the claim on role "{plan.role_name}" changed since the controller read it'
+            )
+
+    def attempted(self, plans: Sequence[Plan]) -> None:
+        """The connection ended before PostgreSQL reported whether it committed these plans."""
         for plan in plans:
             if plan.owner is not None and plan.oid is None:
-                self._attempts[plan.role_name] = (plan, system_identifier)
+                self._attempts[plan.role_name] = plan
 
-    def seen(self, role_name: str, oid: int | None) -> None:
-        """What was read: a role that was not there before and that we may have created was created by us."""
-        if role_name not in self._attempts:
-            return
-        plan, system_identifier = self._attempts.pop(role_name)
-        if oid is not None and role_name not in self._claims:
-            self._note_claim(plan, oid, system_identifier)
+    def confirm(self, role_name: str, oid: int | None) -> None:
+        """The role was read. If it did not exist before an attempt to create it, that attempt was committed."""
+        plan = self._attempts.pop(role_name, None)
+        if plan is not None and oid is not None and role_name not in self._claims:
+            self._take(plan, oid)
 
-    def note(self, plans: Sequence[Plan], made: Mapping[str, int], system_identifier: int) -> None:
-        """These were committed; `made` are the oids of those roles that had none."""
+    def record(self, plans: Sequence[Plan], created: Mapping[str, int]) -> None:
+        """These plans were committed; `created`: the oids of the new roles, by name."""
         for plan in plans:
             for role_name, uid in plan.releases:
                 self._release(role_name, uid)
-            if plan.owner is not None and (oid := plan.oid or made.get(plan.role_name)) is not None:
-                self._note_claim(plan, oid, system_identifier)
+            if plan.owner is not None and (oid := plan.oid or created.get(plan.role_name)) is not None:
+                self._take(plan, oid)
             if plan.record is not None and (claim := self._claims.get(plan.role_name)) is not None:
                 self._put(replace(claim, record=plan.record))
             if plan.forget:
                 self._remove(plan.role_name)
 
-    def _note_claim(self, plan: Plan, oid: int, system_identifier: int) -> None:
+    def _take(self, plan: Plan, oid: int) -> None:
+        """As pgrole.take_claim does."""
         if plan.owner is None:
-            raise AssertionError("a claim is somebody's")
+            raise AssertionError("a claim has an owner")
         before = plan.claim
         ours = before is not None and _identity(before.owner) == _identity(plan.owner)
         record = before.record if before else PasswordRecord()
         claim = Claim(
             role_name=plan.role_name,
             role_oid=oid,
-            system_identifier=system_identifier,
+            system_identifier=self._system_identifier,
             owner=plan.owner,
             applied=plan.applied,
             drift_count=(before.drift_count if before and ours else 0) + bool(plan.drift),
             last_drift_at=before.last_drift_at if before and ours else None,
             last_drift_fields=before.last_drift_fields if before and ours else (),
-            # what another object's password and Secret were made from is not this one's
+            # the sources of another object's password and Secret are not this object's
             record=record if ours else replace(record, source="", connection=""),
         )
         if plan.drift:
             claim = replace(claim, last_drift_at=datetime.now(UTC), last_drift_fields=plan.drift)
         holder = self._holders.get(oid)
-        if holder is not None and holder != plan.role_name:  # oids come round again
+        if holder is not None and holder != plan.role_name:  # PostgreSQL reuses oids
             self._put(replace(self._claims[holder], role_oid=0))
         self._put(claim)
 
@@ -158,3 +259,13 @@ def _key(owner: Owner) -> Key:
 
 def _identity(owner: Owner) -> tuple[str, str]:
     return owner.cluster, owner.object_uid
+
+
+def _place(holder: Claim | None) -> tuple[str, str, str] | None:
+    if holder is None:
+        return None
+    return holder.owner.cluster, holder.owner.namespace, holder.owner.namespace_uid
+
+
+def _verifier_source(identity: Identity) -> str:
+    return queries.verifier_source(readable=identity.sees_passwords)

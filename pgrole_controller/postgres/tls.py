@@ -1,4 +1,4 @@
-"""How a connection is encrypted, and whom it believes: libpq's sslmode.
+"""Encryption of a connection, and verification of the server's certificate: libpq's sslmode.
 
 https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-PROTECTION
 """
@@ -15,16 +15,16 @@ Mode = Literal["disable", "require", "verify-ca", "verify-full"]
 
 _ALPN = "postgresql"
 
-#: The system's authorities take 50 ms of CPU to read: those who connect within this time, in seconds, share them.
+#: Reading the system's CAs takes 50 ms of CPU, so connections within this many seconds share them.
 SHARED_SECONDS = 10.0
 _shared: dict[tuple[str | None, str | None], tuple[float, ssl.SSLContext]] = {}
 
 
 def make_context(mode: Mode, ca: str | None) -> ssl.SSLContext | Literal[False]:
-    """What asyncpg takes as `ssl`. `ca`: certificates in PEM; None: those of the system (SSL_CERT_FILE, SSL_CERT_DIR).
+    """asyncpg's argument `ssl`. `ca`: certificates in PEM; None: those of the system (SSL_CERT_FILE, SSL_CERT_DIR).
 
-    `require` with a CA verifies as `verify-ca` does, and `verify-ca` without one is refused: libpq's rules both.
-    Raises Refused, which also says that `ca` cannot be read.
+    As in libpq, `require` with a CA verifies like `verify-ca`, and `verify-ca` without a CA is refused. Raises Refused,
+    also if `ca` is not readable.
     """
     if mode == "disable":
         return False
@@ -54,7 +54,7 @@ def _settle(context: ssl.SSLContext, mode: Mode) -> ssl.SSLContext:
 
 
 def _share() -> ssl.SSLContext:
-    """Of the system's authorities, read again after a while."""
+    """A context with the system's CAs, which are read again after SHARED_SECONDS."""
     place, now = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")), time.monotonic()
     made_at, context = _shared.get(place, (0.0, None))
     if context is None or now - made_at >= SHARED_SECONDS:
@@ -64,9 +64,9 @@ def _share() -> ssl.SSLContext:
 
 
 class _Brief(ssl.SSLObject):
-    """Says goodbye and does not wait for an answer, as libpq does.
+    """Sends close_notify and does not wait for an answer, like libpq.
 
-    asyncio waits for 30 s, with the socket open, where asyncpg gave up a server that had stopped answering.
+    Otherwise asyncio waits 30 s with the socket open when asyncpg closes the connection to a server that hangs.
     """
 
     def unwrap(self) -> None:
@@ -75,11 +75,11 @@ class _Brief(ssl.SSLObject):
 
 
 def _trust(ca: str) -> ssl.SSLContext:
-    """A context that believes these certificates alone.
+    """A context that trusts only these certificates, as libpq does.
 
-    Without VERIFY_X509_STRICT, a default of Python 3.13 and later: it refuses a CA that lacks a key usage or a key
-    identifier, as those of many operators and scripts do, which libpq takes. And without VERIFY_X509_PARTIAL_CHAIN, of
-    the same versions: an intermediate alone would be believed, which libpq refuses. All else is the default.
+    Python 3.13 and later set two more flags by default. VERIFY_X509_STRICT rejects CAs without key usage or key
+    identifier, which many operators and scripts create and libpq accepts. VERIFY_X509_PARTIAL_CHAIN accepts an
+    intermediate certificate alone, which libpq rejects.
     """
     context = ssl.create_default_context(cadata=_read(ca))
     context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
@@ -87,7 +87,7 @@ def _trust(ca: str) -> ssl.SSLContext:
 
 
 def _read(ca: str) -> str:
-    """The certificates, once they are known to be such. Bundles have comments in any language: only PEM is ASCII."""
+    """The certificates, verified to be readable. Comments in a bundle may be in any language; only PEM is ASCII."""
     text = ca.encode("ascii", "replace").decode("ascii")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)

@@ -1,4 +1,4 @@
-"""Passwords that a command prints, anew for each connection: where the tokens of cloud providers come in.
+"""Passwords printed by a command, which runs for each connection: for the tokens of cloud providers.
 
 For example ``aws rds generate-db-auth-token --hostname "$PGHOST" --port "$PGPORT" --username "$PGUSER"`` in a script.
 """
@@ -19,21 +19,21 @@ from pgrole_controller.core.errors import Reason, Transient
 TOKEN_SECONDS = 10.0
 MAX_BYTES = 1 << 16
 _SHOWN = 300
-#: The settings of the controller itself, the DSN among them, are not the command's business.
+#: Prefix of the controller's own settings, e.g. the DSN: the command does not get them.
 _OURS = "PGROLE_"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCommand:
-    """A program and its arguments; no shell. It is equal to another one of the same words."""
+    """A program and its arguments, run without a shell. Two commands with the same words are equal."""
 
     argv: tuple[str, ...]
 
     async def __call__(self, host: str, port: int, user: str) -> str:
-        """What it prints, less white space around. It finds host, port and user in PGHOST, PGPORT and PGUSER.
+        """The command's output, stripped. The command finds host, port and user in PGHOST, PGPORT and PGUSER.
 
-        Raises Transient when it fails, prints nothing or more than one line, or takes more than 10 s. What it printed
-        is in no error; of its standard error the first line is.
+        Raises Transient if it fails, prints nothing or more than one line, or takes longer than 10 s. The error never
+        contains its output, only the first line of its standard error.
         """
         if not self.argv:
             raise self._failure("names no program")
@@ -86,13 +86,13 @@ class TokenCommand:
 
 
 async def _collect(stream: AsyncIterable[bytes], into: bytearray) -> None:
-    """Reads all of it, so that its writer is not held up, and keeps one byte more than is allowed."""
+    """Reads the whole stream, so that its writer does not block, and keeps at most one byte above the limit."""
     async for piece in stream:
         into.extend(piece[: MAX_BYTES + 1 - len(into)])
 
 
 def _end(process: anyio.abc.Process) -> None:
-    """Ends it with all that it started: it leads a group of its own."""
+    """Kills the command and its children, which are its process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

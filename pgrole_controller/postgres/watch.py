@@ -1,8 +1,7 @@
-"""Watch: schema pgrole notifies of every change. One connection LISTENs, one runs the procedure `watch`.
+"""Watch: schema pgrole notifies of every change. One connection LISTENs, another runs the procedure `watch`.
 
-Any role that can connect may send any payload on channel `pgrole`, so payloads are read with suspicion, and reading
-them never fails: a payload that cannot be understood names no roles, and a name is only looked up among the declared
-ones.
+Any role that can connect can send any payload on channel `pgrole`, so payloads are not trusted, and reading one never
+fails: a malformed payload names no roles, and a name only causes the declared role of that name to be read.
 """
 
 import asyncio
@@ -24,16 +23,16 @@ from pgrole_controller.postgres.rows import fetch
 
 CHANNEL = "pgrole"
 
-#: Look at every role of the server.
+#: All roles of the server.
 EVERYTHING = None
 
-#: Ours hold three names of 63 bytes, of which each may be written as six characters.
+#: Genuine payloads hold at most three names of 63 bytes, each byte written as up to six characters.
 _LONGEST = 2000
 _LONGEST_NAME = 63
 
 
 def read_names(payload: str) -> tuple[str, ...] | None:
-    """The role names that a payload is about; EVERYTHING for `{"op": "many"}`; empty for what is not understood."""
+    """The role names in a payload; EVERYTHING for `{"op": "many"}`; empty for a malformed payload."""
     if len(payload) > _LONGEST:
         return ()
     try:
@@ -49,7 +48,7 @@ def read_names(payload: str) -> tuple[str, ...] | None:
 
 
 def read_all(payloads: Iterable[bytes]) -> tuple[set[str], bool]:
-    """The role names that any of these are about, and whether one is about EVERYTHING."""
+    """The role names in these payloads, and whether one of them means EVERYTHING."""
     found: set[str] = set()
     everything = False
     for payload in set(payloads):
@@ -62,15 +61,15 @@ def read_all(payloads: Iterable[bytes]) -> tuple[set[str], bool]:
 
 
 def greeting(token: str) -> str:
-    """The payload by which the watch connection shows that it reaches the listener."""
+    """The payload that verifies that notifications of the watch connection reach the listener."""
     return json.dumps({"op": "hello", "token": token})
 
 
 log = logging.getLogger(__name__)
 
-#: How often `watch` compares snapshots: the delay of detection and the cost of idling.
+#: Interval at which `watch` compares snapshots: the delay of detection, and the cost when idle.
 TICK = "5 ms"
-#: How long one call of `watch` lasts, so that its caller knows that it is alive.
+#: Duration of one call of `watch` in seconds; its caller then knows that the connection is alive.
 WATCH_SECONDS = 30
 _WATCH_DEADLINE = WATCH_SECONDS + 15.0
 
@@ -80,19 +79,19 @@ _HEARTBEAT_DEADLINE = 3.0
 
 
 class NotDelivered(Transient):
-    """What one connection notifies does not arrive at the other."""
+    """Notifications of one connection do not arrive on the other."""
 
 
-#: Between two announcements of everything that others than our own watch connection asked for, in seconds.
+#: Minimum seconds between two announcements of all roles that other sessions than the watch connection caused.
 FOREIGN_SECONDS = 10.0
 
 
 class NotificationHandler:
-    """What arrives at the listener: of the watch connection all that it says, of others as much as is reasonable.
+    """Handles the notifications of the listener: all from the watch connection, a limited number from other sessions.
 
-    Any role that can connect can send any number of notifications, and say that everything changed. Our own watch
-    connection notices all that happens, and PostgreSQL says who sent what, so those of others matter only where another
-    cluster's controller noticed something first.
+    Any role that can connect can send any number of notifications, also that everything changed. The controller's own
+    watch connection detects every change, and PostgreSQL reports the sender of each notification. Notifications of
+    other sessions only matter if another cluster's controller detected a change first.
     """
 
     def __init__(self, watcher_pid: int, token: str, on_change: Callable[[tuple[str, ...] | None], None]) -> None:
@@ -100,7 +99,7 @@ class NotificationHandler:
         self._watcher_pid = watcher_pid
         self._greeting = greeting(token).encode()
         self._on_change = on_change
-        self._next = 0.0  # on the loop's clock: when others may announce everything again
+        self._next = 0.0  # loop time from which other sessions may announce all roles again
         self._later: asyncio.TimerHandle | None = None
 
     def notes(self) -> NotificationFilter:
@@ -112,12 +111,12 @@ class NotificationHandler:
         ours = [payload for pid, payload in noted if pid == self._watcher_pid]
         theirs = [payload for pid, payload in noted if pid != self._watcher_pid]
         names, everything = read_all(ours)
-        more, asked = read_all(theirs)
+        more, requested = read_all(theirs)
         if names := names | more:
             self._on_change(tuple(names))
         if everything:
             self._on_change(None)
-        elif asked or left_out:
+        elif requested or left_out:
             self._announce_everything()
 
     def stop(self) -> None:
@@ -125,7 +124,7 @@ class NotificationHandler:
             self._later.cancel()
 
     def _announce_everything(self) -> None:
-        """At once, or when it is time again."""
+        """Announces all roles, FOREIGN_SECONDS after the last time at the earliest."""
         if self._later is not None:
             return
         loop = asyncio.get_running_loop()
@@ -140,16 +139,19 @@ class NotificationHandler:
 async def listen(
     listener: Connection, watcher: Connection, on_change: Callable[[tuple[str, ...] | None], None]
 ) -> None:
-    """LISTENs, and makes sure that what the watch connection sends arrives: a pooler may have put them apart."""
+    """LISTENs, and verifies that notifications of the watch connection arrive, which a pooler may prevent.
+
+    Raises NotDelivered if they do not arrive, and other PgRoleErrors.
+    """
     token = secrets.token_hex(8)
     with translate_errors():
-        hearing = NotificationHandler(await watcher.fetchval("SELECT pg_catalog.pg_backend_pid()"), token, on_change)
-        listener.add_termination_listener(lambda _connection: hearing.stop())
-        protocol_of(listener).listen(hearing.notes())
+        handler = NotificationHandler(await watcher.fetchval("SELECT pg_catalog.pg_backend_pid()"), token, on_change)
+        listener.add_termination_listener(lambda _connection: handler.stop())
+        protocol_of(listener).listen(handler.notes())
         await listener.execute(f"LISTEN {CHANNEL}")
         await watcher.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, greeting(token))
     with anyio.move_on_after(_GREETING_SECONDS):
-        await hearing.greeted.wait()
+        await handler.greeted.wait()
         return
     raise NotDelivered(
         Reason.SERVER_NOT_READY,
@@ -159,7 +161,7 @@ async def listen(
 
 
 async def observe(watcher: Connection, *, guarded: bool) -> None:
-    """Once: what may not be read must fail the attempt at a session, and not the session."""
+    """Observes once: a missing privilege must prevent the session, and not end it later. Raises PgRoleError."""
     with translate_errors("observe"):
         async with watcher.transaction():
             if guarded:
@@ -168,6 +170,7 @@ async def observe(watcher: Connection, *, guarded: bool) -> None:
 
 
 async def watch(watcher: Connection, guarded: bool) -> NoReturn:
+    """Calls procedure `watch` again and again. Raises PgRoleError when it fails or the connection is lost."""
     while True:
         with translate_errors():
             if guarded:
@@ -180,7 +183,7 @@ async def watch(watcher: Connection, guarded: bool) -> NoReturn:
 
 
 async def keep_alive(listener: Connection, lock: anyio.Lock) -> NoReturn:
-    """A listener whose peer is gone hears nothing and does not know it: asks, with a deadline."""
+    """Queries the listening connection regularly: a lost connection receives nothing and raises no error by itself."""
     while True:
         await anyio.sleep(_HEARTBEAT_SECONDS)
         async with lock:

@@ -1,7 +1,7 @@
--- Which claims are there, and is the role of each still the one that it was?
+-- Which claims exist, and what is the state of the role of each?
 -- role: there (has the oid) · renamed (has the oid, not the name) · replaced (has the name, not the oid) · gone
---   · unproven (has the name; the claim is of another server or copy, whose oids say nothing here)
--- Names of roles come as bytes: another database may have written them in its encoding.
+--   · unproven (has the name; the claim was made on another server or copy, whose oids mean nothing here)
+-- Role names are sent as bytes: another database may have written them in its encoding.
 -- $1 text cluster   $2 text namespace   $3 text role name   $4 boolean released; NULL: any
 SELECT
     c.role_name, c.role_oid, c.system_identifier, c.cluster, c.namespace, c.namespace_uid, c.object, c.object_uid, c.applied,

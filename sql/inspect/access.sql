@@ -1,5 +1,5 @@
--- What may our role do in this database, of what a session needs? One row.
--- Names come as bytes: another database may have written them in its encoding.
+-- Which of the privileges that a session needs does the controller's role have in this database? One row.
+-- Names are sent as bytes: another database may have written them in its encoding.
 SELECT
     textsend(own.rolname::text) AS own_role,
     textsend(pg_catalog.current_database()::text) AS database,

@@ -1,7 +1,8 @@
--- As whom are we connected, and to what? Sets back what a database or a role has set, which others may have done: no such
--- setting bends what we do. One row.
--- The values are PostgreSQL's defaults: what the server's own configuration would have given cannot be seen any more. Kept
--- is what only superusers can set, as logging, but for what bends us; and what an administrator is told to set on our role.
+-- Which server is this, and as which role does the session act? One row.
+-- It also resets settings that come from the database or the role, since other roles may have set them to change what the
+-- controller's statements do. They are reset to PostgreSQL's defaults: the values of the server's configuration are no longer
+-- visible. Settings that only superusers can make are kept, e.g. logging, unless they change what statements do; so are those
+-- that the documentation tells administrators to set on the controller's role.
 WITH pinned (name, value) AS (
     VALUES
         ('restrict_nonsystem_relation_kind', ''), ('session_replication_role', 'origin'), ('transaction_timeout', '0')
@@ -12,10 +13,10 @@ bent AS MATERIALIZED (
     WHERE (s.context = 'user' OR current_setting('is_superuser') = 'on')
       AND CASE
           WHEN p.name IS NOT NULL THEN s.setting <> p.value
-          -- what an administrator lets happen with our changes does, once we are in
+          -- off only for the login: event triggers for the controller's changes are the administrator's choice
           WHEN s.name = 'event_triggers' THEN s.source = 'client'
           WHEN s.context <> 'user' OR s.boot_val IS NULL THEN false
-          -- of one transaction, and begun anew with each
+          -- set at the start of each transaction
           WHEN s.name IN ('transaction_deferrable', 'transaction_isolation', 'transaction_read_only') THEN false
           WHEN s.name IN ('createrole_self_grant', 'scram_iterations') THEN s.source = 'database'
           ELSE s.source IN ('database', 'user', 'database user')
@@ -25,7 +26,7 @@ SELECT
     pg_catalog.pg_is_in_recovery() AS in_recovery,
     current_setting('server_version_num')::int AS version_number,
     current_setting('is_superuser') = 'on' AS superuser,
-    -- by their numbers: NULL is nobody
+    -- by oid; NULL: no such role
     (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user) AS acting,
     (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = session_user) AS session,
     (SELECT a.usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) AS a) AS authenticated,

@@ -1,5 +1,5 @@
--- What still needs these roles, counted by database ('' for what the whole server shares)? `members` of that are members,
--- which DROP ROLE does not mind. Of each role no more than 20 rows: who may create databases can make it any number.
+-- How many objects depend on these roles, by database ('' for shared objects)? `members` of them are members, which do not
+-- block DROP ROLE. At most 20 rows for each role: roles that can create databases can create any number.
 -- $1 oid[] roles
 SELECT every.role, every.database, every.count, every.members
 FROM (
@@ -8,7 +8,7 @@ FROM (
         row_number() OVER (PARTITION BY needed.role ORDER BY d.oid NULLS FIRST) AS place,
         CASE
             WHEN d.oid IS NULL THEN ''
-            -- another database may have written the name in its encoding: what is not UTF-8 is shown by its bytes
+            -- another database may have written the name in its encoding: if it is not UTF-8, its bytes are escaped
             WHEN encode(textsend(d.datname::text), 'hex') ~ (
                 '^([0-7].|(c[2-9a-f]|d.)[89ab].|(e0[ab].|(e[1-9a-cef])[89ab].|ed[89].)[89ab].'
                 || '|(f0[9ab].|f[1-3][89ab].|f48.)([89ab].){2})*$'
@@ -21,7 +21,7 @@ FROM (
         SELECT s.refobjid AS role, s.dbid, count(*) AS count, 0 AS members
         FROM pg_catalog.pg_shdepend AS s
         WHERE s.refclassid = 'pg_catalog.pg_authid'::regclass AND s.refobjid = ANY ($1::oid[])
-          -- a membership that the role granted to itself, or in itself, goes with it; before PostgreSQL 16 it has no oid
+          -- DROP ROLE drops memberships that the role granted to itself or in itself; before PostgreSQL 16 they have no oid
           AND (s.classid, s.objid) NOT IN (
               SELECT 'pg_catalog.pg_auth_members'::regclass::oid, (to_jsonb(m) ->> 'oid')::oid
               FROM pg_catalog.pg_auth_members AS m
@@ -32,7 +32,7 @@ FROM (
         SELECT m.roleid, 0, count(*), count(*)
         FROM pg_catalog.pg_auth_members AS m
         WHERE m.roleid = ANY ($1::oid[])
-          -- the membership that PostgreSQL 16 gives to the creator of a role goes with it
+          -- DROP ROLE drops the membership that PostgreSQL 16 grants to the creator of a role
           AND m.member <> (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user)
         GROUP BY 1
     ) AS needed

@@ -1,4 +1,4 @@
--- Which of these parameters may our role set since it was granted? From PostgreSQL 15 on.
+-- Which of these parameters may the controller's role set because of GRANT SET ON PARAMETER? Since PostgreSQL 15.
 -- $1 text[] parameters, in lower case
 SELECT p.name
 FROM unnest($1::text[]) AS p (name)

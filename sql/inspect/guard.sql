@@ -1,11 +1,12 @@
--- May what is in schema pgrole be called? The first statement of a transaction: until it ends, nobody drops the schema.
--- Fails with PGR02 when the schema, a routine in it, or the right to create in it belongs to anybody but our role and
--- superusers, or we act as somebody else than who logged in; with 3F000 or 42P01 when it is not there. The session's search_path must be "pg_catalog, pg_temp".
+-- Can schema pgrole be trusted? The first statement of a transaction: no one can drop the schema until the transaction ends.
+-- Fails with PGR02 if a role other than the controller's and superusers owns the schema or a routine in it or can create
+-- objects in it, or if the session acts as another role than it logged in as; with 3F000 or 42P01 if the schema does not exist.
+-- The session's search_path must be "pg_catalog, pg_temp".
 DO $guard$
 BEGIN
-    -- its owner is not known yet: to lock it runs nothing of it
+    -- its owner is not verified yet, but locking runs none of its code
     LOCK TABLE pgrole.turn_to_look IN ACCESS SHARE MODE;
-    -- as it mostly is; the text of a DO is planned anew each time, what it does not reach is not
+    -- the usual case: every DO is planned again, but only the statements that it reaches
     IF NOT EXISTS (
         SELECT
         FROM pg_catalog.pg_namespace AS n

@@ -1,6 +1,6 @@
 -- Which databases of this server are recorded as the home of schema pgrole? One row.
--- Nobody but a superuser can record one, or a role that a superuser granted SET on that parameter: not the owner of a
--- database, nor who may create roles. Names come as bytes: another database may have written them in its encoding.
+-- Only superusers can record one, and roles that a superuser granted SET on the parameter: not the owner of a database, and
+-- not roles with CREATEROLE. Names are sent as bytes: another database may have written them in its encoding.
 WITH recorded AS (
     SELECT d.oid, d.datname
     FROM pg_catalog.pg_db_role_setting AS s JOIN pg_catalog.pg_database AS d ON d.oid = s.setdatabase
@@ -14,7 +14,7 @@ own AS (
 SELECT
     textsend(format('%I', o.datname)) AS database,
     o.recorded,
-    -- two that were recorded at the same moment do not refuse each other
+    -- if two were recorded concurrently, only one of them is refused
     ARRAY(
         SELECT textsend(format('%I', r.datname)) FROM recorded AS r
         WHERE r.oid < o.oid OR (r.oid > o.oid AND NOT o.recorded)

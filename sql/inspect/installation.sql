@@ -1,6 +1,6 @@
--- What of schema pgrole is there, and does any of it belong to somebody we do not trust?
--- Trusted: the role that we logged in as, which we act as (sql/inspect/connection.sql), and superusers.
--- Names come as bytes: another database may have written them in its encoding.
+-- Which parts of schema pgrole exist, and does an untrusted role own any of them?
+-- Trusted: superusers, and the role that logged in, which is also the acting role (sql/inspect/connection.sql).
+-- Names are sent as bytes: another database may have written them in its encoding.
 WITH trusted AS (
     SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper OR r.rolname = session_user
 ),
@@ -25,7 +25,7 @@ part AS (
 SELECT
     EXISTS (SELECT FROM schema) AS present,
     (SELECT count(*)::int FROM part WHERE what NOT LIKE 'type %' AND what NOT LIKE 'right %') AS parts,
-    -- not to_regclass: it fails where the schema may not be used, and before it is known whose it is
+    -- not to_regclass, which fails without USAGE on the schema
     (
         SELECT count(*) = 2
         FROM schema AS s JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
@@ -35,7 +35,7 @@ SELECT
     textsend(
         format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), session_user)
     ) AS grant_to_create,
-    -- what is announced is announced by triggers, in sessions with session_replication_role = replica too
+    -- changes are announced by triggers, which must also fire in sessions with session_replication_role = replica
     NOT EXISTS (
         SELECT
         FROM schema AS s
@@ -50,7 +50,7 @@ SELECT
         JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid
         WHERE t.tgenabled NOT IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)
     ) AS announcing,
-    -- anybody else: the database's owner too, who can grant it to himself
+    -- also the database's owner, who can grant the privilege to itself
     EXISTS (
         SELECT
         FROM pg_catalog.pg_database AS d

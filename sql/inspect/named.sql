@@ -1,7 +1,7 @@
--- Were the roles meant that the statements before this one named? The last statement of a transaction that changes roles:
--- whoever may rename roles takes no turn. Fails with PGR01: nothing is changed, it is looked at again.
--- Settings of the transaction: pgrole.names, and pgrole.oids, which these must have; pgrole.dropped, the oids of what was
--- dropped: DROP ROLE keeps its lock on what it dropped.
+-- Did the previous statements change the intended roles? The last statement of a transaction that changes roles: roles that can
+-- rename roles do not take the controller's lock. Fails with PGR01: nothing is changed, and the controller reads again.
+-- Settings of the transaction: pgrole.names, and pgrole.oids that they must have; pgrole.dropped, the oids of dropped roles:
+-- DROP ROLE holds its lock until the transaction ends.
 DO $named$
 DECLARE
     names   CONSTANT name[] := current_setting('pgrole.names')::name[];

@@ -1,6 +1,7 @@
--- What is there of what roles refer to? One row for each that is.
--- Of what a role reaches, only what a policy asks for is told: powers, the roles of the hard rules, and names like one of
--- these patterns; no more than 1000 of them. Whoever may create roles can make it reach any number.
+-- Which of the referenced roles, parameters, extensions and databases exist? One row for each that does.
+-- `reached`: the roles that a role is directly or indirectly a member of, as far as policies need them: roles with powers, the
+-- roles of the hard rules, and names that match a pattern; at most 200 of them, since roles with CREATEROLE can create any
+-- number.
 -- $1 name[] roles to be a member of   $2 text[] parameters, in lower case   $3 name[] databases
 -- $4 bytea[] patterns of names, as for LIKE
 SELECT 'role' AS kind, g.rolname::text AS name, NULL AS context, (

@@ -1,7 +1,7 @@
--- What may our role do about one role and what is beside it? One row. Names come as bytes: another database may have
--- written them in its encoding.
--- $1 oid the role (0: it is not there)   $2 name[] roles to join or leave, and grantors of memberships
--- $3 bytea[] those whose names are not UTF-8   $4 text[] parameters, in lower case
+-- Which rights does the controller's role have on one role, its groups and its grantors? One row.
+-- Names are sent as bytes: another database may have written them in its encoding.
+-- $1 oid the role (0: does not exist)   $2 name[] roles to join or leave, and grantors of memberships
+-- $3 bytea[] those of them that are not UTF-8   $4 text[] parameters, in lower case
 WITH beside AS (
     SELECT r.oid, r.rolname, r.rolsuper
     FROM pg_catalog.pg_roles AS r

@@ -1,11 +1,12 @@
--- What is there for each of the asked objects? In their order; two rows where the wanted name and the oid of the claim
--- are two roles, one row without a role where there is none.
--- Names and texts of the server's shared catalogs come as bytes: another database may have written them in its encoding.
--- Whoever may log in can make some of them as long as PostgreSQL allows. What no object can declare is not sent, and not
--- even unpacked where it is stored (octet_length of a text and pg_column_size do not): a comment is one zero byte then,
--- the settings in one database are NULL. `put_off`: of a role that was asked for with others, memberships and settings
--- are left out, since they are long or, packed, may be: they are read of each such role on its own.
--- $1 name[] role names ('' where the object is gone)   $2 text[] namespaces   $3 text[] objects   $4 text cluster
+-- Which role and claim does each of the requested objects have? In order; two rows if the declared name and the claim's oid
+-- belong to two roles, one row without a role if there is none.
+-- Names and texts of shared catalogs are sent as bytes: another database may have written them in its encoding.
+-- Any role that can log in can make some of them as long as PostgreSQL permits. Values longer than an object can declare are
+-- not sent, and not even decompressed (octet_length and pg_column_size do not): then a comment is one zero byte, and the
+-- settings in one database are NULL. `put_off`: memberships and settings are omitted since they are, or may be, long; the
+-- role must be requested alone.
+-- Relations claim and verifier: sql/sources.
+-- $1 name[] role names ('' if the object was deleted)   $2 text[] namespaces   $3 text[] objects   $4 text cluster
 -- $5 bigint system identifier
 SELECT
     a.place,
@@ -27,7 +28,7 @@ SELECT
          ELSE 'length:' || octet_length(v.verifier)
     END AS password,
     held.member_of, held.settings, held.put_off,
-    -- only where it is not known as ours: adoption must not take over what reaches further than an object may ask for
+    -- only for a role that its claim does not hold: adoption must not take over a role that reaches more than is permitted
     CASE WHEN c.role_oid IS DISTINCT FROM r.oid OR c.released_at IS NOT NULL
         OR (c.system_identifier = $5) IS FALSE
     THEN ARRAY(
@@ -46,10 +47,10 @@ SELECT
         ORDER BY 1
         LIMIT 20
     ) END AS reaches,
-    -- another object's role, under a name that it was given behind its back
+    -- another object's role, which someone renamed to this name
     (
         SELECT format('%s/%s', y.namespace, y.object)
-        FROM pgrole.claim AS y
+        FROM claim AS y
         WHERE y.role_oid = r.oid AND y.system_identifier = $5 AND y.released_at IS NULL AND y.role_oid <> 0
           AND y.role_name <> a.role_name::text
         LIMIT 1
@@ -62,46 +63,46 @@ SELECT
     c.password_source AS claim_password_source, c.password_digest AS claim_password_digest,
     c.rotated_at AS claim_rotated_at, c.rotate_handled AS claim_rotate_handled,
     c.connection_secret AS claim_connection_secret,
-    -- not known before version 4 of the schema
+    -- since version 4 of the schema
     (g.claim ->> 'object_generation')::bigint AS claim_object_generation, g.claim ->> 'server_uid' AS claim_server_uid,
     (g.claim ->> 'server_generation')::bigint AS claim_server_generation,
     ARRAY(
         SELECT ARRAY[f.role_name, f.object_uid]
-        FROM pgrole.claim AS f
+        FROM claim AS f
         WHERE f.cluster = $4 AND f.namespace = a.namespace AND f.object = a.object
           AND f.role_name <> a.role_name::text AND f.released_at IS NULL
         LIMIT 100
     ) AS former,
     current_setting('scram_iterations', true)::int AS scram_iterations, statement_timestamp() AS at
 FROM unnest($1::name[], $2::text[], $3::text[]) WITH ORDINALITY AS a (role_name, namespace, object, place)
-LEFT JOIN pgrole.claim AS c ON c.role_name = a.role_name::text
+LEFT JOIN claim AS c ON c.role_name = a.role_name::text
 LEFT JOIN LATERAL (SELECT to_jsonb(c) AS claim) AS g ON true
 LEFT JOIN LATERAL (
     SELECT n.* FROM pg_catalog.pg_roles AS n WHERE n.rolname = a.role_name
-    UNION ALL -- not UNION, which would unpack the settings to compare them
-    -- the oids of another server say nothing here; NULL: nothing is claimed in the database
+    UNION ALL -- not UNION, which would decompress the settings to compare them
+    -- the oids of another server mean nothing here; NULL: claims are not in the database
     SELECT o.*
     FROM pg_catalog.pg_roles AS o
     WHERE o.oid = c.role_oid AND (c.system_identifier = $5) IS NOT FALSE AND o.rolname IS DISTINCT FROM a.role_name
 ) AS r ON true
-LEFT JOIN LATERAL pgrole.read_verifiers(ARRAY[r.oid]) AS v ON true
+LEFT JOIN verifier AS v ON v.role = r.oid
 LEFT JOIN LATERAL (
     SELECT
         size.put_off,
         CASE WHEN NOT size.put_off THEN (
-            -- to_jsonb: INHERIT and SET are not known before PostgreSQL 16, where both always hold
+            -- to_jsonb: before PostgreSQL 16, the columns of INHERIT and SET do not exist, and both always hold
             SELECT textsend(json_agg(json_build_object(
                 'role', g.rolname,
                 'grantor', coalesce(b.rolname::text, ''),
                 'admin', m.admin_option,
                 'inherit', coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true),
                 'set', coalesce((to_jsonb(m) ->> 'set_option')::boolean, true),
-                -- since PostgreSQL 16, whoever may create roles has ADMIN, and no more, on those that it created
+                -- since PostgreSQL 16, a role with CREATEROLE has only ADMIN on the roles that it created
                 'by_creation', (
                     r.rolcreaterole AND m.grantor = 10 AND m.admin_option AND g.oid >= 16384 AND NOT g.rolsuper
                     AND to_jsonb(m) ->> 'inherit_option' = 'false' AND to_jsonb(m) ->> 'set_option' = 'false'
                     AND NOT EXISTS (
-                        SELECT FROM pgrole.claim AS k
+                        SELECT FROM claim AS k
                         WHERE k.role_oid = g.oid AND (k.system_identifier = $5) IS NOT FALSE AND k.released_at IS NULL
                     )
                 ) IS TRUE,
@@ -119,7 +120,7 @@ LEFT JOIN LATERAL (
             LEFT JOIN pg_catalog.pg_roles AS b ON b.oid = m.grantor
         ) END AS member_of,
         CASE WHEN NOT size.put_off THEN (
-            -- an object declares 64 settings of 1024 characters in each of 32 databases at most
+            -- an object can declare at most 64 settings of 1024 characters in each of 32 databases
             SELECT textsend(json_object_agg(
                 coalesce(d.datname::text, ''),
                 CASE WHEN s.bytes <= 600000 AND s.total <= 3000000 AND s.number <= 1000 THEN s.setconfig END
@@ -128,7 +129,7 @@ LEFT JOIN LATERAL (
                 SELECT i.setdatabase, i.setconfig, c.bytes, c.number, sum(c.bytes) OVER (ORDER BY i.setdatabase) AS total
                 FROM pg_catalog.pg_db_role_setting AS i
                 CROSS JOIN LATERAL (
-                    -- as JSON, where a control character takes six bytes: that is what is sent
+                    -- as JSON, in which they are sent: a control character takes six bytes
                     SELECT sum(octet_length(to_json(n.item)::text)) AS bytes, count(*) AS number
                     FROM unnest(CASE WHEN pg_column_size(i.setconfig) <= 300000 THEN i.setconfig END) AS n (item)
                 ) AS c

@@ -1,5 +1,5 @@
--- What server is this, and as whom are we here? Names come as bytes: another database may have written them in its
--- encoding.
+-- Which server is this, and as which role does the session act? One row.
+-- Names are sent as bytes: another database may have written them in its encoding.
 SELECT
     current_setting('server_version') AS version,
     current_setting('server_version_num')::int AS version_number,

@@ -1,6 +1,6 @@
--- Whose last statement of the last minute looks like one about these roles? What a statement says is not in the answer:
--- it may hold a password. Statements of others are shown to superusers and members of pg_read_all_stats only.
--- Names and statements are compared as bytes: they come from databases with other encodings.
+-- Which sessions ran a statement in the last minute that may have changed these roles? The result omits the statement, which
+-- may contain a password. Only superusers and members of pg_read_all_stats see other roles' statements.
+-- Names and statements are compared as bytes: they may be in the encodings of other databases.
 -- $1 text[] roles
 SELECT DISTINCT
     a.name AS role, textsend(s.usename::text) AS usename, s.application_name, coalesce(host(s.client_addr), '') AS address

@@ -1,8 +1,7 @@
--- Has a superuser suspended all changes, by ALTER DATABASE … SET pgrole.suspend = on on the home database, or by ALTER ROLE …
--- SET on the role that logged in? One row.
--- Nobody else may set a parameter that PostgreSQL does not know. The settings of a database can be of any size, and its
--- owner writes them, so those of more than a superuser would ever set are not read: an owner can hide the first that way,
--- and cannot touch the second.
+-- Has a superuser suspended all changes, by ALTER DATABASE … SET pgrole.suspend = on for the home database, or by
+-- ALTER ROLE … SET for the role that logged in? One row.
+-- Only superusers can set a parameter that PostgreSQL does not know. Settings of a database can have any size, and its owner
+-- can add some, so very large ones are not read: the owner can hide the first setting that way, but not the second.
 SELECT EXISTS (
     SELECT
     FROM pg_catalog.pg_db_role_setting AS s

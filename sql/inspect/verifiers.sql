@@ -1,4 +1,4 @@
--- What do these roles log in with? Only those whose verifier may be read.
+-- Which password verifiers do these roles have? A role whose verifier may not be read is not in the result.
+-- Relation verifier: sql/sources. A verifier longer than any that PostgreSQL makes is cut, so that it equals no other.
 -- $1 oid[] roles
--- One that is too long to be made here is cut, and like no other.
-SELECT v.role, substring(v.verifier FOR 4096) AS verifier FROM pgrole.read_verifiers($1::oid[]) AS v
+SELECT v.role, substring(v.verifier FOR 4096) AS verifier FROM verifier AS v WHERE v.role = ANY ($1::oid[])

@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS pgrole.installation (
     parts     integer NOT NULL
 );
 
--- Locked by sessions that take turns. Not advisory locks, which any role that can connect could take and hold. Views,
--- since VACUUM and ANALYZE lock tables.
+-- Locked by sessions that change roles or observe. Not advisory locks, which any role that can connect could take and hold.
+-- Views, since VACUUM and ANALYZE lock tables.
 CREATE OR REPLACE VIEW pgrole.turn_to_change AS SELECT true AS turn;
 CREATE OR REPLACE VIEW pgrole.turn_to_look AS SELECT true AS turn;

@@ -81,9 +81,10 @@ BEGIN
 END
 $$;
 
--- A text of any length, as it is: what another database wrote need not be valid in this one's encoding. A role may give
--- itself a setting of hundreds of megabytes, whose copies would exceed what PostgreSQL allows: so the long ones are hashed
--- in place, and settings that are still long as they are stored, packed, are known by the version of their row. Its names are bound when it is made, and it is inlined, as one with a SET clause is not.
+-- Hash of a text of any length, as bytes: a text of another database need not be valid in this one's encoding. A role can give
+-- itself a setting of hundreds of megabytes, whose copies would exceed PostgreSQL's limit, so long texts are hashed in place;
+-- settings that are long even when compressed are represented by the version of their row (digest_all).
+-- No SET clause, which would prevent inlining; names in a standard SQL body are resolved when the function is created.
 CREATE OR REPLACE FUNCTION pgrole.hash_text(content text) RETURNS text
 LANGUAGE sql IMMUTABLE
 RETURN CASE

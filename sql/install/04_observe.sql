@@ -43,8 +43,8 @@ CREATE TABLE IF NOT EXISTS pgrole.fingerprint (
     recent            bigint NOT NULL
 );
 
--- The same as it is now. One sequential scan for each catalog, of which few rows pass: an aggregate over all of them costs
--- twice as much, and a scan of catalog_row half as much again. Rows are counted only where that column is asked for.
+-- The current fingerprint. One sequential scan of each catalog, with few matching rows: an aggregate over all rows costs twice
+-- as much, and a scan of catalog_row half as much again. Rows are counted only if a query uses that column.
 CREATE OR REPLACE VIEW pgrole.fingerprint_now (catalog, rows, recent) AS
 SELECT
     r.catalog,
@@ -89,8 +89,8 @@ FROM (
     WHERE age(d.xmin) <= (SELECT s.span FROM span AS s WHERE s.catalog = 'pg_shdescription'::regclass)
 ) AS r (catalog, recent);
 
--- The text of the snapshot that comes next if nothing but our own transaction commits: `seen` with `own` added. What was
--- below `own` and not ended is still running then.
+-- The text of the next snapshot if only the calling transaction commits: `seen` with `own` added. Transactions below `own` that
+-- have not ended are still running then.
 CREATE OR REPLACE FUNCTION pgrole.expect_snapshot(seen pg_snapshot, own xid8) RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -113,9 +113,9 @@ BEGIN
 END
 $$;
 
--- Looks at the rows of these catalogs, all at one snapshot, and keeps what it saw; `counted` is how many rows each had at
--- snapshot `counted_at`. `own`: the caller's transaction id if it had one before, whose rows may still change.
--- Yields the roles concerned and the snapshot.
+-- Compares the rows of these catalogs, all at one snapshot, with those last observed, and stores them. `counted`: number of rows
+-- of each catalog at snapshot `counted_at`. `own`: the caller's transaction id if it had one before, whose rows may still change.
+-- Returns the roles of the rows that differ, and the snapshot.
 CREATE OR REPLACE FUNCTION pgrole.compare(
     catalogs oid[], counted bigint[], counted_at text, own xid8, OUT roles oid[], OUT seen_at pg_snapshot
 )
@@ -137,7 +137,7 @@ BEGIN
         FROM pgrole.catalog_row AS c
         WHERE c.catalog = ANY (catalogs) AND age(c.version) <= (SELECT max(m.span) FROM moved AS m)
     ),
-    -- one by one through the index: they are few
+    -- one by one through the index, since they are few
     compared AS MATERIALIZED (
         SELECT r.catalog, r.role, r.other, r.grantor, r.version, (
             SELECT s.version
@@ -165,7 +165,7 @@ BEGIN
               FROM pgrole.catalog_row AS c
               WHERE c.catalog = ANY (ARRAY(SELECT k.catalog FROM shrunk AS k))
                 AND c.role = s.role AND c.other = s.other
-                -- not hashed: two columns tell rows apart but for very few, and four cost half as much again
+                -- not hashed: two columns distinguish almost all rows, and four cost half as much again
                 AND (c.catalog, c.grantor) IS NOT DISTINCT FROM (s.catalog, s.grantor)
           )
     ),
@@ -215,7 +215,7 @@ AS $$
         recent = excluded.recent
 $$;
 
--- Whether it is the caller's turn to observe, until its transaction ends. Assigns no transaction id.
+-- Takes the lock on observing until the transaction ends. Returns false if another session holds it. Assigns no transaction id.
 CREATE OR REPLACE FUNCTION pgrole.try_turn_to_look() RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -249,10 +249,10 @@ DECLARE
     moved    oid[];
     counted  bigint[];
     known    boolean;
-    looked   record;
+    compared record;
 BEGIN
     LOOP
-        -- PostgreSQL counts how many rows the sequential scans of a transaction read: to count them here costs as much again.
+        -- PostgreSQL counts the rows that sequential scans of a transaction read; counting them here would double the cost
         read := ARRAY[
             pg_stat_get_xact_tuples_returned(catalogs[1]), pg_stat_get_xact_tuples_returned(catalogs[2]),
             pg_stat_get_xact_tuples_returned(catalogs[3]), pg_stat_get_xact_tuples_returned(catalogs[4])
@@ -294,22 +294,22 @@ BEGIN
         SELECT array_agg(f.catalog), array_agg(-1::bigint) INTO moved, counted FROM pgrole.fingerprint AS f;
         seen := '';
     END IF;
-    looked := pgrole.compare(moved, counted, seen, own);
+    compared := pgrole.compare(moved, counted, seen, own);
     IF everything OR NOT known THEN
         PERFORM pgrole.record(
-            ARRAY(SELECT r.oid FROM pg_roles AS r UNION SELECT s.oid FROM pgrole.role_state AS s), looked.roles
+            ARRAY(SELECT r.oid FROM pg_roles AS r UNION SELECT s.oid FROM pgrole.role_state AS s), compared.roles
         );
         -- the cached plans were made when the table was empty
         ANALYZE pgrole.seen;
-    ELSIF cardinality(looked.roles) > 0 THEN
-        PERFORM pgrole.record(looked.roles, looked.roles);
+    ELSIF cardinality(compared.roles) > 0 THEN
+        PERFORM pgrole.record(compared.roles, compared.roles);
     END IF;
     IF seen = '' OR own IS NOT NULL THEN
-        RETURN looked.seen_at::text;
-    ELSIF looked.seen_at::text <> seen THEN
+        RETURN compared.seen_at::text;
+    ELSIF compared.seen_at::text <> seen THEN
         -- unchanged catalogs were not read again
         RETURN seen;
     END IF;
-    RETURN pgrole.expect_snapshot(looked.seen_at, pg_current_xact_id_if_assigned());
+    RETURN pgrole.expect_snapshot(compared.seen_at, pg_current_xact_id_if_assigned());
 END
 $$;

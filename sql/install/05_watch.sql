@@ -1,15 +1,15 @@
 -- Observes for the duration `lasting` whenever a transaction with an id has ended. CALL it repeatedly, as the only statement
 -- of its message.
 --
--- Each `tick` compares snapshots, which costs the same at any number of roles, and is one expression, since each more costs.
--- Ticks that see no change share a transaction: each expression has a snapshot of its own, and the one that the transaction
--- holds keeps nothing from vacuum while no transaction with an id ends; the first tick that sees one end commits. CREATE
--- INDEX CONCURRENTLY waits for such a snapshot all the same, so a transaction lasts no longer than nothing has changed, and
--- a second at most.
+-- Each `tick` compares snapshots. Its cost does not depend on the number of roles; it is one expression, since each additional
+-- one adds to the cost. Ticks without a change share a transaction: each expression has its own snapshot, and the snapshot that
+-- the transaction holds does not delay vacuum as long as no transaction with an id ends; the first tick after one commits.
+-- CREATE INDEX CONCURRENTLY waits for such a snapshot nevertheless, so a transaction lasts no longer than the time since the
+-- last change, and at most a second.
 --
 -- The cost of an observation grows with the number of roles, so the procedure then pauses for slightly more than `rest` times
 -- its duration. Observations that found changes do not count: changes are rare, and the next one must not wait for the last.
--- A COMMIT follows each observation: it sends the notifications and gives others their turn.
+-- A COMMIT follows each observation: it sends the notifications and releases the locks.
 --
 -- While this runs, the schema can be dropped and created again by any role that can create schemas. Before anything in it is
 -- called, a lock prevents dropping it, and its owner and the roles that can create in it must be trusted: the controller's
@@ -21,7 +21,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     rest    CONSTANT float8 := 40;
-    round   CONSTANT float8 := 0.003; -- what a round costs beside its look, in the same measure
+    round   CONSTANT float8 := 0.003; -- fixed part of the pause after an observation, in seconds
     longest CONSTANT float8 := 1;
     shared  CONSTANT float8 := 1;
     path    CONSTANT text := pg_catalog.current_setting('search_path');
@@ -88,14 +88,14 @@ BEGIN
                 RAISE EXCEPTION 'schema pgrole is no longer trusted, and nothing in it is called' USING ERRCODE = 'PGR02';
             END IF;
             free_at := clock + pause;
-            -- another may hold it for as long as its transaction lasts; what it has seen, its commit tells
+            -- another session may hold the lock until its transaction ends; its commit announces what it observed
             IF pgrole.try_turn_to_look() THEN
                 known := seen IS NOT NULL;
                 seen := pgrole.observe();
                 took := date_part('epoch', clock_timestamp()) - clock;
-                -- the first may have had plans to make
+                -- the first observation may include planning
                 IF known AND pg_current_xact_id_if_assigned() IS NULL THEN
-                    -- looks that were held up shall not make the next one late
+                    -- an observation that was delayed must not delay the next one
                     cost := least(took, before, 2 * cost);
                     before := took;
                 END IF;

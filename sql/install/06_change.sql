@@ -1,7 +1,7 @@
 -- Functions that a transaction that changes roles calls in addition to the role DDL.
 -- PGR01: the state that the caller read has changed; nothing is changed, and the caller reads it again.
 
--- Concurrent ALTER ROLE on one row fails with "tuple concurrently updated": callers of this function take turns.
+-- Takes the lock on changes until the transaction ends: concurrent ALTER ROLE on one row fails with "tuple concurrently updated".
 CREATE OR REPLACE FUNCTION pgrole.lock_changes() RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -66,7 +66,7 @@ BEGIN
         AND has_column_privilege('pg_catalog.pg_authid', 'xmin', 'select')
     THEN
         own := (SELECT a.oid FROM pg_authid AS a WHERE a.oid = own AND a.xmin = pg_current_xact_id()::xid);
-        -- oids are reused: the claim that had this one has lost its role
+        -- oids are reused: the role of the claim that had this oid was dropped
         UPDATE pgrole.claim AS c SET role_oid = 0
         WHERE c.role_oid = own AND c.released_at IS NULL AND c.role_name <> claimed_name
           AND c.system_identifier = (SELECT s.system_identifier FROM pg_control_system() AS s);
@@ -103,7 +103,7 @@ BEGIN
             WHEN excluded.last_drift_at IS NOT NULL THEN excluded.last_drift_fields
             WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.last_drift_fields
         END,
-        -- nor is what it was made from
+        -- do not keep the sources of another object's password
         password_source = CASE WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.password_source ELSE '' END,
         connection_secret = CASE WHEN (c.cluster, c.object_uid) = (excluded.cluster, excluded.object_uid) THEN c.connection_secret ELSE '' END,
         released_at = NULL;

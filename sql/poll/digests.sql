@@ -1,16 +1,16 @@
--- Digests of every role: one row per 50,000 roles, ordered by oid, over everything that a PgRole can declare. `digests`
--- holds 12 bytes per role (oid, digest), `names` their names in the same order, separated by NUL. If no transaction with
--- an id has ended since the last round, nothing can have changed: then there is one row in which both are NULL.
--- Nothing but PostgreSQL's own catalogs is read; whole rows are hashed, so that it is the same in every version. Of what
--- is too long to be unpacked in every round, the version of the row is: whoever may log in can store as much as they like.
+-- Which digest does each role have, over everything that a PgRole can declare?
+-- One row per 50,000 roles, ordered by oid: `digests` holds 12 bytes per role (oid, digest), `names` the names in the same
+-- order, separated by NUL. If no transaction with an id has ended since the last round, nothing can have changed: then the
+-- result is one row in which both are NULL.
+-- It reads only PostgreSQL's own catalogs. It hashes whole rows, so that one query fits every version. Of values too long to
+-- decompress in every round, it hashes the row version: any role that can log in can store values of any length.
+-- Relation verifier: sql/sources.
 -- $1 text the snapshot of the last round   $2 bigint the key of the digests
-WITH now AS MATERIALIZED (
-    SELECT pg_catalog.pg_current_snapshot()::text AS snapshot
-)
 SELECT
     now.snapshot, pg_catalog.pg_postmaster_start_time() AS started_at, pg_catalog.pg_is_in_recovery() AS in_recovery,
     every.digests, every.names
-FROM now
+-- OFFSET 0: taken once
+FROM (SELECT pg_catalog.pg_current_snapshot()::text AS snapshot OFFSET 0) AS now
 LEFT JOIN LATERAL (
     SELECT
         string_agg(pg_catalog.oidsend(n.oid) || pg_catalog.int8send(d.digest), ''::bytea ORDER BY n.oid) AS digests,
@@ -40,7 +40,7 @@ LEFT JOIN LATERAL (
             SELECT v.role, hash_record_extended(
                 ROW(v.role, octet_length(v.verifier), substring(v.verifier FOR 4096)), $2::bigint
             )
-            FROM pgrole.read_verifiers(NULL) AS v
+            FROM verifier AS v
         ) AS p
         GROUP BY p.role
     ) AS d ON d.role = n.oid

@@ -1,4 +1,4 @@
--- Which databases need a role? What the server shares is taken care of in the home database.
+-- Which databases contain objects that depend on a role? The home database stands for shared objects.
 -- $1 oid role
 SELECT d.oid, textsend(d.datname::text) AS name, d.datallowconn AS connectable, d.datconnlimit = -2 AS invalid
 FROM pg_catalog.pg_database AS d

@@ -1,9 +1,9 @@
--- Takes away the role's privileges here, and nothing else. Setting of the session: pgrole.role, its oid.
--- DROP OWNED drops what the role owns, with its rows, and others may make something as the role until the last moment.
--- What is dropped stays locked by this transaction and is not there any more: then all of this fails with PGR03, and
--- nothing is done. What belongs to a role's privileges may go: a policy for this role alone, default privileges, user
--- mappings, memberships that it granted.
--- A superuser locks first what the name means; whoever else looks it up again at the end.
+-- Revokes the role's privileges in this database, and drops no object. Setting of the session: pgrole.role, its oid.
+-- DROP OWNED also drops the objects that the role owns, and a session can create objects as the role until the last moment.
+-- A dropped object no longer exists, but this transaction still holds its lock: if there is one, this fails with PGR03, and
+-- nothing is changed. Only parts of the role's privileges may be dropped: policies for this role alone, default privileges,
+-- user mappings, and memberships that it granted.
+-- A superuser locks the role's name first; other roles resolve it again at the end.
 DO $drop_owned$
 DECLARE
     role_oid CONSTANT oid := current_setting('pgrole.role')::oid;
@@ -23,7 +23,7 @@ BEGIN
     IF EXISTS (
         SELECT
         FROM pg_catalog.pg_locks AS l
-        -- not by its type, which PostgreSQL tells for much that is gone
+        -- not by its type, which PostgreSQL also reports for dropped objects
         CROSS JOIN LATERAL pg_catalog.pg_identify_object(l.classid, l.objid, 0) AS o
         WHERE l.pid = pg_backend_pid() AND l.mode = 'AccessExclusiveLock' AND l.locktype = 'object'
           AND l.classid NOT IN (

@@ -1,5 +1,5 @@
--- Which open transactions are about to depend on a role? Who makes an object as the role, grants it something, or
--- prepared such a transaction, holds a lock on the role until its end; DROP ROLE waits for it.
+-- Which open or prepared transactions are about to depend on a role? A transaction that creates an object as the role, or
+-- grants it a privilege, holds a lock on the role until it ends; DROP ROLE waits for it.
 -- $1 oid role
 SELECT textsend(s.datname::text) AS database, coalesce(s.pid, 0) AS pid
 FROM pg_catalog.pg_locks AS l LEFT JOIN pg_catalog.pg_stat_activity AS s ON s.pid = l.pid

@@ -1,6 +1,5 @@
--- Does a role own anything here, or of what the server shares, and how many tables, views and sequences? Default
--- privileges and user mappings belong to it, but are no more than privileges: REASSIGN OWNED leaves them, DROP OWNED takes
--- them away.
+-- Does a role own anything in this database or any shared object, and how many tables, views and sequences?
+-- Default privileges and user mappings do not count: REASSIGN OWNED keeps them, and DROP OWNED drops them.
 -- $1 oid role
 SELECT
     EXISTS (

@@ -1,4 +1,5 @@
--- Where is this connection, and as whom? By numbers, which are the same in every database, whatever its encoding.
+-- Which server and database is this connection to, and as which role does it act? By oid, which does not depend on the
+-- encoding of a database.
 SELECT
     (SELECT s.system_identifier FROM pg_catalog.pg_control_system() AS s) AS system_identifier,
     pg_catalog.pg_postmaster_start_time() AS started_at,

@@ -1,4 +1,4 @@
--- Which prepared transactions are a role's? Names come as bytes, in whatever encoding.
+-- Which prepared transactions does a role own? Names are sent as bytes, in any encoding.
 -- $1 oid role
 SELECT textsend(x.database::text) AS database, textsend(x.gid) AS gid
 FROM pg_catalog.pg_prepared_xacts AS x JOIN pg_catalog.pg_roles AS r ON r.rolname = x.owner

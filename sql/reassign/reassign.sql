@@ -1,8 +1,9 @@
--- Hands over what the role owns here, and what the server shares, to the new owner. Settings of the session, the oids of
--- both: pgrole.role, pgrole.new_owner. Names are read and quoted here, since in a database with another encoding the
--- bytes of a role's name cannot be sent.
--- A superuser locks first what the names mean, and whose the objects are: REASSIGN OWNED would take one from whoever was
--- given it while it waited. Else the names are looked up again at the end, and nothing is done when they have changed.
+-- Reassigns what the role owns in this database, and the shared objects that it owns, to the new owner.
+-- Settings of the session, both oids: pgrole.role, pgrole.new_owner. Names are read and quoted here, since the bytes of a
+-- role's name cannot be sent to a database with another encoding.
+-- A superuser first locks the names, and the ownership of the objects: otherwise REASSIGN OWNED could take an object from a
+-- role that received it while REASSIGN OWNED waited. Other roles resolve the names again at the end; if they have changed,
+-- this fails with PGR03, and nothing is changed.
 DO $reassign$
 DECLARE
     old_oid CONSTANT oid := current_setting('pgrole.role')::oid;

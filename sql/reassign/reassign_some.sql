@@ -1,8 +1,8 @@
--- Hands over the first tables, views and sequences that the role owns here: REASSIGN OWNED locks all of them at once, and
--- so many that the server has no room for the locks of anybody. Settings of the session: pgrole.role,
--- pgrole.new_owner, the oids of both; pgrole.piece, how many.
--- ALTER TABLE waits for locks with nothing but a name, and whoever owns a schema may rename it meanwhile. So nothing is
--- done unless all that was altered, by oid, was the role's. Fails with PGR03 then: it is done again.
+-- Reassigns some of the tables, views and sequences that the role owns in this database: REASSIGN OWNED would lock all of
+-- them at once, which can exhaust the server's lock table.
+-- Settings of the session: pgrole.role and pgrole.new_owner, oids; pgrole.piece, how many.
+-- ALTER TABLE waits for locks by name, and the owner of a schema can rename a table meanwhile. Therefore this fails with
+-- PGR03, and nothing is changed, unless every altered table, by oid, belonged to the role; the controller then tries again.
 DO $reassign_some$
 DECLARE
     old_oid CONSTANT oid := current_setting('pgrole.role')::oid;
@@ -17,7 +17,7 @@ BEGIN
         SELECT c.oid
         FROM pg_catalog.pg_class AS c
         WHERE c.relowner = old_oid AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relpersistence <> 't'
-          -- a sequence of a column goes with its table
+          -- the sequence of a column follows its table
           AND NOT EXISTS (
               SELECT
               FROM pg_catalog.pg_depend AS d
@@ -28,7 +28,7 @@ BEGIN
     );
     IF has_table_privilege('pg_catalog.pg_authid', 'UPDATE') THEN
         PERFORM FROM pg_catalog.pg_authid AS a WHERE a.oid IN (old_oid, new_oid) ORDER BY a.oid FOR KEY SHARE;
-        -- from here on it is nobody else's
+        -- from here on, no other session can change the ownership
         PERFORM
         FROM pg_catalog.pg_shdepend AS s
         WHERE s.classid = 'pg_catalog.pg_class'::regclass AND s.objid = ANY (wanted)
@@ -46,7 +46,7 @@ BEGIN
         WHERE c.oid = relation AND c.relowner = old_oid;
         CONTINUE WHEN NOT FOUND;
         EXECUTE format('ALTER TABLE %I.%I OWNER TO %I', schema_name, relation_name, new_name);
-        -- at once: whatever it was, it is locked until the end
+        -- check at once: whichever table it was, it stays locked until the transaction ends
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = relation AND c.relowner = new_oid) THEN
             RAISE EXCEPTION 'a table was renamed in the meantime' USING ERRCODE = 'PGR03';
         END IF;

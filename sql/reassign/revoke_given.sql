@@ -1,6 +1,7 @@
--- Revokes the memberships that the role granted, with what was granted by them: since PostgreSQL 16 a grantor cannot be
--- dropped, before it is not minded. Setting of the session: pgrole.role, its oid. A superuser locks what the names mean;
--- whoever else looks whether it was that membership. Fails with PGR03 when a name has changed: nothing is done.
+-- Revokes the memberships that the role granted, and the grants that depend on them: since PostgreSQL 16, a grantor cannot be
+-- dropped. Setting of the session: pgrole.role, its oid.
+-- A superuser locks the names first; other roles verify that the membership is revoked. If a name has changed, this fails
+-- with PGR03, and nothing is changed.
 DO $revoke_given$
 DECLARE
     given record;

@@ -1,4 +1,4 @@
--- Asks the sessions of a role to end.
+-- Terminates the sessions of a role.
 -- $1 oid role
 SELECT pg_catalog.pg_terminate_backend(s.pid)
 FROM pg_catalog.pg_stat_activity AS s

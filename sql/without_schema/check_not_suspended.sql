@@ -1,5 +1,5 @@
--- Fails with PGR05 while a superuser has set pgrole.suspend on the home database or on our role. What sql/inspect/suspended.sql says of it
--- holds here too.
+-- Has a superuser set pgrole.suspend on the home database or on the controller's role? Then this fails with PGR05.
+-- See also sql/inspect/suspended.sql.
 DO $suspended$
 BEGIN
     IF EXISTS (

@@ -1,5 +1,6 @@
--- The role that was seen under a name still has that oid. Fails with PGR01: nothing is changed, it is looked at again.
--- Settings of the transaction: pgrole.seen_as, the name; pgrole.seen_oid, empty where there was none.
+-- Does the role that was read under a name still have the same oid? Otherwise this fails with PGR01: nothing is changed, and
+-- the controller reads again.
+-- Settings of the transaction: pgrole.seen_as, the name; pgrole.seen_oid, empty if the role did not exist.
 DO $expect$
 BEGIN
     IF (

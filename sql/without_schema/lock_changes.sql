@@ -1,5 +1,5 @@
--- Concurrent ALTER ROLE on one row fails with "tuple concurrently updated", so changes are made under this lock.
--- Any role that can connect may take the lock, and hold it for as long as it likes: so it is waited for a moment only.
+-- Takes the lock under which controllers change roles: concurrent ALTER ROLE on one row fails with "tuple concurrently
+-- updated". Any role that can connect can take and hold this lock, so the controller waits for it only briefly.
 DO $lock_changes$
 DECLARE
     before CONSTANT text := current_setting('lock_timeout');

@@ -16,6 +16,7 @@ from pgrole_controller.core.role import Role
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.fence import (
     Candidate,
     Fence,
@@ -74,7 +75,9 @@ class Process:
 
     async def create(self, fence: Fence, name: str) -> PgRoleError | None:
         plan = Plan(role_name=name, seen_as=name, changes=(Create(Role(name)),), owner=OWNER)
-        (failure,) = await apply_plans(self.connection, [plan], Dialect(fence=fence, guarded=fence.guarded))
+        (failure,) = await apply_plans(
+            self.connection, [plan], Dialect(fence=fence, claims=DatabaseClaims(guarded=fence.guarded))
+        )
         return failure
 
 
@@ -353,9 +356,7 @@ async def test_where_there_is_no_schema_the_clock_alone_tells(join: Join) -> Non
     one.leading = False
     plan = Plan(role_name="fenced_off", seen_as="fenced_off", changes=(Create(Role("fenced_off")),), owner=OWNER)
     with pytest.raises(NotLeading):
-        await apply_plans(
-            one.connection, [plan], Dialect(fence=fence, status_claims=StatusClaims().open(1), system_identifier=1)
-        )
+        await apply_plans(one.connection, [plan], Dialect(fence=fence, claims=StatusClaims().open(1)))
     assert not await has_role(one.connection, "fenced_off")
 
 
@@ -512,7 +513,9 @@ class TestWithoutKubernetes:
         plan = Plan(
             role_name=name, seen_as=name, changes=(Create(Role(name)),), owner=OWNER, applied="digest", acted_on=known
         )
-        assert await apply_plans(one.connection, [plan], Dialect(fence=fence, guarded=True)) == [None]
+        assert await apply_plans(one.connection, [plan], Dialect(fence=fence, claims=DatabaseClaims(guarded=True))) == [
+            None
+        ]
         try:
             one.leading, one.away = False, 11.0
             oid = await one.connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
@@ -524,7 +527,7 @@ class TestWithoutKubernetes:
                 claim=claim,
                 changes=(SetAttribute(name, "createdb", True),),
             )
-            enforcing = Dialect(fence=fence, guarded=True, enforcing=True)
+            enforcing = Dialect(fence=fence, claims=DatabaseClaims(guarded=True), enforcing=True)
             await one.connection.execute(f"UPDATE pgrole.claim SET {changed} WHERE role_name = '{name}'")
             (failure,) = await apply_plans(one.connection, [drift], enforcing)
             assert failure is not None

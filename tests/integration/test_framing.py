@@ -306,7 +306,7 @@ def test_of_others_notifications_so_many_are_heard_and_of_our_own_each() -> None
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
 def test_a_run_of_notifications_that_is_skipped_ends_where_the_next_message_begins(size: int) -> None:
-    framed, notes = framing(), NotificationFilter("pgrole", 7, lambda _noted, _left_out: None, _left=0.0)
+    framed, notes = framing(), NotificationFilter("pgrole", 7, lambda _noted, _left_out: None, _credit=0.0)
     framed.listen(notes)
     run = b"".join(notification(b"A\1\2" * (number % 9), 4711) for number in range(100))
     data = GREETING + run + ANSWER + run + notification(b"mine", 7) + AT_REST

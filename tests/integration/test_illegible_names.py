@@ -21,6 +21,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION, ReferencedNames
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.postgres.status_claims import StatusClaims
@@ -99,7 +100,7 @@ class Place:
         )
         assert not isinstance(references, PgRoleError)
         identity = self.session.identity
-        claims: Claims = "Status" if self.session._status_claims is not None else "Database"
+        claims: Claims = "Database" if isinstance(self.session.claims, DatabaseClaims) else "Status"
         known = Server(
             identity.system_identifier, identity.own_roles, CLUSTER, Address("db", 5432, "a", "require"), claims=claims
         )
@@ -118,10 +119,10 @@ async def place(request: pytest.FixtureRequest, server: PostgresServer, latin: C
         identity = await identify(made)
         if request.param == "schema":
             await install(made)
-            session = Session(identity, SchemaState.PRESENT, CLUSTER, False, made)
+            session = Session(identity, SchemaState.PRESENT, CLUSTER, DatabaseClaims(), made)
         else:
             status_claims = StatusClaims().open(identity.system_identifier)
-            session = Session(identity, SchemaState.NONE, CLUSTER, False, made, _status_claims=status_claims)
+            session = Session(identity, SchemaState.NONE, CLUSTER, status_claims, made)
         place = Place(session)
         assert (await place.reconcile())[1] is None
         assert (await place.look())[0].changes == ()
@@ -206,7 +207,7 @@ async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is
     try:
         if scoped:
             await latin.execute("GRANT victim TO steward WITH ADMIN OPTION")
-        if place.session._status_claims is None:
+        if isinstance(place.session.claims, DatabaseClaims):
             async with connect(Endpoint(server.dsn()), "test") as home:
                 await home.execute(
                     "GRANT USAGE ON SCHEMA pgrole TO steward; GRANT ALL ON ALL TABLES IN SCHEMA pgrole TO steward;"

@@ -27,6 +27,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
 from tests.servers import Servers
@@ -139,9 +140,7 @@ async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> Async
             dialect = Dialect(options=version)
         else:
             status_claims = StatusClaims().open(identity.system_identifier)
-            dialect = Dialect(
-                options=version, status_claims=status_claims, system_identifier=identity.system_identifier
-            )
+            dialect = Dialect(options=version, claims=status_claims)
         ours = quote_identifier(OURS)
         await hand.execute(
             f"CREATE ROLE {ours}; CREATE ROLE {THEIRS}; CREATE ROLE {quote_identifier(GROUP)}; CREATE ROLE before;"
@@ -224,7 +223,7 @@ async def test_a_controller_that_ceased_to_be_a_superuser_goes_on_without_lockin
     await scene.hand.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
     if scene.hand.get_server_version().major >= 16:
         await scene.hand.execute(f"GRANT {quote_identifier(OURS)} TO steward WITH ADMIN OPTION")
-    if scene.dialect.status_claims is None:
+    if isinstance(scene.dialect.claims, DatabaseClaims):
         await scene.hand.execute(
             "GRANT USAGE ON SCHEMA pgrole TO steward; GRANT ALL ON ALL TABLES IN SCHEMA pgrole TO steward;"
             "GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO steward"

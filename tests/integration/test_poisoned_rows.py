@@ -30,6 +30,7 @@ from pgrole_controller.postgres.capabilities import Identity, identify, read_acc
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.claims import Selection, list_claims
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
@@ -126,7 +127,7 @@ class Read(NamedTuple):
 
 
 def session(connection: Connection, home: Home, status_claims: StatusClaims | None = None) -> Session:
-    return Session(home.identity, SchemaState.PRESENT, CLUSTER, False, connection, _status_claims=status_claims)
+    return Session(home.identity, SchemaState.PRESENT, CLUSTER, status_claims or DatabaseClaims(), connection)
 
 
 async def compare(connection: Connection, home: Home) -> None:
@@ -140,7 +141,7 @@ async def compare(connection: Connection, home: Home) -> None:
 def remembered(home: Home) -> StatusClaims:
     status_claims = StatusClaims().open(home.identity.system_identifier)
     plans = [Plan(name, oid=oid, owner=OWNERS[name]) for name, oid in zip(NAMES, home.oids, strict=True)]
-    status_claims.note(plans, {}, home.identity.system_identifier)
+    status_claims.record(plans, {})
     return status_claims
 
 

@@ -21,8 +21,9 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.capabilities import identify
-from pgrole_controller.postgres.catalog import read_roles, read_roles_without_schema
+from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.poll import MANY, Poller
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session import Session, run_session
@@ -240,7 +241,7 @@ class TestWithoutSchema:
 
     @staticmethod
     async def bring_in(connection: Connection, status_claims: StatusClaims, *plans: Plan) -> list[str]:
-        dialect = Dialect(status_claims=status_claims, options=(await identify(connection)).version_number >= 160000)
+        dialect = Dialect(claims=status_claims, options=(await identify(connection)).version_number >= 160000)
         failures = await apply_plans(connection, plans, dialect)
         return ["" if failure is None else failure.message for failure in failures]
 
@@ -250,9 +251,14 @@ class TestWithoutSchema:
 
     def test_no_question_names_the_schema(self) -> None:
         for verifiers in (True, False):
-            for name in ("roles", "new_owners", "verifiers"):
-                assert "pgrole." not in _statement(queries.inspect_without_schema(name, verifiers=verifiers))
-            assert "pgrole." not in _statement(queries.poll(verifiers=verifiers))
+            source = queries.verifier_source(readable=verifiers)
+            for question in (
+                queries.inspect_from("roles", claims="claims_in_status", verifiers=source),
+                queries.inspect_from("new_owners", claims="no_claims"),
+                queries.inspect_from("verifiers", verifiers=source),
+                queries.poll(verifiers=verifiers),
+            ):
+                assert "pgrole." not in _statement(question)
 
     async def test_a_look_sees_the_same_as_with_the_schema(self, server: PostgresServer, hand: Connection) -> None:
         await hand.execute(
@@ -263,11 +269,9 @@ class TestWithoutSchema:
         )
         await install(hand)
         async with connect(Endpoint(server.dsn()), "test") as connection:
-            identity = await identify(connection)
-            (there,) = seen(await read_roles(connection, CLUSTER, identity.system_identifier, [(KEY, "subject")]))
-            (same,) = seen(
-                await read_roles_without_schema(connection, identity, CLUSTER, StatusClaims(), [(KEY, "subject")])
-            )
+            home = HomeConnection(connection, await identify(connection), CLUSTER)
+            (there,) = seen(await DatabaseClaims().read_roles(home, [(KEY, "subject")]))
+            (same,) = seen(await StatusClaims().read_roles(home, [(KEY, "subject")]))
         assert there.named is not None
         assert there.named.reaches == ("big",)
         assert same.named == there.named
@@ -277,8 +281,8 @@ class TestWithoutSchema:
         status_claims, identity = StatusClaims(), await identify(connection)
         assert await self.bring_in(connection, status_claims, self.create("app"), self.create("two", OTHER)) == ["", ""]
         observations = seen(
-            await read_roles_without_schema(
-                connection, identity, CLUSTER, status_claims, [(KEY, "app"), (KEY, "nothing")]
+            await status_claims.read_roles(
+                HomeConnection(connection, identity, CLUSTER), [(KEY, "app"), (KEY, "nothing")]
             )
         )
         claim = observations[0].claim
@@ -295,8 +299,8 @@ class TestWithoutSchema:
         await self.bring_in(connection, status_claims, self.create("app"))
         await hand.execute("ALTER ROLE app RENAME TO away")
         ours, theirs = seen(
-            await read_roles_without_schema(
-                connection, identity, CLUSTER, status_claims, [(KEY, "app"), (Key("shop", "other"), "away")]
+            await status_claims.read_roles(
+                HomeConnection(connection, identity, CLUSTER), [(KEY, "app"), (Key("shop", "other"), "away")]
             )
         )
         assert ours.named is None
@@ -365,16 +369,16 @@ class TestWithoutSchema:
 
     def test_another_server_is_other_status_claims(self) -> None:
         status_claims = StatusClaims().open(1)
-        status_claims.note([Plan("app", (), 5, "app", None, OWNER, "x")], {}, 1)
+        status_claims.record([Plan("app", (), 5, "app", None, OWNER, "x")], {})
         assert isinstance(status_claims.open(1).get("app"), Claim)
         assert status_claims.open(2).get("app") is None
 
     def test_a_role_of_which_it_is_not_known_whether_we_made_it_is_ours_when_it_is_there(self) -> None:
         status_claims = StatusClaims().open(1)
-        status_claims.attempted([self.create("app"), self.create("two")], 1)
-        status_claims.seen("app", 7)
-        status_claims.seen("two", None)
-        status_claims.seen("two", 8)
+        status_claims.attempted([self.create("app"), self.create("two")])
+        status_claims.confirm("app", 7)
+        status_claims.confirm("two", None)
+        status_claims.confirm("two", 8)
         claim = status_claims.get("app")
         assert claim is not None
         assert (claim.role_oid, claim.owner) == (7, OWNER)

@@ -22,6 +22,7 @@ from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from tests.integration.sql_support import seen
@@ -204,7 +205,7 @@ async def estate(server: PostgresServer, hand: Connection) -> AsyncIterator[Esta
         await hand.execute(f"ALTER ROLE {name} SET work_mem = '64MB'")
     async with connect(Endpoint(server.dsn()), "test") as made:
         await install(made)
-        session = Session(await identify(made), SchemaState.PRESENT, "cluster", False, made)
+        session = Session(await identify(made), SchemaState.PRESENT, "cluster", DatabaseClaims(), made)
         yield Estate(session, server.dsn("tenant", password="p"), [(Key("shop", name), name) for name in names])
     await hand.execute(f"DROP ROLE {', '.join(names)}")
 

@@ -13,7 +13,7 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.ddl import quote_identifier, quote_literal, statements
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import diff
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.password import (
     DesiredPassword,
     ObservedSecrets,
@@ -30,7 +30,9 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import catalog
 from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import install
 from tests.roles import GROUPS, names, roles, texts
 from tests.servers import Servers
@@ -60,8 +62,8 @@ async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 async def see(connection: Connection, name: str, key: Key = KEY, desired_role: Role | None = None) -> Observed:
-    (observed,) = await catalog.read_roles(
-        connection, CLUSTER, (await identify(connection)).system_identifier, [(key, name)]
+    (observed,) = await DatabaseClaims().read_roles(
+        HomeConnection(connection, await identify(connection), CLUSTER), [(key, name)]
     )
     assert isinstance(observed, Observed)
     if desired_role is None:
@@ -82,7 +84,7 @@ async def known(connection: Connection) -> Server:
 async def bring_in(connection: Connection, desired: Desired) -> Plan:
     observed = await see(connection, desired.role.name, desired_role=desired.role)
     plan = decide(desired, observed, await known(connection), ALLOWING)
-    dialect = Dialect(options=observed.references.options, guarded=True)
+    dialect = Dialect(options=observed.references.options, claims=DatabaseClaims(guarded=True))
     assert await apply_plans(connection, [plan], dialect) == [None]
     return plan
 
@@ -210,7 +212,7 @@ async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(connect
         await connection.execute("ALTER ROLE replaced NOLOGIN")
         plan = decide(desired, await see(connection, "replaced"), await known(connection), ALLOWING)
         await connection.execute("DROP ROLE replaced; CREATE ROLE replaced SUPERUSER")
-        (failure,) = await apply_plans(connection, [plan], Dialect(guarded=True))
+        (failure,) = await apply_plans(connection, [plan], Dialect(claims=DatabaseClaims(guarded=True)))
         assert failure is not None
         assert failure.reason is Reason.PROGRESSING
         after = await see(connection, "replaced")
@@ -225,7 +227,7 @@ async def test_a_claim_that_another_took_meanwhile_stops_the_whole_change(connec
         plan = decide(Desired(OWNER, Role("raced")), await see(connection, "raced"), await known(connection), ALLOWING)
         other = replace(OWNER, object="other", object_uid="uid-2")
         await bring_in(connection, Desired(other, Role("raced", login=True)))
-        (failure,) = await apply_plans(connection, [plan], Dialect(guarded=True))
+        (failure,) = await apply_plans(connection, [plan], Dialect(claims=DatabaseClaims(guarded=True)))
         assert failure is not None
         after = await see(connection, "raced")
         assert after.named is not None
@@ -294,14 +296,55 @@ async def test_what_still_needs_a_role_is_counted_by_database(connection: Connec
         await clean(connection, "member", "needed")
 
 
+async def test_a_list_that_the_query_cuts_is_known_to_be_incomplete(connection: Connection) -> None:
+    """The limits of the queries and of what reads their rows are the same."""
+    reached = [f"powerful_{number}" for number in range(201)]
+    try:
+        await connection.execute("CREATE ROLE hub; " + "; ".join(f"CREATE ROLE {name} CREATEDB" for name in reached))
+        await connection.execute(f"GRANT {', '.join(reached[:199])} TO hub")
+        version = (await identify(connection)).version_number
+        mentioned = catalog.ReferencedNames(groups=frozenset({"hub"}))
+        assert (await catalog.read_references(connection, mentioned, version)).groups["hub"] == ()
+        await connection.execute(f"GRANT {', '.join(reached[199:])} TO hub")
+        references = await catalog.read_references(connection, mentioned, version)
+        assert references.groups["hub"] == ("more roles than the controller can read",)
+    finally:
+        await clean(connection, "hub", *reached)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_memberships_that_the_query_cuts_are_not_mistaken_for_all(connection: Connection, cut: bool) -> None:
+    """With PostgreSQL 16 and later, a few groups can have any number of grants, each by another grantor."""
+    if (await identify(connection)).version_number < catalog.MEMBERSHIP_OPTIONS_VERSION:
+        pytest.skip("before PostgreSQL 16 a group has one grant")
+    grantors = [f"grantor_{number}" for number in range(1000 if cut else 998)]
+    try:
+        await connection.execute(
+            "CREATE ROLE joined; CREATE ROLE hub; " + "; ".join(f"CREATE ROLE {g}" for g in grantors)
+        )
+        await connection.execute(f"GRANT hub TO {', '.join(grantors)} WITH ADMIN OPTION")
+        await connection.execute("; ".join(f"GRANT hub TO joined GRANTED BY {grantor}" for grantor in grantors))
+        (observed,) = await DatabaseClaims().read_roles(
+            HomeConnection(connection, await identify(connection), CLUSTER), [(KEY, "joined")]
+        )
+        if cut:
+            assert isinstance(observed, PgRoleError)
+            assert "1000 or more grants of memberships" in observed.message
+        else:
+            assert isinstance(observed, Observed)
+            assert observed.named is not None
+            assert [membership.role for membership in observed.named.role.member_of] == ["hub"]
+    finally:
+        await connection.execute("REVOKE hub FROM joined CASCADE; DROP ROLE hub; DROP ROLE joined")
+        await clean(connection, *grantors)
+
+
 async def test_any_number_of_roles_is_read_in_one_query_and_in_order(connection: Connection) -> None:
     desired_role = [f"many_{number}" for number in range(300)]
     try:
         await connection.execute(";".join(f"CREATE ROLE {name}" for name in desired_role[::2]))
-        observations = await catalog.read_roles(
-            connection,
-            CLUSTER,
-            (await identify(connection)).system_identifier,
+        observations = await DatabaseClaims().read_roles(
+            HomeConnection(connection, await identify(connection), CLUSTER),
             [(Key("shop", name), name) for name in desired_role],
         )
         found = [

@@ -10,6 +10,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.postgres.status_claims import StatusClaims
@@ -48,7 +49,7 @@ class Estate(NamedTuple):
     before: list[tuple[object, ...]]
     hand: Connection
 
-    async def are_unchanged(self) -> dict[str, bool]:
+    async def find_unchanged(self) -> dict[str, bool]:
         return dict(zip(NAMES, await self.session.are_unchanged(ASKED, self.before), strict=True))
 
 
@@ -72,7 +73,7 @@ async def estate(server: PostgresServer) -> AsyncIterator[Estate]:
                 identity.system_identifier,
                 name,
             )
-        session = Session(identity, SchemaState.PRESENT, "cluster", False, made)
+        session = Session(identity, SchemaState.PRESENT, "cluster", DatabaseClaims(), made)
         yield Estate(session, [observed.row for observed in seen(await session.read_roles(ASKED))], hand)
         await hand.execute("DELETE FROM pgrole.claim")
         for name in (*NAMES, "fourth"):
@@ -81,29 +82,27 @@ async def estate(server: PostgresServer) -> AsyncIterator[Estate]:
 
 async def test_nothing_differs(estate: Estate) -> None:
     assert all(estate.before)
-    assert await estate.are_unchanged() == dict.fromkeys(NAMES, True)
+    assert await estate.find_unchanged() == dict.fromkeys(NAMES, True)
     assert await estate.session.are_unchanged(ASKED[1:2], estate.before[1:2]) == [True]
 
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_what_differs_of_a_role_or_its_claim_is_seen(estate: Estate, change: str) -> None:
     await estate.hand.execute(CHANGES[change])
-    same = await estate.are_unchanged()
+    same = await estate.find_unchanged()
     assert (same["first"], same["second"]) == (True, False)
 
 
 async def test_a_change_of_claims_that_are_not_in_the_database_is_always_looked_for(estate: Estate) -> None:
     session = estate.session
     status_claims = StatusClaims().open(session.identity.system_identifier)
-    remembered = Session(
-        session.identity, SchemaState.NONE, "cluster", False, session._connection, _status_claims=status_claims
-    )
+    remembered = Session(session.identity, SchemaState.NONE, "cluster", status_claims, session._connection)
     assert await remembered.are_unchanged(ASKED, estate.before) == [False] * len(NAMES)
 
 
 async def test_where_the_question_fails_nothing_is_taken_for_the_same(estate: Estate) -> None:
     await estate.hand.execute("ALTER FUNCTION pgrole.read_verifiers RENAME TO elsewhere")
     try:
-        assert await estate.are_unchanged() == dict.fromkeys(NAMES, False)
+        assert await estate.find_unchanged() == dict.fromkeys(NAMES, False)
     finally:
         await estate.hand.execute("ALTER FUNCTION pgrole.elsewhere RENAME TO read_verifiers")

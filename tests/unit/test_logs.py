@@ -280,7 +280,8 @@ def test_what_was_left_out_of_many_is_not_kept_for_ever() -> None:
 
 def warnings_of_worker() -> set[str]:
     """Warnings and errors that the tasks of one server write."""
-    trees = [ast.parse(Path(str(one.__file__)).read_text(encoding="utf-8")) for one in (orphans, session_keeper, worker)]
+    modules = (orphans, session_keeper, worker)
+    trees = [ast.parse(Path(str(one.__file__)).read_text(encoding="utf-8")) for one in modules]
     calls = [call for tree in trees for call in ast.walk(tree) if isinstance(call, ast.Call)]
     written = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) in ("log.warning", "log.error")}
     return {*written - {"message"}, "session with PostgreSQL ended", "no session with PostgreSQL"}

@@ -1,5 +1,5 @@
--- In place of pgrole.claim where there is none: the claims that are remembered of the asked roles, as far as a look at the
--- roles depends on them.
+-- Relation `claim` where schema pgrole does not exist: the claims that the controller remembers on the requested roles,
+-- with the columns that affect how the roles are read.
 -- $6 text[] role names   $7 oid[] roles   $8 boolean[] released
 SELECT
     k.role_name, k.role_oid, NULL::bigint AS system_identifier, NULL::text AS cluster, NULL::text AS namespace,

@@ -1,0 +1,110 @@
+"""Where the claims of one server are kept, as one interface: in schema pgrole, or in the status of the objects.
+
+A session reads and changes roles through a `ClaimStore`, so that reads return each role together with its claim, and a
+transaction changes both or neither. Two classes implement it, and both pass tests/integration/test_claim_store.py:
+
+- `DatabaseClaims`: the rows of pgrole.claim;
+- `StatusClaims`: a copy in memory of what the status of the objects says, for a server without schema pgrole.
+
+Every coroutine raises PgRoleError.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import anyio
+
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.plan import NewOwner, Plan
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.scram import Verifier
+from pgrole_controller.core.state import Observed
+from pgrole_controller.postgres.capabilities import Identity
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
+
+#: Time limit of one transaction in seconds, lock waits included. It is not interrupted, so stopping may take that long.
+TRANSACTION_SECONDS = 4.0
+
+#: A claim that is not released: key of the object, name of the role, uid of the object.
+HeldClaim: TypeAlias = tuple[Key, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HomeConnection:
+    """A connection to the home database, the server it is on, and the cluster whose objects are reconciled there."""
+
+    connection: Connection
+    identity: Identity
+    cluster: str
+
+
+class ClaimStore(Protocol):
+    """The claims of one server, and the reads and transactions that involve them."""
+
+    @property
+    def keeps_generations(self) -> bool:
+        """Whether claims record the generations of the objects that were last reconciled."""
+        ...
+
+    async def read_roles(self, home: HomeConnection, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
+        """Role and claim for each (key, role name), in order; the role name is empty if the object was deleted.
+
+        An object whose rows cannot be read gets its own error; `Deferred` if it must be read alone. References are read
+        separately (`catalog.read_references`).
+        """
+        ...
+
+    async def are_unchanged(
+        self,
+        home: HomeConnection,
+        asked: Sequence[tuple[Key, str]],
+        before: Sequence[tuple[object, ...]],
+    ) -> list[bool]:
+        """Whether role and claim of each (key, role name) still equal `before`, the `row` of an earlier `Observed`.
+
+        False wherever this cannot be determined; `read_roles` then reports why. Raises only if the connection is lost.
+        """
+        ...
+
+    async def read_new_owners(self, home: HomeConnection, names: Collection[str]) -> dict[str, NewOwner]:
+        """The existing roles among these names, each with the object that claims it."""
+        ...
+
+    async def read_verifiers(self, home: HomeConnection, oids: Sequence[int]) -> dict[int, Verifier]:
+        """Password verifiers by role oid. Roles without a password or with an unreadable one are left out."""
+        ...
+
+    async def read_held(self, home: HomeConnection) -> list[HeldClaim]:
+        """The claims of this cluster that are not released. Claims that cannot be read are left out."""
+        ...
+
+    def opening(self) -> list[str]:
+        """The first statements of a transaction: take the lock on changes, check that changes are not suspended."""
+        ...
+
+    def statements(self, plan: Plan, *, options: bool, enforcing: bool) -> Iterator[str]:
+        """The statements of one plan: check what was read, change the role, change the claim.
+
+        `options`: memberships have INHERIT and SET (PostgreSQL 16 and later). `enforcing`: Kubernetes cannot be
+        reached, so the claim must still have the applied state that was read.
+        """
+        ...
+
+    async def commit(self, connection: Connection, plans: Sequence[Plan], script: str) -> None:
+        """Runs `script`, the statements of these plans, as one transaction. If it raises, nothing was changed."""
+        ...
+
+
+def changes_role(plan: Plan) -> bool:
+    """Whether a plan changes a role or its claim, and does more than release other claims."""
+    return bool(plan.changes or plan.owner or plan.record or plan.forget)
+
+
+@contextmanager
+def limited_transaction() -> Iterator[None]:
+    """The time limit of one transaction. asyncpg's own ROLLBACK is cancelled with its task, so this is shielded."""
+    with translate_errors("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
+        yield

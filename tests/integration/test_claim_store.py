@@ -1,0 +1,278 @@
+"""One contract for both places of claims: schema pgrole, and the status of the objects."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.diff import Create, Rename, SetAttribute
+from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.password import PasswordRecord
+from pgrole_controller.core.plan import NewOwner, Plan
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import Role
+from pgrole_controller.core.state import Observed
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.apply import Dialect, apply_plans
+from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.claim_store import ClaimStore, HomeConnection
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.status_claims import StatusClaims
+from tests.integration.sql_support import role_oid, seen
+from tests.servers import Servers
+
+CLUSTER = "cluster"
+KEY, OTHER_KEY = Key("shop", "app"), Key("shop", "other")
+OWNER = Owner(CLUSTER, "shop", "ns-uid", "app", "uid-app")
+OTHER = Owner(CLUSTER, "shop", "ns-uid", "other", "uid-other")
+ROLES = ("app", "second", "renamed")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    claims: ClaimStore
+    home: HomeConnection
+    hand: Connection
+
+    async def apply(self, *plans: Plan) -> list[str]:
+        """The messages of the errors; empty for each plan that was committed."""
+        dialect = Dialect(options=self.home.identity.version_number >= 160_000, claims=self.claims)
+        return [error.message if error else "" for error in await apply_plans(self.home.connection, plans, dialect)]
+
+    async def read(self, name: str, key: Key = KEY) -> Observed:
+        (observed,) = seen(await self.claims.read_roles(self.home, [(key, name)]))
+        return observed
+
+    async def claim(self, name: str = "app") -> Claim:
+        claim = (await self.read(name)).claim
+        assert claim is not None
+        return claim
+
+    async def create(self, name: str = "app", owner: Owner = OWNER) -> Claim:
+        plan = Plan(name, (Create(Role(name)),), None, name, None, owner, "sha256:1")
+        assert await self.apply(plan) == [""]
+        return await self.claim(name)
+
+
+def change(claim: Claim, plan: Plan) -> Plan:
+    """The plan, about the role of a claim that was read."""
+    return replace(plan, oid=claim.role_oid, seen_as=claim.role_name, claim=claim)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=["database", "guarded", "status"])
+async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> AsyncIterator[Scene]:
+    async with connect(Endpoint(server.dsn()), "test") as made, connect(Endpoint(server.dsn()), "hand") as hand:
+        identity = await identify(made)
+        claims: ClaimStore
+        if request.param == "status":
+            claims = StatusClaims().open(identity.system_identifier)
+        else:
+            await install(made)
+            claims = DatabaseClaims(guarded=request.param == "guarded")
+        yield Scene(claims, HomeConnection(made, identity, CLUSTER), hand)
+        await hand.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+        await hand.execute("; ".join(f"DROP ROLE IF EXISTS {name}" for name in ROLES))
+
+
+async def test_a_created_role_is_read_with_its_claim(scene: Scene) -> None:
+    await scene.create()
+    observed = await scene.read("app")
+    assert observed.named is not None
+    assert observed.claim == Claim(
+        "app", observed.named.oid, scene.home.identity.system_identifier, OWNER, applied="sha256:1"
+    )
+    assert await scene.claims.read_held(scene.home) == [(KEY, "app", "uid-app")]
+
+
+async def test_a_role_that_nobody_claims_has_no_claim(scene: Scene) -> None:
+    await scene.hand.execute("CREATE ROLE app")
+    observed = await scene.read("app")
+    assert observed.named is not None
+    assert (observed.claim, observed.former, observed.named.held_by) == (None, (), None)
+    assert await scene.claims.read_held(scene.home) == []
+
+
+async def test_objects_are_answered_in_order(scene: Scene) -> None:
+    await scene.create()
+    asked = [(OTHER_KEY, "second"), (KEY, "app"), (OTHER_KEY, "app")]
+    second, app, same = seen(await scene.claims.read_roles(scene.home, asked))
+    assert second.named is None
+    assert app.claim == same.claim
+    assert app.claim is not None
+
+
+async def test_a_claim_under_another_name_of_the_object_is_reported_as_former(scene: Scene) -> None:
+    await scene.create()
+    assert (await scene.read("second")).former == (("app", "uid-app"),)
+    assert (await scene.read("second", OTHER_KEY)).former == ()
+
+
+async def test_a_renamed_role_is_found_by_its_claim_and_held_under_its_new_name(scene: Scene) -> None:
+    claim = await scene.create()
+    await scene.hand.execute("ALTER ROLE app RENAME TO renamed")
+    observed = await scene.read("app")
+    assert observed.named is None
+    assert observed.claimed is not None
+    assert (observed.claimed.oid, observed.claimed.role.name) == (claim.role_oid, "renamed")
+    stranger = (await scene.read("renamed", OTHER_KEY)).named
+    assert stranger is not None
+    assert stranger.held_by == "shop/app"
+
+
+async def test_a_plan_made_without_the_claim_of_another_object_is_refused(scene: Scene) -> None:
+    claim = await scene.create()
+    (error,) = await scene.apply(
+        Plan("app", (SetAttribute("app", "login", True),), claim.role_oid, "app", None, OTHER, "sha256:2")
+    )
+    assert "changed since" in error
+    assert await scene.claim() == claim
+    assert not await scene.hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
+
+
+async def test_a_plan_for_a_role_that_was_replaced_is_refused(scene: Scene) -> None:
+    claim = await scene.create()
+    await scene.hand.execute("DROP ROLE app; CREATE ROLE app")
+    plan = change(claim, Plan("app", (SetAttribute("app", "login", True),), owner=OWNER, applied="sha256:2"))
+    (error,) = await scene.apply(plan)
+    assert "changed since" in error
+    assert await scene.claim() == claim
+    assert not await scene.hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
+
+
+async def test_of_a_batch_the_plan_that_fails_leaves_no_claim(scene: Scene) -> None:
+    await scene.hand.execute("CREATE ROLE second")
+    errors = await scene.apply(
+        Plan("app", (Create(Role("app")),), None, "app", None, OWNER, "sha256:1"),
+        Plan("second", (Create(Role("second")),), None, "second", None, OTHER, "sha256:1"),
+    )
+    assert errors[0] == ""
+    assert errors[1] != ""
+    assert (await scene.claim("app")).owner == OWNER
+    assert (await scene.read("second")).claim is None
+
+
+async def test_drift_is_counted_and_kept(scene: Scene) -> None:
+    claim = await scene.create()
+    for count, fields in ((1, ("login",)), (2, ("comment",))):
+        assert await scene.apply(change(claim, Plan("app", owner=OWNER, applied="sha256:2", drift=fields))) == [""]
+        claim = await scene.claim()
+        assert (claim.drift_count, claim.last_drift_fields, claim.applied) == (count, fields, "sha256:2")
+        assert claim.last_drift_at is not None
+    assert await scene.apply(change(claim, Plan("app", owner=OWNER, applied="sha256:3"))) == [""]
+    assert await scene.claim() == replace(claim, applied="sha256:3")
+
+
+async def test_the_state_of_the_password_is_kept(scene: Scene) -> None:
+    claim = await scene.create()
+    record = PasswordRecord(source="secret/1", digest="sha256:p", rotate="now", connection="sha256:c")
+    assert await scene.apply(change(claim, Plan("app", record=record))) == [""]
+    assert (await scene.claim()).record == record
+
+
+async def test_another_owner_starts_without_the_drift_and_the_sources_of_the_last_one(scene: Scene) -> None:
+    claim = await scene.create()
+    record = PasswordRecord(source="secret/1", digest="sha256:p", rotate="now", connection="sha256:c")
+    drifted = Plan("app", owner=OWNER, applied="sha256:2", record=record, drift=("login",))
+    assert await scene.apply(change(claim, drifted)) == [""]
+    assert await scene.apply(change(await scene.claim(), Plan("app", owner=OTHER, applied="sha256:3"))) == [""]
+    taken = await scene.claim()
+    assert (taken.owner, taken.applied) == (OTHER, "sha256:3")
+    assert (taken.drift_count, taken.last_drift_at, taken.last_drift_fields) == (0, None, ())
+    assert taken.record == replace(record, source="", connection="")
+    assert await scene.claims.read_held(scene.home) == [(OTHER_KEY, "app", "uid-other")]
+
+
+async def test_a_released_claim_records_the_owner_and_holds_nothing(scene: Scene) -> None:
+    claim = await scene.create()
+    assert await scene.apply(Plan("", releases=(("app", "uid-stranger"),))) == [""]
+    assert await scene.claim() == claim
+    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert await scene.claim() == replace(claim, released=True)
+    assert await scene.claims.read_held(scene.home) == []
+    assert (await scene.read("second")).former == ()
+    assert await scene.apply(change(await scene.claim(), Plan("app", owner=OWNER, applied="sha256:1"))) == [""]
+    assert await scene.claim() == claim
+
+
+async def test_a_forgotten_claim_is_gone(scene: Scene) -> None:
+    claim = await scene.create()
+    assert await scene.apply(change(claim, Plan("app", forget=True))) == [""]
+    assert (await scene.read("app")).claim is None
+
+
+async def test_a_rename_moves_the_claim_to_the_new_name(scene: Scene) -> None:
+    claim = await scene.create()
+    plan = Plan(
+        "second",
+        (Rename("app", "second"),),
+        claim.role_oid,
+        "app",
+        None,
+        OWNER,
+        "sha256:2",
+        releases=(("app", "uid-app"),),
+    )
+    assert await scene.apply(plan) == [""]
+    moved = await scene.claim("second")
+    assert (moved.role_oid, moved.owner) == (claim.role_oid, OWNER)
+    assert await scene.claims.read_held(scene.home) == [(KEY, "second", "uid-app")]
+
+
+async def test_a_new_owner_is_known_with_the_object_that_claims_it(scene: Scene) -> None:
+    claim = await scene.create()
+    await scene.hand.execute("CREATE ROLE second")
+    assert await scene.claims.read_new_owners(scene.home, ["app", "second", "absent"]) == {
+        "app": NewOwner(claim.role_oid, (CLUSTER, "shop", "ns-uid")),
+        "second": NewOwner(await role_oid(scene.hand, "second")),
+    }
+    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert (await scene.claims.read_new_owners(scene.home, ["app"]))["app"] == NewOwner(claim.role_oid)
+
+
+async def test_verifiers_are_read_by_oid(scene: Scene) -> None:
+    await scene.hand.execute("CREATE ROLE app PASSWORD 'p'; CREATE ROLE second")
+    oids = [await role_oid(scene.hand, name) for name in ("app", "second")]
+    found = await scene.claims.read_verifiers(scene.home, oids)
+    assert list(found) == oids[:1]
+    stored = await scene.hand.fetchval("SELECT rolpassword FROM pg_authid WHERE rolname = 'app'")
+    assert found[oids[0]] == type(found[oids[0]])(stored)
+
+
+async def test_what_changed_is_never_reported_as_unchanged(scene: Scene) -> None:
+    claim = await scene.create()
+    asked, before = [(KEY, "app")], [(await scene.read("app")).row]
+    kept = await scene.claims.are_unchanged(scene.home, asked, before)
+    assert kept == [isinstance(scene.claims, DatabaseClaims)]  # rows of pg_authid alone say nothing about a claim
+    assert await scene.apply(change(claim, Plan("app", owner=OWNER, applied="sha256:2"))) == [""]
+    assert await scene.claims.are_unchanged(scene.home, asked, before) == [False]
+
+
+async def test_while_changes_are_suspended_neither_role_nor_claim_is_changed(scene: Scene) -> None:
+    await scene.hand.execute("ALTER DATABASE postgres SET pgrole.suspend = on")
+    try:
+        plan = Plan("app", (Create(Role("app")),), None, "app", None, OWNER, "sha256:1")
+        dialect = Dialect(claims=scene.claims)
+        (error,) = await apply_plans(scene.home.connection, [plan], dialect)
+    finally:
+        await scene.hand.execute("ALTER DATABASE postgres RESET pgrole.suspend")
+    assert error is not None
+    assert error.reason is Reason.SUSPENDED
+    observed = await scene.read("app")
+    assert (observed.named, observed.claim) == (None, None)
+
+
+async def test_a_connection_that_is_lost_is_an_error(scene: Scene) -> None:
+    await scene.create()
+    scene.home.connection.terminate()
+    with pytest.raises(Transient):
+        await scene.claims.read_roles(scene.home, [(KEY, "app")])
