@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
@@ -149,6 +150,15 @@ async def declare_role_that_goes(place: Place, name: str) -> None:
 
 
 async def declare_server(place: Place, name: str) -> None:
+    """A second declaration of the same server. Of two from one second, the uid decides which is the older one."""
+    declared = await place.servers.get(SERVER)
+    assert declared is not None
+    first = datetime.fromisoformat(declared["metadata"]["creationTimestamp"])
+
+    async def is_later() -> bool:
+        return (datetime.now(UTC) - first).total_seconds() > 1.0
+
+    assert await reached(is_later, PATIENCE)
     await place.servers.apply(name, place.postgres)
 
 

@@ -411,10 +411,12 @@ class TestSwitching:
             await controller.wait_log("detection=Watch")
             await admin.execute("ALTER ROLE app CREATEDB")
             await stage.kube.wait_for("app", drifts(2), "driftCount 2")
-            await admin.execute("REVOKE SELECT (oid, xmin) ON pg_authid FROM steward; ALTER ROLE app CREATEROLE")
+            await admin.execute(
+                f"REVOKE SELECT (oid, xmin) ON pg_authid FROM {CONTROLLER_ROLE}; ALTER ROLE app CREATEROLE"
+            )
             await stage.kube.wait_for("app", drifts(3), "driftCount 3")
             await controller.wait_count("detection=Poll", 3)
-            await admin.execute("REVOKE CREATE ON DATABASE postgres FROM steward")
+            await admin.execute(f"REVOKE CREATE ON DATABASE postgres FROM {CONTROLLER_ROLE}")
             await admin.drop_schema()
             await controller.wait_count("claims=Status", 2)
             await admin.execute("ALTER ROLE app CREATEDB")
