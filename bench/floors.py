@@ -49,15 +49,15 @@ def _start() -> Python:
 async def measure_return(stand: Stand) -> float:
     """Median seconds in which a client connects, reads one role and alters it."""
     took = []
-    async with stand.connect() as client:
-        await client.execute(f"DROP ROLE IF EXISTS {_ROLE}; CREATE ROLE {_ROLE}")
+    async with stand.connect() as admin:
+        await admin.execute(f"DROP ROLE IF EXISTS {_ROLE}; CREATE ROLE {_ROLE}")
         for turn in range(_ROUNDS):
             start = time.perf_counter()
             async with stand.connect() as client:
                 await client.fetch("SELECT * FROM pg_roles WHERE rolname = $1", _ROLE)
                 await client.execute(f"ALTER ROLE {_ROLE} {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
                 took.append(time.perf_counter() - start)
-        await client.execute(f"DROP ROLE {_ROLE}")
+        await admin.execute(f"DROP ROLE {_ROLE}")
     return statistics.median(took)
 
 
