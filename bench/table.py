@@ -12,18 +12,18 @@ _SIGNS = {"lower": "≤", "higher": "≥"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """Quantities shown in one cell, in this order; the goal is that of the first."""
 
     label: str
     names: tuple[str, ...]
 
 
-def _distribution(label: str, name: str) -> Row:
-    return Row(f"{label}, ms, p50 / p90 / p99", tuple(f"{name}.{which}" for which in ("p50", "p90", "p99")))
+def _distribution(label: str, name: str) -> TableRow:
+    return TableRow(f"{label}, ms, p50 / p90 / p99", tuple(f"{name}.{which}" for which in ("p50", "p90", "p99")))
 
 
-def _repairs(label: str, name: str, reaction: str) -> tuple[Row, ...]:
+def _repairs(label: str, name: str, reaction: str) -> tuple[TableRow, ...]:
     return (
         _distribution(f"**{label}**", name),
         _distribution("of it → NOTIFY heard", f"{name}.heard"),
@@ -34,46 +34,46 @@ def _repairs(label: str, name: str, reaction: str) -> tuple[Row, ...]:
 _IN_FLOORS = "NOTIFY heard → repaired, in floors, p50"
 
 ROWS = (
-    Row(
+    TableRow(
         "floor, ms: NOTIFY + read one role + ALTER ROLE, p50 / each",
         ("floor.repair", *(f"floor.repair.{part}" for part in ("notify", "read", "alter"))),
     ),
-    Row("the same again and again, without a pause", ("floor.hot",)),
+    TableRow("the same again and again, without a pause", ("floor.hot",)),
     *_repairs("quiet: drift committed → repaired", "quiet", "repaired"),
-    Row(_IN_FLOORS, ("quiet.floors",)),
+    TableRow(_IN_FLOORS, ("quiet.floors",)),
     *_repairs("200 commits/s: drift committed → repaired", "busy", "repaired"),
-    Row(_IN_FLOORS, ("busy.floors",)),
+    TableRow(_IN_FLOORS, ("busy.floors",)),
     *_repairs("quiet: password changed, committed → set back", "password", "set back: Secret read, hashed"),
-    Row(
+    TableRow(
         "one round of Poll, ms, p50: nothing was committed / something else was / one role was changed",
         ("poll.nothing", "poll.commit", "poll.change"),
     ),
-    Row("**idle: PostgreSQL**, % of a core", ("idle.postgres",)),
-    Row("of it the backend that runs `watch`", ("idle.watch",)),
-    Row("floor, % of a core: PostgreSQL without a controller", ("floor.idle",)),
-    Row("idle: commits of `watch` a second", ("idle.commits",)),
-    Row("idle: controller, % of a core", ("idle.controller",)),
-    Row("objects added and all Ready, s", ("load.ready",)),
-    Row("**objects posted by 8 clients → all Ready**, s after the last post", ("objects.ready.last",)),
-    Row("the same, s after the first post", ("objects.ready.first",)),
-    Row("floor, s: the posts alone", ("floor.posting",)),
-    Row("**CPU for one of these objects**, ms: controller", ("objects.cpu",)),
-    Row("PostgreSQL / API server with etcd", ("objects.cpu.postgres", "objects.cpu.apiserver")),
-    Row("CPU for one status, ms: the controller's client", ("request.cpu",)),
-    Row("floor, ms of CPU: the same request through a bare connection", ("floor.request",)),
-    Row("**PostgreSQL back → drifts of the outage repaired**, s", ("outage.drift",)),
-    Row("PostgreSQL back → changed objects applied, s", ("outage.spec",)),
-    Row("**PostgreSQL back → all Ready**, s", ("outage.ready",)),
-    Row("floor, s: a client connects, reads and alters one role", ("floor.return",)),
-    Row("controller started → all reconciled, earlier drifts repaired, s", ("restart.repaired",)),
-    Row("a start until the first request: s of CPU / MiB resident", ("start.cpu", "start.memory")),
-    Row("floor, s of CPU: Python with asyncio, TLS and JSON", ("floor.python.cpu",)),
-    Row("**resident memory without objects**, MiB / of it its own", ("empty.memory", "empty.memory.own")),
-    Row("floor, MiB: Python with asyncio, TLS and JSON", ("floor.python.memory",)),
-    Row("**resident memory after applying**, MiB", ("loaded.memory",)),
-    Row("its own above that without objects, MiB", ("loaded.memory.above",)),
-    Row("**resident memory after a start**, MiB", ("restarted.memory",)),
-    Row("its own above that without objects, MiB", ("restarted.memory.above",)),
+    TableRow("**idle: PostgreSQL**, % of a core", ("idle.postgres",)),
+    TableRow("of it the backend that runs `watch`", ("idle.watch",)),
+    TableRow("floor, % of a core: PostgreSQL without a controller", ("floor.idle",)),
+    TableRow("idle: commits of `watch` a second", ("idle.commits",)),
+    TableRow("idle: controller, % of a core", ("idle.controller",)),
+    TableRow("objects added and all Ready, s", ("load.ready",)),
+    TableRow("**objects posted by 8 clients → all Ready**, s after the last post", ("objects.ready.last",)),
+    TableRow("the same, s after the first post", ("objects.ready.first",)),
+    TableRow("floor, s: the posts alone", ("floor.posting",)),
+    TableRow("**CPU for one of these objects**, ms: controller", ("objects.cpu",)),
+    TableRow("PostgreSQL / API server with etcd", ("objects.cpu.postgres", "objects.cpu.apiserver")),
+    TableRow("CPU for one status, ms: the controller's client", ("request.cpu",)),
+    TableRow("floor, ms of CPU: the same request through a bare connection", ("floor.request",)),
+    TableRow("**PostgreSQL back → drifts of the outage repaired**, s", ("outage.drift",)),
+    TableRow("PostgreSQL back → changed objects applied, s", ("outage.spec",)),
+    TableRow("**PostgreSQL back → all Ready**, s", ("outage.ready",)),
+    TableRow("floor, s: a client connects, reads and alters one role", ("floor.return",)),
+    TableRow("controller started → all reconciled, earlier drifts repaired, s", ("restart.repaired",)),
+    TableRow("a start until the first request: s of CPU / MiB resident", ("start.cpu", "start.memory")),
+    TableRow("floor, s of CPU: Python with asyncio, TLS and JSON", ("floor.python.cpu",)),
+    TableRow("**resident memory without objects**, MiB / of it its own", ("empty.memory", "empty.memory.own")),
+    TableRow("floor, MiB: Python with asyncio, TLS and JSON", ("floor.python.memory",)),
+    TableRow("**resident memory after applying**, MiB", ("loaded.memory",)),
+    TableRow("its own above that without objects, MiB", ("loaded.memory.above",)),
+    TableRow("**resident memory after a start**, MiB", ("restarted.memory",)),
+    TableRow("its own above that without objects, MiB", ("restarted.memory.above",)),
 )
 
 

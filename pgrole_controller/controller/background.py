@@ -15,22 +15,22 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 
 from pgrole_controller import logs
 from pgrole_controller.controller.endings import Endings
-from pgrole_controller.controller.errors import contain, explain_failed_write
+from pgrole_controller.controller.errors import attempt_write, contain
 from pgrole_controller.controller.objects import declared_version
 from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.result import Result
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.next_attempt import FailedWrite, WriteError
+from pgrole_controller.core.next_attempt import FailedWrite
 from pgrole_controller.core.password import PasswordResult, PasswordTask
 from pgrole_controller.core.plan import ReassignOwned, ReassignResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import KubeError
 from pgrole_controller.kube.store import Store, Stored
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.fence import Fence
@@ -49,8 +49,8 @@ EMPTYING_OF_NAMESPACE = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
-    """Of one server."""
+class EmptyingLimits:
+    """How many roles of one server are emptied at once, in all and of one namespace."""
 
     roles: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(EMPTYING))
     of_namespace: dict[str, anyio.CapacityLimiter] = field(default_factory=dict)
@@ -68,7 +68,6 @@ class Background:
         self._password_tasks = password_tasks
         self._results: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next reconcile
         self._interruptible: dict[Key, anyio.CancelScope] = {}
-        self._limits: dict[str, _Limits] = {}
         self._waiting: deque[tuple[str, Result, PasswordTask]] = deque()  # with the reconcile's id
         self._available = anyio.Semaphore(0)  # one for each that waits; after `close` one more for each runner
 
@@ -88,13 +87,12 @@ class Background:
         self._waiting.append((logs.current_reconcile_id(), result, task))
         self._available.release()
 
-    async def empty_role(self, server: str, endpoint: Endpoint, result: Result, fence: Fence | None) -> None:
+    async def empty_role(self, limits: EmptyingLimits, endpoint: Endpoint, result: Result, fence: Fence | None) -> None:
         """Empties the role of the result and ends its reconcile, also when cancelled with the session."""
         stored, task = result.target.stored, result.reassign
         try:
             if stored is None or task is None:
                 return
-            limits = self._limits.setdefault(server, _Limits())
             with self._interrupted(stored):
                 async with limits.namespace(result.key.namespace), limits.roles:
                     self.keep(stored, await _reassign(result.key, endpoint, task, fence))
@@ -133,13 +131,8 @@ class Background:
     async def _prepare_password(self, result: Result, task: PasswordTask) -> None:
         failed: FailedWrite | None = None
         try:
-            if self._client.may_write:  # else a task that hangs would keep its key from being reconciled
-                with anyio.fail_after(PASSWORD_SECONDS):
-                    await self._run_password_task(result, task)
-            else:
-                failed = FailedWrite(WriteError.UNREACHABLE)
-        except (KubeError, TimeoutError) as error:
-            failed = explain_failed_write(error, result.key)
+            work = partial(self._run_password_task, result, task)
+            failed = await attempt_write(self._client, result.key, PASSWORD_SECONDS, work)
         except Exception as error:  # noqa: BLE001 -- one object's error
             if result.target.stored is not None:
                 self.keep(result.target.stored, PasswordResult(password_task=task, problem=contain(error, result.key)))

@@ -28,7 +28,6 @@ async def decline(context: WorkerContext, server: str, error: PgRoleError, chang
     """
     while items := await context.queue.take(server, 1):
         (item,) = items
-        ended = False
         if changed is not None and item.rank is Rank.CHANGE:
             changed.add(item.key)
         try:
@@ -37,14 +36,9 @@ async def decline(context: WorkerContext, server: str, error: PgRoleError, chang
                 result = _declined(context.objects.read(item.key, None, ServerPolicy()), error)
                 count_ending(server, result)
                 context.reporter.report(result)
-            ended = True
         except Exception as unexpected:  # noqa: BLE001 -- this object's error
             contain(unexpected, item.key)
             context.endings.fail(item.key)
-            ended = True
-        finally:
-            if not ended:
-                context.endings.interrupt(item.key)
         if changed is not None and item.rank > Rank.CHANGE and not item.failures:
             await anyio.sleep(OUTAGE_REPORT_PAUSE)
 

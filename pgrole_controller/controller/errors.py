@@ -7,11 +7,15 @@ tracebacks. Errors that PostgreSQL and the API server answer with are expected, 
 """
 
 import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.core.errors import Transient, internal_error
 from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.request import Key
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.logs import describe_error
 
@@ -30,8 +34,25 @@ def contain(error: Exception, key: Key) -> Transient:
     return internal_error(error)
 
 
-def explain_failed_write(error: KubeError | TimeoutError, key: Key) -> FailedWrite:
-    """For a write that the next reconcile of the object depends on; logs it unless the watch reports the cause too."""
+async def attempt_write(
+    client: Client, key: Key, seconds: float, write: Callable[[], Awaitable[None]]
+) -> FailedWrite | None:
+    """Runs `write`, which the next reconcile of the object depends on, for so many seconds at most; None: it is done.
+
+    While the client may not write, nothing is tried: a write that hangs would keep the key from being reconciled.
+    """
+    if not client.may_write:
+        return FailedWrite(WriteError.UNREACHABLE)
+    try:
+        with anyio.fail_after(seconds):
+            await write()
+    except (KubeError, TimeoutError) as error:
+        return _explain(error, key)
+    return None
+
+
+def _explain(error: KubeError | TimeoutError, key: Key) -> FailedWrite:
+    """Logs the error, unless the watch reports its cause too."""
     match error:
         case TimeoutError():
             log.warning("write not answered by the API server", extra={"object": str(key)})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pgrole_controller.controller.objects import Objects, Target, declared_version
+from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.core.password import PasswordOrigin
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import ServerPolicy
@@ -21,10 +22,10 @@ from pgrole_controller.core.state import Observed, Server
 
 #: How many are kept, and for how many seconds: until both reconciles were made.
 MOST = 512
-KEPT_SECONDS = 4.0
+KEPT_SECONDS = 2.0 * CONFIRM_SECONDS
 
 #: A reconcile that comes so many seconds after the change confirms it: no other is expected.
-LAST_SECONDS = 1.5
+LAST_SECONDS = 0.75 * CONFIRM_SECONDS
 
 _NO_PASSWORD = (PasswordOrigin.ELSEWHERE, PasswordOrigin.NOWHERE)
 

@@ -84,6 +84,7 @@ async def reconcile(
     results = await _reconcile(
         [key for key in keys if key not in known_keys],
         declared,
+        server,
         objects,
         session,
         memory,
@@ -94,7 +95,7 @@ async def reconcile(
         for key in others:
             memory.read_back.forget(key)
         results += same
-        results += await _reconcile(others, declared, objects, session, memory)
+        results += await _reconcile(others, declared, server, objects, session, memory)
     return results
 
 
@@ -128,6 +129,7 @@ async def _compare(known: Sequence[ReadBack], session: Session, contests: Contes
 async def _reconcile(
     keys: Sequence[Key],
     declared: ServerConfig,
+    server: Server,
     objects: Objects,
     session: Session,
     memory: WorkerMemory,
@@ -141,7 +143,7 @@ async def _reconcile(
         for target in targets
         if target.error is None and target.finalizer is None
     ]
-    results += await _reconcile_contained(asked, session, _server(session, declared), objects.contests, memory)
+    results += await _reconcile_contained(asked, session, server, objects.contests, memory)
     return results
 
 

@@ -6,23 +6,22 @@ finalizer is written before the reconcile ends, since the next one depends on it
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
 
 from pgrole_controller import logs
 from pgrole_controller.controller.endings import Endings
-from pgrole_controller.controller.errors import contain, explain_failed_write
+from pgrole_controller.controller.errors import attempt_write, contain
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, standing_fields
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, of_error
 from pgrole_controller.kube.apply import FINALIZER, apply_finalizer
 from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.errors import KubeError
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.store import Store, Stored
 
@@ -110,15 +109,9 @@ class Reporter:
 
     async def _write_finalizer(self, result: Result) -> None:
         """Adds or removes it, and ends the reconcile."""
-        failed: FailedWrite | None = None
         try:
-            if self._client.may_write:
-                with anyio.fail_after(WRITE_SECONDS):
-                    await self._set_finalizer(result)
-            else:
-                failed = FailedWrite(WriteError.UNREACHABLE)
-        except (KubeError, TimeoutError) as error:
-            failed = explain_failed_write(error, result.key)
+            work = partial(self._set_finalizer, result)
+            failed = await attempt_write(self._client, result.key, WRITE_SECONDS, work)
         except Exception as error:  # noqa: BLE001 -- one object's error
             self._report_unexpected(error, result)
             self._endings.fail(result.key)

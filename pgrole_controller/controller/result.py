@@ -56,7 +56,7 @@ class Result:
         compared = bool(desired and desired.password_result and outcome and outcome.ready)
         return Ending(
             outcome,
-            prepared=self.is_prerequisite,
+            prepared=self.prepares_next,
             decided=self.decided,
             gone=self.done_with or self.target.stored is None,
             unconfirmed=self.action is not Action.NOTHING or compared,
@@ -64,8 +64,8 @@ class Result:
         )
 
     @property
-    def is_prerequisite(self) -> bool:
-        """Whether the next reconcile needs something that must be done first."""
+    def prepares_next(self) -> bool:
+        """Whether this reconcile ends only when something that the next one needs is done."""
         needed = self.target.finalizer is not None or self.password_task is not None or self.reassign is not None
         return needed and self.target.stored is not None
 

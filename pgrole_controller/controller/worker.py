@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import logs
+from pgrole_controller.controller.background import EmptyingLimits
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.orphans import OrphanTimer
@@ -50,6 +51,7 @@ class ServerWorker:
         self.retimed = Signal()  # pulsed when the period of the resync changes
         self._memory = WorkerMemory()
         self._pace = Pace()
+        self._emptying = EmptyingLimits()
         self._everything = Signal()  # set: every object is to be reconciled
         self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
 
@@ -210,7 +212,7 @@ class ServerWorker:
             contain(error, result.key)
         reporter, background, endpoint = self._context.reporter, self._context.background, self.server.endpoint
         if result.reassign is not None and endpoint is not None:
-            beside.start_soon(background.empty_role, self.server.name, endpoint, result, session.fence)
+            beside.start_soon(background.empty_role, self._emptying, endpoint, result, session.fence)
         elif result.password_task is not None and result.target.finalizer is None and not result.done_with:
             reporter.record(result)
             background.prepare_password(result, result.password_task)

@@ -272,7 +272,7 @@ def place_of(row: Row, home: Home) -> int | None:
 
 
 def check_plan(name: str, observed: Observed, identity: Identity) -> None:
-    """What follows from what was observed can be said in SQL, or is refused on this object."""
+    """SQL can express the plan for the observed role, or the object is refused."""
     server = Server(identity.system_identifier, frozenset({"postgres"}), CLUSTER, Address("db", 5432, "app", "require"))
     try:
         script(

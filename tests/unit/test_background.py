@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from pgrole_controller.controller import background as background_module
-from pgrole_controller.controller.background import EMPTYING, EMPTYING_OF_NAMESPACE, Background
+from pgrole_controller.controller.background import EMPTYING, EMPTYING_OF_NAMESPACE, Background, EmptyingLimits
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.objects import Target, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
@@ -89,7 +89,7 @@ class World:
         self.store.put(made(1))
 
     async def reconcile(self, stored: Stored | None = None, **prerequisite: Any) -> Result:
-        """A reconcile that has begun, and what it found out."""
+        """Starts a reconcile, and returns a result with these prerequisites."""
         stored = stored or made(1)
         self.queue.put("main", Request(stored.key, RequestReason.OBJECT))
         await self.queue.take("main", 1)
@@ -210,7 +210,7 @@ async def test_an_emptied_role_is_reconciled_at_once_with_what_blocked_it(monkey
     world, emptying = World(), Emptying(monkeypatch)
     emptying.failure = Waiting(Reason.DROP_BLOCKED, "locked")
     emptying.may_end.set()
-    await world.background.empty_role("main", ENDPOINT, await world.reconcile(reassign=REASSIGN), None)
+    await world.background.empty_role(EmptyingLimits(), ENDPOINT, await world.reconcile(reassign=REASSIGN), None)
     assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
     prepared = world.background.take(KEY)
     assert isinstance(prepared, ReassignResult)
@@ -236,7 +236,7 @@ async def test_emptying_stops_when_the_object_changes(monkeypatch: pytest.Monkey
         world.store.put(made(2))
     with anyio.fail_after(30.0):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(world.background.empty_role, "main", ENDPOINT, result, None)
+            tasks.start_soon(world.background.empty_role, EmptyingLimits(), ENDPOINT, result, None)
             await anyio.wait_all_tasks_blocked()
             _change(world, emptying, change)
     assert (emptying.running, emptying.done) == (0, 0)
@@ -248,7 +248,7 @@ async def test_emptying_that_is_cancelled_with_the_session_ends_the_reconcile(mo
     world, emptying = World(), Emptying(monkeypatch)
     result = await world.reconcile(reassign=REASSIGN)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.background.empty_role, "main", ENDPOINT, result, None)
+        tasks.start_soon(world.background.empty_role, EmptyingLimits(), ENDPOINT, result, None)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     assert (emptying.running, emptying.done) == (0, 0)
@@ -263,11 +263,12 @@ async def test_few_roles_of_a_server_are_emptied_at_once_and_one_of_a_namespace(
     count = 2 * EMPTYING
     async with anyio.create_task_group() as tasks:
         for server in ("main", "other"):
+            limits = EmptyingLimits()
             for number in range(count):
                 stored = made(1, f"{server}-{number}", f"ns-{number % namespaces}")
                 world.store.put(stored)
                 result = await world.reconcile(stored, reassign=REASSIGN)
-                tasks.start_soon(world.background.empty_role, server, ENDPOINT, result, None)
+                tasks.start_soon(world.background.empty_role, limits, ENDPOINT, result, None)
         await anyio.wait_all_tasks_blocked()
         assert emptying.running == 2 * most  # each server on its own
         emptying.may_end.set()

@@ -1,4 +1,4 @@
-"""core/deletion: what is done about an object that is being deleted. No I/O: what is seen is given."""
+"""core/deletion: decisions about objects that are being deleted. No I/O: tests give the observed state."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""core/diff: applying the difference gives what is desired, whatever was there."""
+"""core/diff: applying the difference to any observed role gives the desired role."""
 
 from hypothesis import given
 from hypothesis import strategies as st

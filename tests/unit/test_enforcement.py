@@ -1,4 +1,4 @@
-"""core/decision: while Kubernetes is away, only what was applied before is maintained. No I/O."""
+"""core/decision: while Kubernetes is away, the controller maintains only the state last applied. No I/O."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is shown of the answer when the API server refuses a Secret."""
+"""If the API server refuses a Secret, the error shows status and reason, never the message."""
 
 import traceback
 from typing import Any, cast

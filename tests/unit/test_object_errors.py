@@ -19,6 +19,7 @@ from pgrole_controller.controller import objects as objects_module
 from pgrole_controller.controller import observation as observation_module
 from pgrole_controller.controller import reconcile as reconcile_module
 from pgrole_controller.controller import result as result_module
+from pgrole_controller.controller.background import EmptyingLimits
 from pgrole_controller.controller.decline import decline
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
@@ -380,7 +381,7 @@ async def test_emptying_a_role_that_breaks_is_told_to_its_object(
     queue.put("default", Request(POISONED, RequestReason.OBJECT))
     await queue.take("default", 1)
     result = Result(objects.read(POISONED, "default", SERVER.server_policy), reassign=cast("Any", "task"))
-    await background.empty_role("default", cast("Any", None), result, None)
+    await background.empty_role(EmptyingLimits(), cast("Any", None), result, None)
     prepared = background.take(POISONED)
     assert prepared is not None
     assert prepared.problem is not None

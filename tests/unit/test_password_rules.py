@@ -1,4 +1,4 @@
-"""core/password_rules: is the password what was asked for, and what has to be fetched first. No I/O."""
+"""core/password_rules: whether the password is as declared, and what must be fetched to decide that. No I/O."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""core/policy and core/decision: what is refused, what is not left, and what is taken away meanwhile. No I/O."""
+"""core/policy and core/decision: which requests are refused, and what a refused object loses. No I/O."""
 
 from dataclasses import replace
 from typing import Any

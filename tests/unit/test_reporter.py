@@ -1,4 +1,4 @@
-"""controller/reporter: what it writes causes no reconcile of its own, and a current status is not written again."""
+"""controller/reporter: its own writes cause no reconcile, and it does not rewrite a current status."""
 
 import copy
 import json

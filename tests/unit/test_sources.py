@@ -41,7 +41,7 @@ class World:
         self.store.put(made(name, version, **more), by)
 
     async def requested(self) -> dict[Key, tuple[RequestReason, Rank]]:
-        """What is due now, which is reconciled with that."""
+        """Begins the reconciles of all keys that are due."""
         if not self.queue.figures("default").depth:
             return {}
         items = await self.queue.take("default", 100)
