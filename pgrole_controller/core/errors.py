@@ -27,6 +27,7 @@ class Reason(StrEnum):
     SERVER_NOT_READY = "ServerNotReady"
     SERVER_GONE = "ServerGone"
     MEMBERSHIP_PENDING = "MembershipPending"
+    PRIVILEGE_PENDING = "PrivilegePending"
     SECRET_MISSING = "SecretMissing"  # noqa: S105 -- a word
     NOT_ALLOWED = "NotAllowed"
     PROTECTED = "Protected"

@@ -19,7 +19,7 @@ from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.process import reached
 from tests.acceptance.replicas import Replicas, replicas, side_by_side
 from tests.acceptance.wire import Wire, wire
-from tests.acceptance.world import PATIENCE, Controller, Json, Stage, make_kube, running, says
+from tests.acceptance.world import PATIENCE, Controller, Json, Kube, Stage, make_kube, running, says
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -95,6 +95,18 @@ async def repairs(pair: Replicas, until: float) -> list[float]:
     return took
 
 
+async def drifts_counted(kube: Kube, corrected: int) -> None:
+    """Waits until the status counts every drift: all objects were Ready meanwhile, and stay so."""
+    counted: dict[str, int] = {}
+
+    async def are_counted() -> bool:
+        counted.update({obj["metadata"]["name"]: obj["status"].get("driftCount", 0) for obj in await kube.objects()})
+        apps = sum(counted[f"app-{number}"] for number in range(ROLES))
+        return (counted["secured"], counted["dropped"], apps) == (1, 1, corrected)
+
+    assert await reached(are_counted, PATIENCE), f"{corrected} drifts corrected, counted: {counted}"
+
+
 async def test_while_kubernetes_is_away_the_leader_keeps_what_was_applied_and_does_nothing_else(
     stage: Stage, servers: Servers, say: Say
 ) -> None:
@@ -133,10 +145,7 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         await pair.database.wait_role("app-0", lambda role: role["rolconnlimit"] == 7, "CONNECTION LIMIT 7")
         await kube.wait_all_ready()
         say(f"away ({how}): back, until all is said", anyio.current_time() - began)
-        counted = {obj["metadata"]["name"]: obj["status"].get("driftCount", 0) for obj in await kube.objects()}
-        assert counted["secured"] == 1
-        assert counted["dropped"] == 1
-        assert sum(counted[f"app-{number}"] for number in range(ROLES)) == len(took)
+        await drifts_counted(kube, len(took))
         await kube.wait_event("DriftCorrected", about="secured")
         assert "no longer leading" not in pair.first.controller.log
         assert pair.second.changed() == (0, 0)

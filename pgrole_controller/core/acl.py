@@ -1,0 +1,157 @@
+"""Privileges in one database as PostgreSQL stores them: objects, the entries of their ACLs, and changes to these."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class ObjectKind(StrEnum):
+    """A kind of object that has an ACL."""
+
+    DATABASE = "Database"
+    SCHEMA = "Schema"
+    TABLE = "Table"
+    VIEW = "View"
+    MATERIALIZED_VIEW = "MaterializedView"
+    FOREIGN_TABLE = "ForeignTable"
+    SEQUENCE = "Sequence"
+    ROUTINE = "Routine"
+    TYPE = "Type"
+    LANGUAGE = "Language"
+    FOREIGN_DATA_WRAPPER = "ForeignDataWrapper"
+    FOREIGN_SERVER = "ForeignServer"
+    LARGE_OBJECT = "LargeObject"
+
+
+#: Kinds that GRANT … ON TABLE covers. A declaration of kind Table includes the others.
+TABLE_KINDS = frozenset({ObjectKind.TABLE, ObjectKind.VIEW, ObjectKind.MATERIALIZED_VIEW, ObjectKind.FOREIGN_TABLE})
+
+_TABLE_PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER", "MAINTAIN")
+
+#: Privileges of each kind that a PgRole can declare. MAINTAIN exists since PostgreSQL 17.
+DECLARABLE: dict[ObjectKind, tuple[str, ...]] = {
+    ObjectKind.DATABASE: ("CONNECT", "TEMPORARY", "CREATE"),
+    ObjectKind.SCHEMA: ("USAGE", "CREATE"),
+    **dict.fromkeys(TABLE_KINDS, _TABLE_PRIVILEGES),
+    ObjectKind.SEQUENCE: ("USAGE", "SELECT", "UPDATE"),
+    ObjectKind.ROUTINE: ("EXECUTE",),
+}
+
+#: Privileges that exist on columns too.
+COLUMN_PRIVILEGES = frozenset({"SELECT", "INSERT", "UPDATE", "REFERENCES"})
+
+
+class ObjectId(NamedTuple):
+    """Identifies an object of one database. `catalog` is e.g. pg_class, without its schema."""
+
+    catalog: str
+    oid: int
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseObject:
+    """An object of one database.
+
+    `schema` is empty for objects without one; for a schema it is its own name. `arguments`: the types of a routine's
+    input arguments as `pg_get_function_identity_arguments` spells them without names, e.g. `bigint, text`.
+    `extension`: it belongs to an extension.
+    """
+
+    id: ObjectId
+    kind: ObjectKind
+    schema: str
+    name: str
+    owner: int
+    owner_name: str
+    arguments: str = ""
+    extension: bool = False
+    security_definer: bool = False
+
+    @property
+    def label(self) -> str:
+        """For people, without quotes: `table app.orders`."""
+        qualified = self.name if self.kind is ObjectKind.SCHEMA or not self.schema else f"{self.schema}.{self.name}"
+        ending = f"({self.arguments})" if self.kind is ObjectKind.ROUTINE else ""
+        return f"{_WORDS.get(self.kind, self.kind.value.lower())} {qualified}{ending}"
+
+
+_WORDS = {
+    ObjectKind.MATERIALIZED_VIEW: "materialized view",
+    ObjectKind.FOREIGN_TABLE: "foreign table",
+    ObjectKind.FOREIGN_DATA_WRAPPER: "foreign data wrapper",
+    ObjectKind.FOREIGN_SERVER: "foreign server",
+    ObjectKind.LARGE_OBJECT: "large object",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AclEntry:
+    """One privilege that one role was granted by another. `column` is empty for the whole object."""
+
+    grantee: int
+    grantor: int
+    grantor_name: str
+    privilege: str
+    grantable: bool = False
+    column: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedAcl:
+    """One object with the ACL entries of the grantees that were asked for, columns included.
+
+    `seen`: a digest of owner and whole ACL; a repair verifies that it has not changed. `xmin`: transactions that wrote
+    the rows with the ACLs last, newest first (a table's own row, and those of its columns).
+    """
+
+    object: DatabaseObject
+    entries: tuple[AclEntry, ...] = ()
+    seen: str = ""
+    xmin: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultAcl:
+    """Default privileges of one creator for one grantee. `schema` is empty for those of the whole database.
+
+    `object_type` is as in pg_default_acl: r (tables and views), S (sequences), f (routines), T, n, L.
+    """
+
+    creator: int
+    creator_name: str
+    schema: str
+    object_type: str
+    entries: tuple[AclEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AclChange:
+    """One GRANT or REVOKE on one object, for one grantee.
+
+    `columns` is empty for the whole object. `grantor`: of a REVOKE, whose grant it is, in whose name it is revoked;
+    empty: the object's owner. `option_only`: REVOKE GRANT OPTION FOR.
+    """
+
+    object: DatabaseObject
+    grantee: int
+    grantee_name: str
+    privileges: tuple[str, ...]
+    revoke: bool = False
+    columns: tuple[str, ...] = ()
+    grantor: str = ""
+    option_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultAclChange:
+    """One ALTER DEFAULT PRIVILEGES FOR ROLE `creator_name`, for one grantee; fields as in DefaultAcl and AclChange."""
+
+    creator: int
+    creator_name: str
+    schema: str
+    object_type: str
+    grantee: int
+    grantee_name: str
+    privileges: tuple[str, ...]
+    revoke: bool = False
+    option_only: bool = False

@@ -1,0 +1,108 @@
+"""What objects declare that their roles may do, by database, and a role for which a database's worker does it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.core.request import Key
+
+
+class Access(StrEnum):
+    """A bundle of privileges on everything in a schema; core/object_patterns.py says which."""
+
+    READ = "Read"
+    WRITE = "Write"
+    EXECUTE = "Execute"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaAccess:
+    """`schema` is a name or a pattern with * and ?. `exceptions`: patterns of names of tables, sequences, routines."""
+
+    schema: str
+    access: frozenset[Access]
+    exceptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPrivileges:
+    """Privileges on objects of one kind, by name or pattern. `kind` TABLE includes views and foreign tables.
+
+    Names of routines may have argument types: `close_order(bigint)`; without, every overload matches.
+    """
+
+    kind: ObjectKind
+    schema: str
+    names: tuple[str, ...]
+    privileges: frozenset[str]
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DatabasePrivileges:
+    """Everything that one object declares in one database. It is exact: what is not declared is revoked."""
+
+    database: str
+    on_database: frozenset[str] = frozenset()
+    schemas: tuple[SchemaAccess, ...] = ()
+    objects: tuple[ObjectPrivileges, ...] = ()
+    created_by: tuple[str, ...] = ()
+    unmanaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeRule:
+    """Privileges that objects may declare. Patterns have * and ?; `{namespace}` is already replaced.
+
+    `kinds`, `privileges` None: all. `owned_by` None: whoever owns the object; else patterns of the owner's name.
+    """
+
+    databases: tuple[str, ...] = ("*",)
+    schemas: tuple[str, ...] = ("*",)
+    kinds: frozenset[ObjectKind] | None = None
+    privileges: frozenset[str] | None = None
+    owned_by: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegePolicy:
+    """What the server's owner allows the objects of one namespace. `rules` None: privileges on objects whose owner is
+    a role that the namespace itself claims, whatever its name.
+
+    `databases`: patterns of databases that the controller connects to; `but`: exceptions from them. None: to no
+    database, since PgServer.spec.databases is absent.
+    """
+
+    rules: tuple[PrivilegeRule, ...] | None = None
+    databases: tuple[str, ...] | None = None
+    but: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grantee:
+    """A role that one object owns, as the home database's worker found it, for the workers of the databases.
+
+    - `declared`: by database. A listed database is exact.
+    - `former`: by database, declarations that the claim still holds besides: what only they grant is revoked.
+    - `oid`: of the role.
+    - `owned`: oids of the roles that this object's namespace claims on this server.
+    - `report_only`, `ignored`, `suspended`: as in the object's spec (`ignored`: drift.ignore lists privileges).
+    """
+
+    key: Key
+    uid: str
+    generation: int
+    role_name: str
+    oid: int
+    declared: Mapping[str, DatabasePrivileges] = field(default_factory=dict)
+    former: Mapping[str, tuple[DatabasePrivileges, ...]] = field(default_factory=dict)
+    policy: PrivilegePolicy = field(default_factory=PrivilegePolicy)
+    owned: frozenset[int] = frozenset()
+    report_only: bool = False
+    ignored: bool = False
+    suspended: bool = False
+
+    @property
+    def databases(self) -> frozenset[str]:
+        return frozenset(self.declared) | frozenset(self.former)
