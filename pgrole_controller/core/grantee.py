@@ -1,8 +1,11 @@
 """What objects declare that their roles may do, by database, and a role for which a database's worker does it."""
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.request import Key
@@ -106,3 +109,57 @@ class Grantee:
     @property
     def databases(self) -> frozenset[str]:
         return frozenset(self.declared) | frozenset(self.former)
+
+    def digest_of(self, database: str) -> str:
+        """Differs whenever anything does that decides what the role may do there, except policy and drift options."""
+        declared, former = self.declared.get(database), self.former.get(database, ())
+        held = [self.oid, None if declared is None else to_json(declared), [to_json(one) for one in former]]
+        return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
+
+
+def to_json(declared: DatabasePrivileges) -> dict[str, Any]:
+    """The declaration in its canonical form: sorted where order has no meaning, without empty parts."""
+    return _without_empty(asdict(declared))
+
+
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    canonical = {name: _canonical(value) for name, value in values.items()}
+    return {name: value for name, value in canonical.items() if value not in ([], "")}
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, dict):
+        return _without_empty(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, (list, tuple)):
+        return [_canonical(one) for one in value]
+    return value
+
+
+def from_json(stored: Mapping[str, Any]) -> DatabasePrivileges:
+    """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for anything else."""
+    return DatabasePrivileges(
+        database=str(stored["database"]),
+        on_database=frozenset(map(str, stored.get("on_database", ()))),
+        schemas=tuple(
+            SchemaAccess(str(one["schema"]), frozenset(map(Access, one.get("access", ()))), _texts(one, "exceptions"))
+            for one in stored.get("schemas", ())
+        ),
+        objects=tuple(
+            ObjectPrivileges(
+                ObjectKind(one["kind"]),
+                str(one["schema"]),
+                _texts(one, "names"),
+                frozenset(_texts(one, "privileges")),
+                _texts(one, "columns"),
+            )
+            for one in stored.get("objects", ())
+        ),
+        created_by=_texts(stored, "created_by"),
+        unmanaged=_texts(stored, "unmanaged"),
+    )
+
+
+def _texts(stored: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(map(str, stored.get(name, ())))

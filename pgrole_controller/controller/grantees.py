@@ -1,0 +1,82 @@
+"""The roles whose privileges are managed, by server, and the latest result of each in each database.
+
+Expected flow: a server's worker publishes a Grantee when the object owns its role and the claim holds the declaration;
+the workers of the databases read it, and report results; each result that differs from the last makes the server's
+worker reconcile the object again, which writes status and Events.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.privilege_result import PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.request import Key
+
+
+class Grantees:
+    def __init__(self) -> None:
+        self._published: dict[str, dict[Key, Grantee]] = {}
+        self._results: dict[tuple[str, Key], dict[str, PrivilegeResult]] = {}
+        self._on_change: Callable[[str, Key, frozenset[str]], None] = lambda _server, _key, _databases: None
+        self._on_result: Callable[[str, Key], None] = lambda _server, _key: None
+
+    def connect(
+        self,
+        on_change: Callable[[str, Key, frozenset[str]], None],
+        on_result: Callable[[str, Key], None],
+    ) -> None:
+        """`on_change(server, key, databases)`: was published or withdrawn, with its databases before and now.
+        `on_result(server, key)`: a database's worker has something new about it.
+        """
+        self._on_change, self._on_result = on_change, on_result
+
+    def publish(self, server: str, grantee: Grantee) -> None:
+        """Nothing happens if it is as it was."""
+        known = self._published.setdefault(server, {})
+        before = known.get(grantee.key)
+        if before == grantee:
+            return
+        known[grantee.key] = grantee
+        if before is not None and before.uid != grantee.uid:
+            self._results.pop((server, grantee.key), None)
+        self._on_change(server, grantee.key, grantee.databases | (before.databases if before else frozenset()))
+
+    def withdraw(self, server: str, key: Key) -> None:
+        """The object owns no role any more, or what it declares cannot be told."""
+        before = self._published.get(server, {}).pop(key, None)
+        self._results.pop((server, key), None)
+        if before is not None:
+            self._on_change(server, key, before.databases)
+
+    def get(self, server: str, key: Key) -> Grantee | None:
+        return self._published.get(server, {}).get(key)
+
+    def of_database(self, server: str, database: str) -> tuple[Grantee, ...]:
+        return tuple(one for one in self._published.get(server, {}).values() if database in one.databases)
+
+    def databases(self, server: str) -> frozenset[str]:
+        """Every database that a published Grantee names."""
+        return frozenset[str]().union(*(one.databases for one in self._published.get(server, {}).values()))
+
+    def report(self, server: str, result: PrivilegeResult) -> None:
+        """News that nobody took yet stay."""
+        results = self._results.setdefault((server, result.key), {})
+        before = results.get(result.database)
+        if before is not None and before.news:
+            result = replace(result, news=(*before.news, *result.news))
+        if before == result:
+            return
+        results[result.database] = result
+        self._on_result(server, result.key)
+
+    def results(self, server: str, key: Key) -> dict[str, PrivilegeResult]:
+        """By database."""
+        return dict(self._results.get((server, key), {}))
+
+    def take_news(self, server: str, key: Key) -> tuple[PrivilegeNews, ...]:
+        """Each is returned once."""
+        results = self._results.get((server, key), {})
+        taken = tuple(one for result in results.values() for one in result.news)
+        for database, result in results.items():
+            results[database] = replace(result, news=())
+        return taken

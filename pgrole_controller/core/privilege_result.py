@@ -1,0 +1,88 @@
+"""How the reconcile of one role's privileges in one database ended, for the object's status and Events."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.request import Key
+
+
+class Evidence(StrEnum):
+    """What proves who caused a drift."""
+
+    TRANSACTION = "Transaction"  # the event, or pgaudit's line, carries the transaction's id
+    LOG = "Log"
+    STATISTICS = "Statistics"  # names the login only
+    SESSION = "Session"  # a session that was connected and may have done it
+    NONE = "None"
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Who caused a drift. Empty texts are unknown. `application`, `address` and `statement` can be forged, or belong to
+    a pooler; `statement` is cut at 1,000 characters, and empty for role DDL.
+    """
+
+    proof: Evidence = Evidence.NONE
+    login: str = ""
+    role: str = ""  # acted as
+    application: str = ""
+    address: str = ""
+    time: datetime | None = None
+    statement: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeDrift:
+    """One drift of a role's privileges in one database.
+
+    `words`: what happened, one phrase each, e.g. `DELETE on table app.orders was granted`; at most 10, then a count.
+    `count`: of ACL entries. `corrected` False: reported only.
+    """
+
+    time: datetime
+    words: tuple[str, ...]
+    count: int
+    corrected: bool
+    by: Culprit = Culprit()
+
+
+class News(StrEnum):
+    """Reasons of Events about privileges."""
+
+    DRIFT_CORRECTED = "DriftCorrected"
+    DRIFT_REPORTED = "DriftReported"
+    PRIVILEGES_EXTENDED = "PrivilegesExtended"
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeNews:
+    """Something to announce once: an Event's reason and its note, which is for people and at most 1,024 characters."""
+
+    reason: News
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeResult:
+    """The result for one key in one database.
+
+    - `digest`: `Grantee.digest_of(database)` that this result is about; another one is not answered yet.
+    - `error`: None if everything declared there was read back, and nothing else was found.
+    - `confirmed`: nothing that only `Grantee.former` granted is left, so the claim may forget it.
+    - `drift_count`: corrected in this database since the role was first applied there.
+    - `last_drift`: the latest in this database. `reported`: what differs now and is not changed, in words.
+    - `news`: since the last result of this key; whoever takes the result announces it.
+    """
+
+    key: Key
+    uid: str
+    database: str
+    digest: str
+    error: PgRoleError | None = None
+    confirmed: bool = False
+    drift_count: int = 0
+    last_drift: PrivilegeDrift | None = None
+    reported: tuple[str, ...] = ()
+    news: tuple[PrivilegeNews, ...] = ()
