@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,16 +76,18 @@ class Stand:
 
 
 @asynccontextmanager
-async def stand(display: Display, profile: Path | None = None) -> AsyncIterator[Stand]:
+async def stand(
+    display: Display, profile: Path | None = None, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Stand]:
     """Yields all of it, with a namespace and no objects; the controller is not started yet. Leaves nothing except
-    `profile`, where cProfile writes what the controller did.
+    `profile`, where cProfile writes what the controller did. `settings`: of the controller, as environment variables.
     """
     binaries = await find(display)
     with TemporaryDirectory(prefix="pgrole-bench-") as folder:
         async with postgres(settings=_SETTINGS) as server, api_server(binaries=binaries) as api:
             await apply_crds(api)
             await create_namespace(api, NAMESPACE)
-            controller = _controller(api, server, Path(folder), profile)
+            controller = _controller(api, server, Path(folder), profile, settings or {})
             try:
                 yield Stand(api, server, controller, display)
             finally:
@@ -93,12 +95,13 @@ async def stand(display: Display, profile: Path | None = None) -> AsyncIterator[
                     await controller.stop()
 
 
-def _controller(api: ApiServer, server: PostgresServer, folder: Path, profile: Path | None) -> Process:
+def _controller(
+    api: ApiServer, server: PostgresServer, folder: Path, profile: Path | None, settings: Mapping[str, str]
+) -> Process:
     profiled: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
     command: list[str | Path] = [
         *(sys.executable, *profiled, "-m", "pgrole_controller", "run", "--kubeconfig", api.kubeconfig),
         *("--health-port", "0", "--log-format", "json"),
     ]
-    return Process(
-        "controller", tied_to_parent(command), folder / "controller.log", {**os.environ, "PGROLE_DSN": server.dsn()}
-    )
+    environment = {**os.environ, "PGROLE_DSN": server.dsn(), **settings}
+    return Process("controller", tied_to_parent(command), folder / "controller.log", environment)

@@ -1,0 +1,163 @@
+"""What privileges cost others: DDL, readers beside long transactions, WAL, an idle connection, polls, first grants."""
+
+import random
+import re
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import asyncpg
+
+from bench.observe import Quantiles, cpu_seconds
+from bench.privilege_stand import DATABASE, SCHEMA, PrivilegeStand, table
+from bench.stand import Connection
+from pgrole_controller.local.process import reached
+
+_DDL_ROUNDS = 300
+_READERS = 16
+_LONG_DDL = 10_000
+_READ_PAUSE = 0.02
+_SETTLE_SECONDS = 3.0
+_CONNECT_SECONDS = 60.0
+
+#: The connections of the controller to the measured database, at most one.
+_OURS = f"""
+SELECT pid FROM pg_stat_activity WHERE datname = '{DATABASE}' AND application_name LIKE 'pgrole-controller%'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Of one database's connection: CPU in percent of a core, private memory in MiB, WAL and row versions written."""
+
+    connections: int
+    cpu: float
+    private: float
+    wal: int
+    rows: int
+
+
+async def measure_ddl(stand: PrivilegeStand) -> float:
+    """Median milliseconds of PostgreSQL's CPU for one DDL statement of another client."""
+    async with stand.connect() as client:
+        pid = await client.fetchval("SELECT pg_backend_pid()")
+        await client.execute("CREATE TABLE IF NOT EXISTS bench_ddl (id int)")
+        took = []
+        for _ in range(5):
+            before = cpu_seconds(pid)
+            for turn in range(_DDL_ROUNDS):
+                await client.execute(f"ALTER TABLE bench_ddl ALTER id SET STATISTICS {turn % 100}")
+            took.append(1000 * (cpu_seconds(pid) - before) / _DDL_ROUNDS)
+        await client.execute("DROP TABLE bench_ddl")
+    return statistics.median(took)
+
+
+async def measure_readers(stand: PrivilegeStand) -> Quantiles:
+    """Point reads of 16 clients while another one runs 10,000 DDL statements in one transaction."""
+    took: list[float] = []
+    async with stand.connect() as client, anyio.create_task_group() as tasks:
+        await client.execute("CREATE TABLE IF NOT EXISTS bench_long (id int PRIMARY KEY)")
+        await client.execute("INSERT INTO bench_long SELECT generate_series(1, 1000) ON CONFLICT DO NOTHING")
+        for _ in range(_READERS):
+            tasks.start_soon(_read, stand, took)
+        await anyio.sleep(_SETTLE_SECONDS)
+        took.clear()
+        async with client.transaction():
+            await client.execute("CREATE TABLE bench_many (id int)")
+            for turn in range(_LONG_DDL):
+                await client.execute(f"ALTER TABLE bench_many ALTER id SET STATISTICS {turn % 100}")
+        tasks.cancel_scope.cancel()
+    async with stand.connect() as client:
+        await client.execute("DROP TABLE bench_many, bench_long")
+    return Quantiles.of(took)
+
+
+async def _read(stand: PrivilegeStand, took: list[float]) -> None:
+    async with stand.connect() as client:
+        while True:
+            start = time.perf_counter()
+            await client.fetchval("SELECT id FROM bench_long WHERE id = $1", random.randint(1, 1000))
+            took.append(time.perf_counter() - start)
+            await anyio.sleep(_READ_PAUSE)
+
+
+async def measure_idle(stand: PrivilegeStand, seconds: float) -> Idle:
+    """While nothing happens and everything is as declared."""
+    async with stand.connect() as client:
+        await client.execute("CHECKPOINT")
+        await anyio.sleep(_SETTLE_SECONDS)
+        pids = [row["pid"] for row in await client.fetch(_OURS)]
+        start, used, wal, rows = time.monotonic(), _cpu(pids), await _wal(client), await _rows(client)
+        await anyio.sleep(seconds)
+        share = 100 * (_cpu(pids) - used) / (time.monotonic() - start)
+        private = sum(map(_private, pids)) / max(1, len(pids))
+        return Idle(len(pids), share, private, await _wal(client) - wal, await _rows(client) - rows)
+
+
+def _cpu(pids: Iterable[int]) -> float:
+    return sum(map(cpu_seconds, pids))
+
+
+def _private(pid: int) -> float:
+    """Private memory in MiB that no other process has, of a backend."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    pages = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
+    return (int(pages["Private_Clean"]) + int(pages["Private_Dirty"])) / 1024
+
+
+async def _wal(client: Connection) -> int:
+    return int(await client.fetchval("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"))
+
+
+async def _rows(client: Connection) -> int:
+    """Changes whenever a row with an ACL is written: the sum of the transactions that wrote them."""
+    return int(await client.fetchval("SELECT sum(xmin::text::bigint) FROM pg_class"))
+
+
+async def measure_full_read(stand: PrivilegeStand) -> float:
+    """Milliseconds of CPU of the database's connection from the controller's start until everything is Ready."""
+    async with stand.connect() as client:
+        await stand.stand.controller.stop()
+        await stand.stand.start_controller()
+
+        async def is_connected() -> bool:
+            return bool(await client.fetch(_OURS))
+
+        if not await reached(is_connected, _CONNECT_SECONDS):
+            raise AssertionError("the controller does not connect to the database")
+        await anyio.sleep(_SETTLE_SECONDS)
+        return 1000 * _cpu([row["pid"] for row in await client.fetch(_OURS)])
+
+
+@dataclass(frozen=True, slots=True)
+class FirstGrant:
+    """`seconds` until all is Ready, `failed`: statements of others that failed meanwhile, of `tried`."""
+
+    seconds: float
+    tried: int
+    failed: int
+
+
+async def measure_first_grant(stand: PrivilegeStand) -> FirstGrant:
+    """Declares the first reader, of every table, while another client alters the tables."""
+    counts = {"tried": 0, "failed": 0}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_alter, stand, counts)
+        seconds = await stand.declare(0, 1)
+        tasks.cancel_scope.cancel()
+    return FirstGrant(seconds, counts["tried"], counts["failed"])
+
+
+async def _alter(stand: PrivilegeStand, counts: dict[str, int]) -> None:
+    async with stand.connect() as client:
+        while True:
+            counts["tried"] += 1
+            try:
+                name = table(random.randrange(stand.tables))
+                await client.execute(f"ALTER TABLE {SCHEMA}.{name} ALTER id SET STATISTICS {random.randrange(100)}")
+            except asyncpg.PostgresError:
+                counts["failed"] += 1
+            await anyio.sleep(0.002)

@@ -1,0 +1,81 @@
+"""A database with many tables, and PgRoles that may read them: what privileges are measured on."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import asyncpg
+
+from bench.objects import Spec, make
+from bench.stand import Connection, Stand
+
+DATABASE = "bench_orders"
+SCHEMA = "app"
+OWNER = "bench_owner"
+
+#: So many roles, of which each drifts so rarely that nothing counts as a contest.
+READERS = 60
+
+#: Tables made in one transaction: each holds a lock until its end.
+_AT_ONCE = 500
+
+
+def reader(number: int) -> str:
+    return f"bench_reader_{number % READERS}"
+
+
+def table(number: int) -> str:
+    return f"t_{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeStand:
+    """`tables` exist, all readable for every reader once `declare` has returned."""
+
+    stand: Stand
+    tables: int
+
+    @asynccontextmanager
+    async def connect(self, application: str = "bench") -> AsyncIterator[Connection]:
+        """A superuser's connection to the measured database."""
+        dsn = self.stand.server.dsn(DATABASE)
+        connection = await asyncpg.connect(dsn, server_settings={"application_name": application})
+        try:
+            yield connection
+        finally:
+            with anyio.CancelScope(shield=True):
+                await connection.close(timeout=5)
+
+    async def fill(self) -> None:
+        """Creates the database with its tables; nobody may read them yet."""
+        async with self.stand.connect() as home:
+            await home.execute(f"CREATE ROLE {OWNER}")
+            await home.execute(f"CREATE DATABASE {DATABASE} OWNER {OWNER}")
+        async with self.connect() as connection:
+            await connection.execute(f"CREATE SCHEMA {SCHEMA} AUTHORIZATION {OWNER}")
+            await connection.execute(f"SET ROLE {OWNER}")
+            for first in range(0, self.tables, _AT_ONCE):
+                await connection.execute(_tables(first, min(first + _AT_ONCE, self.tables)))
+            await connection.execute("RESET ROLE")
+            await connection.execute("VACUUM ANALYZE pg_class")
+
+    async def declare(self, first: int = 0, end: int = READERS) -> float:
+        """Creates the PgRoles of readers `first` to `end - 1`, and waits until all are Ready; returns the seconds."""
+        specs = {f"reader-{number}": _spec(number) for number in range(first, end)}
+        return (await make(self.stand, specs)).seconds
+
+
+def _spec(number: int) -> Spec:
+    privileges = [{"database": DATABASE, "onDatabase": ["CONNECT"], "schemas": [{"name": SCHEMA, "access": ["Read"]}]}]
+    return {"name": reader(number), "login": True, "privileges": privileges}
+
+
+def _tables(first: int, end: int) -> str:
+    return f"""
+        DO $$ BEGIN
+            FOR i IN {first}..{end - 1} LOOP
+                EXECUTE format('CREATE TABLE {SCHEMA}.t_%s (id int, name text)', i);
+            END LOOP;
+        END $$
+    """

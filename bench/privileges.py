@@ -1,0 +1,151 @@
+"""Measures privileges at several numbers of tables: how soon a drift is set back, what that costs others, and how many
+drifts are attributed. Each number of tables has a server of its own; the floor is of the same run.
+"""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+
+from bench.observe import Quantiles
+from bench.privilege_costs import (
+    measure_ddl,
+    measure_first_grant,
+    measure_full_read,
+    measure_idle,
+    measure_readers,
+)
+from bench.privilege_repairs import (
+    grant,
+    grant_hidden,
+    measure_attribution,
+    measure_floor,
+    measure_new_tables,
+    measure_repairs,
+)
+from bench.privilege_stand import PrivilegeStand
+from bench.stand import stand
+from pgrole_controller.local.display import Display
+
+_DETECTION = "PGROLE_DATABASES_DETECTION"
+_IDLE_SECONDS = 15.0
+_POLLED_TABLES = 1_000
+
+
+class Line(NamedTuple):
+    """One figure as text; `goal` empty: none."""
+
+    tables: int
+    what: str
+    value: str
+    goal: str = ""
+
+
+class Sizes(NamedTuple):
+    tables: tuple[int, ...]
+    drifts: int
+    attributed: int
+
+
+async def measure(sizes: Sizes, display: Display) -> list[Line]:
+    lines = []
+    for tables in sizes.tables:
+        async with _filled(tables, "Auto", display) as of:
+            lines += await _measure(of, sizes)
+    async with _filled(_POLLED_TABLES, "Poll", display) as of:
+        await of.stand.start_controller()
+        await of.declare()
+        repairs = await measure_repairs(of, grant, sizes.drifts)
+        lines.append(Line(of.tables, "Poll: GRANT committed → revoked, ms", _three(repairs), "noticed ≤ 1,000"))
+        idle = await measure_idle(of, _IDLE_SECONDS)
+        lines.append(Line(of.tables, "Poll, idle: CPU of the connection, % of a core", f"{idle.cpu:.2f}", "≤ 2"))
+    return lines
+
+
+@asynccontextmanager
+async def _filled(tables: int, detection: str, display: Display) -> AsyncIterator[PrivilegeStand]:
+    async with stand(display, settings={_DETECTION: detection}) as of:
+        filled = PrivilegeStand(of, tables)
+        await filled.fill()
+        yield filled
+
+
+async def _measure(of: PrivilegeStand, sizes: Sizes) -> list[Line]:
+    lines: list[Line] = []
+
+    def note(what: str, value: str, goal: str = "") -> None:
+        lines.append(Line(of.tables, what, value, goal))
+        of.stand.display.say(f"{of.tables:,} tables: {what}: {value}")
+
+    note("floor: NOTIFY + ACL read + GRANT, ms", _three(await measure_floor(of)))
+    alone, readers_alone = await measure_ddl(of), await measure_readers(of)
+    await of.stand.start_controller()
+    first = await measure_first_grant(of)
+    note("first grant on every table, s until Ready", f"{first.seconds:.2f}", "≤ 5 at 10,000")
+    note("others' ALTER TABLE that failed meanwhile", f"{first.failed} of {first.tried}", "0")
+    await of.declare(1)
+    note("**GRANT committed → revoked**, ms", _three(await measure_repairs(of, grant, sizes.drifts)), "≤ 8 / 12 / 40")
+    hidden = await measure_repairs(of, grant_hidden, sizes.drifts)
+    note("the same hidden in DO, ms", _three(hidden), "≤ 10, 25, 150")
+    note("**new table → readable**, ms", _three(await measure_new_tables(of, sizes.drifts)), "≤ 10")
+    beside, readers_beside = await measure_ddl(of), await measure_readers(of)
+    note("CPU of others' DDL, ms: without → with", f"{alone:.3f} → {beside:.3f}", "≤ 0.2 more")
+    note(
+        "16 readers beside 10,000 DDL in one transaction, p99 in ms: without → with",
+        f"{readers_alone.p99:.2f} → {readers_beside.p99:.2f}",
+        "≤ a tenth more",
+    )
+    idle = await measure_idle(of, _IDLE_SECONDS)
+    connection = f"{idle.connections} / {idle.cpu:.2f} / {idle.private:.1f}"
+    note("idle: connections / their CPU, % / private memory, MiB", connection, "1 / 0 / 1.5")
+    note("idle: WAL in bytes / rows written", f"{idle.wal} / {idle.rows}", "0 / 0")
+    exact, drifts = await measure_attribution(of, sizes.attributed)
+    note("attributed to their transaction", f"{exact:,} of {drifts:,}", "all")
+    note("start: CPU of the database's connection, ms", f"{await measure_full_read(of):.0f}", "≤ 50 at 10,000")
+    return lines
+
+
+def _three(of: Quantiles) -> str:
+    return f"{of.p50:.1f} / {of.p90:.1f} / {of.p99:.1f}"
+
+
+def render(lines: Sequence[Line]) -> str:
+    """A table in Markdown: a row for each figure, a column for each number of tables."""
+    columns = sorted({line.tables for line in lines})
+    rows: dict[tuple[str, str], dict[int, str]] = {}
+    for line in lines:
+        rows.setdefault((line.what, line.goal), {})[line.tables] = line.value
+    head = f"| tables | goal | {' | '.join(f'{number:,}' for number in columns)} |"
+    body = [
+        f"| {what} | {goal} | {' | '.join(values.get(number, '') for number in columns)} |"
+        for (what, goal), values in rows.items()
+    ]
+    return "\n".join([head, f"| --- | --- |{' --- |' * len(columns)}", *body])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser("python -m bench.privileges", description=__doc__)
+    parser.add_argument("--tables", default="1000,10000,50000", help="how many tables, separated by commas")
+    parser.add_argument("--drifts", type=int, default=60, help="of each kind, at each number of tables")
+    parser.add_argument("--attributed", type=int, default=1000, help="mixed drifts to attribute")
+    parser.add_argument("--save", type=Path, help="store the figures there, as JSON")
+    given = parser.parse_args(arguments)
+    tables = tuple(sorted({int(part) for part in given.tables.split(",")}))
+    lines = anyio.run(measure, Sizes(tables, given.drifts, given.attributed), Display(sys.stderr))
+    if given.save is not None:
+        origin = {"arguments": list(arguments), "machine": platform.processor() or platform.machine()}
+        stored = {"origin": origin, "lines": [line._asdict() for line in lines]}
+        given.save.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(render(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
