@@ -1,5 +1,6 @@
 """The desired and the observed state of one object and its server: everything that a decision depends on."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -7,6 +8,7 @@ from typing import Literal
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection_secret import Address, DesiredSecret
+from pgrole_controller.core.grantee import DatabasePrivileges
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordResult
 from pgrole_controller.core.plan import NewOwner, ReassignResult
 from pgrole_controller.core.policy import Policy, References
@@ -58,6 +60,7 @@ class Desired:
     - `remembered`: the verifier that was last set, if this process still knows it.
     - `password_result`: result of the password task that the last reconcile started.
     - `reassign_result`: result of emptying the role for `new_owner`.
+    - `privileges`: what the role may do, by database. A listed database is exact. None: not managed.
     """
 
     owner: Owner
@@ -80,6 +83,7 @@ class Desired:
     secrets: ObservedSecrets = field(default_factory=ObservedSecrets)
     password_result: PasswordResult | None = None
     remembered: Verifier | None = field(default=None, repr=False)
+    privileges: Mapping[str, DatabasePrivileges] | None = None
 
 
 @dataclass(frozen=True, slots=True)
