@@ -15,7 +15,7 @@ class DatabaseMode(StrEnum):
     RESYNC = "Resync"  # only when everything is read again
 
 
-class AuditLog(StrEnum):
+class AuditSource(StrEnum):
     """Which log of the server may be read to find who caused a drift."""
 
     NEVER = "Never"
@@ -43,7 +43,7 @@ class DatabasesConfig:
 class AttributionConfig:
     """How the cause of a drift is found, and whether status and Events show its address and statement."""
 
-    audit_log: AuditLog = AuditLog.NEVER
+    audit_log: AuditSource = AuditLog.NEVER
     exposes_all: bool = False
 
 
