@@ -39,11 +39,11 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DdlEvent:
-    """One command. `age`: of its transaction, in transactions. `object` None: of GRANT and the like. `said`: the text
-    of the statement, if it is a single GRANT or REVOKE.
+    """One command. `xid`: of its transaction, 64 bits. `object` None: of GRANT and the like. `said`: the text of the
+    statement, if it is a single GRANT or REVOKE. `siblings`: events of the same transaction, itself included.
     """
 
-    age: int
+    xid: int
     command: str
     kind: str = ""
     object: ObjectId | None = None
@@ -54,7 +54,8 @@ class DdlEvent:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What to read. `names` may belong to objects of any schema. `age`: rows written at most so many transactions ago.
+    """What to read. `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one
+    wrote (0: none).
 
     `created`: objects that did not exist, or had another name, before. `since`: when the first change was made.
     """
@@ -62,7 +63,7 @@ class Look:
     scope: Scope = Scope.NOTHING
     names: frozenset[str] = frozenset()
     objects: frozenset[ObjectId] = frozenset()
-    age: int = 0
+    xid: int = 0
     created: frozenset[ObjectId] = frozenset()
     since: datetime | None = None
 
@@ -73,7 +74,7 @@ class Look:
             max(self.scope, other.scope),
             self.names | other.names,
             self.objects | other.objects,
-            max(self.age, other.age),
+            min(filter(None, (self.xid, other.xid)), default=0),
             self.created | other.created,
             min(moments, default=None),
         )
@@ -122,19 +123,19 @@ def choose(events: Iterable[DdlEvent]) -> Look:
 def _choose(event: DdlEvent) -> Look:
     command = event.command.upper()
     if event.siblings >= CUT or command.startswith(_FAR_REACHING):
-        return Look(Scope.FULL, age=event.age, since=event.at)
+        return Look(Scope.FULL, xid=event.xid, since=event.at)
     if command in _GRANTING:
         names = read_names(event.said) if event.said else None
         if names is None:
-            return Look(Scope.RECENT, age=event.age, since=event.at)
-        return Look(Scope.NAMED, names=names, age=event.age, since=event.at)
+            return Look(Scope.RECENT, xid=event.xid, since=event.at)
+        return Look(Scope.NAMED, names=names, xid=event.xid, since=event.at)
     if command == _DEFAULTS:
-        return Look(Scope.NAMED, age=event.age, since=event.at)
+        return Look(Scope.NAMED, xid=event.xid, since=event.at)
     if event.object is None:
-        return Look(Scope.RECENT, age=event.age, since=event.at)
+        return Look(Scope.RECENT, xid=event.xid, since=event.at)
     objects = frozenset({event.object})
     created = objects if command.startswith((*_CREATING, "ALTER ")) else frozenset()
-    return Look(Scope.NAMED, objects=objects, age=event.age, created=created, since=event.at)
+    return Look(Scope.NAMED, objects=objects, xid=event.xid, created=created, since=event.at)
 
 
 @dataclass(slots=True)
@@ -175,7 +176,7 @@ def _read(rows: Sequence[Row]) -> list[DdlEvent]:
 def _read_event(row: Row) -> DdlEvent:
     catalog, oid = _CATALOGS.get(row.find("class", int) or 0), row.find("object", int)
     return DdlEvent(
-        age=row.get("age", int),
+        xid=row.get("xid", int),
         command=row.get("command", str),
         kind=row.find("kind", str) or "",
         object=None if catalog is None or not oid else ObjectId(catalog, oid),

@@ -3,12 +3,12 @@
 -- Not `id > last`: a transaction with a lower id may commit later.
 -- $1 text the snapshot of the last read   $2 boolean whether the snapshot decides
 SELECT
-    now.snapshot, e.id, e.age, e.command, e.kind, e.class, e.object, e.identity, e.said, e.at, e.count
+    now.snapshot, e.id, e.xid, e.command, e.kind, e.class, e.object, e.identity, e.said, e.at, e.count
 -- OFFSET 0: taken once
 FROM (SELECT pg_catalog.pg_current_snapshot()::text AS snapshot OFFSET 0) AS now
 LEFT JOIN LATERAL (
     SELECT
-        d.id, age(d.xid::xid) AS age, d.command, d.kind, d.class, d.object, d.at,
+        d.id, d.xid::text::bigint AS xid, d.command, d.kind, d.class, d.object, d.at,
         textsend(substr(d.identity, 1, 300)) AS identity, textsend(d.said) AS said,
         -- as many as a transaction can have: its list was cut
         count(*) OVER (PARTITION BY d.xid) AS count
