@@ -57,13 +57,15 @@ class Look:
     """What to read. `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one
     wrote (0: none).
 
-    `created`: objects that did not exist, or had another name, before. `since`: when the first change was made.
+    `defaults`: default privileges, too. `created`: objects that did not exist, or had another name, before. `since`:
+    when the first change was made.
     """
 
     scope: Scope = Scope.NOTHING
     names: frozenset[str] = frozenset()
     objects: frozenset[ObjectId] = frozenset()
     xid: int = 0
+    defaults: bool = False
     created: frozenset[ObjectId] = frozenset()
     since: datetime | None = None
 
@@ -75,6 +77,7 @@ class Look:
             self.names | other.names,
             self.objects | other.objects,
             min(filter(None, (self.xid, other.xid)), default=0),
+            self.defaults or other.defaults,
             self.created | other.created,
             min(moments, default=None),
         )
@@ -130,7 +133,7 @@ def _choose(event: DdlEvent) -> Look:
             return Look(Scope.RECENT, xid=event.xid, since=event.at)
         return Look(Scope.NAMED, names=names, xid=event.xid, since=event.at)
     if command == _DEFAULTS:
-        return Look(Scope.NAMED, xid=event.xid, since=event.at)
+        return Look(Scope.NAMED, xid=event.xid, defaults=True, since=event.at)
     if event.object is None:
         return Look(Scope.RECENT, xid=event.xid, since=event.at)
     objects = frozenset({event.object})
