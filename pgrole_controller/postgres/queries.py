@@ -39,6 +39,18 @@ def without_schema(name: str) -> str:
 
 
 @cache
+def privileges(name: str, *, objects: str = "") -> str:
+    """One question about the privileges of a database. `objects`: the source of its relation `object`, if it has one:
+    a file in `sql/privileges/sources`.
+    """
+    question = resources.text("sql", "privileges", f"{name}.sql")
+    if not objects:
+        return question
+    source = resources.text("sql", "privileges", "sources", f"{objects}.sql")
+    return f"WITH object AS NOT MATERIALIZED (\n{source}\n)\n{question}"
+
+
+@cache
 def install() -> str:
     """All of schema pgrole in the home database as one script, in the order of the file names in both folders."""
     return "\n".join(text for _, text in sorted(_home_only() + _every_database()))
