@@ -61,6 +61,7 @@ class Desired:
     - `password_result`: result of the password task that the last reconcile started.
     - `reassign_result`: result of emptying the role for `new_owner`.
     - `privileges`: what the role may do, by database. A listed database is exact. None: not managed.
+    - `privileges_ignored`: spec.drift.ignore lists privileges.
     """
 
     owner: Owner
@@ -84,6 +85,7 @@ class Desired:
     password_result: PasswordResult | None = None
     remembered: Verifier | None = field(default=None, repr=False)
     privileges: Mapping[str, DatabasePrivileges] | None = None
+    privileges_ignored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
