@@ -11,14 +11,15 @@ import logging
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.privilege_round import PrivilegeMemory, run_round
+from pgrole_controller.controller.privilege_memory import PrivilegeMemory
+from pgrole_controller.controller.privilege_round import run_round
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode
@@ -121,9 +122,8 @@ class DatabaseWorker:
             try:
                 with anyio.CancelScope() as self._scope:
                     await self._run_session()
-                    continue
                 self._failures = 0
-                continue
+                continue  # to connect in another way
             except PgRoleError as error:
                 failure = error
             except Exception as error:  # noqa: BLE001 -- this database's error
@@ -172,7 +172,7 @@ class DatabaseWorker:
         server = self._context.config().name
         before = self._context.grantees.results(server, result.key).get(self.database)
         if before is not None and _are_equal(before.error, result.error):
-            result = _with_error(result, before.error)
+            result = replace(result, error=before.error)
         self._context.grantees.report(server, result)
 
     async def _run_session(self) -> None:
@@ -180,7 +180,6 @@ class DatabaseWorker:
         if config.endpoint is None or config.databases is None:
             raise Transient(Reason.SERVER_NOT_READY, "the controller cannot connect to the server")
         self._access = self._describe_access()
-        self._memory.forget_objects()
         async with open_database(
             config.endpoint,
             self.database,
@@ -210,7 +209,7 @@ class DatabaseWorker:
                 tasks.start_soon(session.run)
                 await self._work(session)
         except BaseExceptionGroup as group:
-            raise _first_error(group) from group
+            raise first_error(group) from group
 
     async def _work(self, session: DatabaseSession) -> None:
         resync_at = -math.inf
@@ -227,7 +226,7 @@ class DatabaseWorker:
                 await self._round(session, look, keys)
             else:
                 rest = min(max(2 * rest, COALESCE_SECONDS), LONGEST_REST)
-            due = min([resync_at, self._memory.next_check(anyio.current_time()), *(at for _, at in self._retries.values())])
+            due = min([resync_at, self._memory.next_check(), *(at for _, at in self._retries.values())])
             with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
                 await self._wake.wait()
             await anyio.sleep(max(COALESCE_SECONDS, rest))
@@ -237,7 +236,7 @@ class DatabaseWorker:
         noticed, self._noticed = self._noticed, False
         everything, self._everything = self._everything, False
         changed, self._changed = self._changed, set()
-        due = {key for key, (_, at) in self._retries.items() if at <= now} | self._memory.take_due(now)
+        due = {key for key, (_, at) in self._retries.items() if at <= now} | self._memory.due_contests(now)
         look = EVERYTHING if everything else Look()
         if noticed or everything:
             look |= await session.look()
@@ -245,7 +244,8 @@ class DatabaseWorker:
 
     async def _round(self, session: DatabaseSession, look: Look, keys: frozenset[Key]) -> None:
         grantees = self._grantees
-        results = await run_round(session, grantees, look, keys, self._memory, self._context)
+        context = self._context
+        results = await run_round(session, grantees, look, keys, self._memory, context.config(), context.suspended)
         for result in results:
             self._note_retry(result)
             self.report(result)

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.acl import ObjectId, ObservedAcl
-from pgrole_controller.core.contest import WINDOW, FieldContest, Moment, notice, repair
+from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_result import PrivilegeDrift
 from pgrole_controller.core.request import Key
 
@@ -23,13 +24,16 @@ class AppliedState:
 
 @dataclass(slots=True)
 class RoleMemory:
-    """Of one role. `pending`, `reported`: of the last complete read."""
+    """Of one role. `pending`, `reported`, `confirmed`: of the last complete read. `told`: what was announced as reported."""
 
     uid: str
     digest: str = ""
     contest: FieldContest | None = None
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[str, ...] = ()
+    confirmed: bool = False
+    failed: bool = False
+    told: frozenset[str] = frozenset()
     last_drift: PrivilegeDrift | None = None
 
 
@@ -48,18 +52,19 @@ class PrivilegeMemory:
         if known is None or known.uid != uid:
             known = self._roles[key] = RoleMemory(uid)
         if known.digest != digest:
-            known.digest, known.contest, known.pending, known.reported = digest, None, (), ()
+            known.digest, known.contest, known.pending, known.reported, known.confirmed = digest, None, (), (), False
         return known
 
-    def keep_only(self, keys: Iterable[Key], oids: Iterable[int]) -> None:
+    def keep_only(self, grantees: Iterable[Grantee]) -> None:
         """Roles that are no longer published are forgotten."""
-        kept, roles = set(keys), set(oids)
+        some = list(grantees)
+        kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
         self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}
 
     def unsettled(self) -> frozenset[Key]:
         """Roles for which a partial read does not tell everything."""
-        return frozenset(key for key, one in self._roles.items() if one.pending or one.reported)
+        return frozenset(key for key, one in self._roles.items() if one.pending or one.reported or one.failed)
 
     def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
         """Objects that were not there at the last complete read, or had another name. None: there was none."""
@@ -101,7 +106,3 @@ def hold(role: RoleMemory, now: Moment, *, drifts: bool) -> bool:
 
 def note_repair(role: RoleMemory, now: Moment) -> None:
     role.contest = repair(role.contest, now)
-
-
-def is_over(role: RoleMemory, now: Moment) -> bool:
-    return role.contest is None or now.seconds - role.contest.seen.seconds >= WINDOW

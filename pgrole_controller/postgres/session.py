@@ -260,7 +260,7 @@ async def run_session(
                 await work(session)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise first_error(group) from group
 
 
 def _open_claims(status_claims: StatusClaims, found: Capabilities) -> ClaimStore:
@@ -286,7 +286,7 @@ async def _stand_by(
             await candidate.stand_by()
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise _first(group) from group
+        raise first_error(group) from group
     return waiting.fence
 
 
@@ -371,7 +371,7 @@ async def _await_upgrade(detector: Detector, seconds: float, session: anyio.Canc
     session.cancel()
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first PgRoleError of a group that holds nothing else; otherwise the group itself."""
     failures, rest = group.split(PgRoleError)
     if rest is not None or failures is None:
