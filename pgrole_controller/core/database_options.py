@@ -43,7 +43,7 @@ class DatabasesConfig:
 class AttributionConfig:
     """How the cause of a drift is found, and whether status and Events show its address and statement."""
 
-    audit_log: AuditSource = AuditLog.NEVER
+    audit_log: AuditSource = AuditSource.NEVER
     exposes_all: bool = False
 
 

@@ -12,6 +12,7 @@ from pgrole_controller.core.grantee import DatabasePrivileges
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordResult
 from pgrole_controller.core.plan import NewOwner, ReassignResult
 from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 
@@ -61,6 +62,7 @@ class Desired:
     - `password_result`: result of the password task that the last reconcile started.
     - `reassign_result`: result of emptying the role for `new_owner`.
     - `privileges`: what the role may do, by database. A listed database is exact. None: not managed.
+    - `privilege_results`: the latest result of each database's worker.
     """
 
     owner: Owner
@@ -84,6 +86,7 @@ class Desired:
     password_result: PasswordResult | None = None
     remembered: Verifier | None = field(default=None, repr=False)
     privileges: Mapping[str, DatabasePrivileges] | None = None
+    privilege_results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,13 @@ class Server:
     generation: int = 0
     notes_generations: bool = False
     away: bool = False
+
+    @property
+    def keeps_privileges(self) -> bool:
+        """Whether claims there hold the declared privileges: since the version of schema pgrole that notes generations,
+        and not in status.
+        """
+        return self.claims == "Database" and self.notes_generations
 
 
 @dataclass(frozen=True, slots=True)
