@@ -28,6 +28,7 @@ from pgrole_controller.controller.declaration import ControllerConfig
 from pgrole_controller.controller.decline import decline
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
@@ -202,7 +203,7 @@ class _Controller:
         self._background = Background(client, self._store, endings, password_tasks)
         self._reporter = Reporter(client, self._store, endings, self._recorder)
         self._context = WorkerContext(
-            self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership
+            self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership, Grantees()
         )
         self._servers = Servers(
             client,

@@ -12,6 +12,7 @@ from pgrole_controller.core.grantee import DatabasePrivileges
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordResult
 from pgrole_controller.core.plan import NewOwner, ReassignResult
 from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 
@@ -62,6 +63,7 @@ class Desired:
     - `reassign_result`: result of emptying the role for `new_owner`.
     - `privileges`: what the role may do, by database. A listed database is exact. None: not managed.
     - `privileges_ignored`: spec.drift.ignore lists privileges.
+    - `privilege_results`: the latest result of each database's worker.
     """
 
     owner: Owner
@@ -86,6 +88,7 @@ class Desired:
     remembered: Verifier | None = field(default=None, repr=False)
     privileges: Mapping[str, DatabasePrivileges] | None = None
     privileges_ignored: bool = False
+    privilege_results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,13 @@ class Server:
     generation: int = 0
     notes_generations: bool = False
     away: bool = False
+
+    @property
+    def keeps_privileges(self) -> bool:
+        """Whether claims there hold the declared privileges: since the version of schema pgrole that notes generations,
+        and not in status.
+        """
+        return self.claims == "Database" and self.notes_generations
 
 
 @dataclass(frozen=True, slots=True)

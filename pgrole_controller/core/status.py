@@ -23,9 +23,12 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """`by_databases`: it is about privileges, and the workers of the databases retry by themselves."""
+
     phase: Phase
     reason: Reason
     message: str
+    by_databases: bool = False
 
     @property
     def ready(self) -> bool:
@@ -36,9 +39,9 @@ class Outcome:
         """Whether the object is retried with back-off.
 
         A refusal may depend on the database, where not every change that could end it is announced. A contested object
-        has its own schedule.
+        has its own schedule, and so have the databases' workers.
         """
-        if self.reason is Reason.CONTESTED:
+        if self.reason is Reason.CONTESTED or self.by_databases:
             return False
         return self.phase is Phase.WORKING or (self.phase is Phase.STALLED and self.reason not in _OWN_FAULT)
 

@@ -165,6 +165,12 @@ class Session:
         """The claims of this cluster that are not released."""
         return await self.claims.read_held(self._home)
 
+    async def read_namespace_roles(
+        self, namespaces: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], frozenset[int]]:
+        """Oids of the roles that each namespace (name, uid) claims on this server."""
+        return await self.claims.read_namespace_roles(self._home, namespaces) if namespaces else {}
+
     async def read_suspects(self, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
         """By role name: sessions that may have changed the role."""
         return await read_suspects(self._connection, role_names)

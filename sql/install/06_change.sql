@@ -158,6 +158,21 @@ BEGIN
 END
 $$;
 
+-- Since version 4. Stores in the claim what the object declares its role may do, and what it declared before.
+CREATE OR REPLACE FUNCTION pgrole.keep_privileges(claimed_name text, holder text, privileges text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE pgrole.claim AS c
+    SET privileges = keep_privileges.privileges
+    WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
+$$;
+
 -- Since version 4. Verifies that the claim still has this holder, applied state and generations, before a process that cannot
 -- reach Kubernetes corrects a drift.
 CREATE OR REPLACE FUNCTION pgrole.expect_applied(
