@@ -213,6 +213,7 @@ class _Controller:
             lambda declared: ServerWorker(declared, self._context),
             lambda name: self._source.enqueue_server(name),
         )
+        self._context.grantees.connect(self._servers.note_grantee, self._servers.note_privileges)
         self._relisted = Signal()
         self._was_synced = False
         leadership.synced = self._is_synced

@@ -32,6 +32,7 @@ from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.database_session import DatabaseMissing, DatabaseSession, open_database
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
 from pgrole_controller.postgres.errors import UnexpectedError
+from pgrole_controller.postgres.session import first_error
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ class DatabaseWorker:
                 "server": self._context.config().name,
                 "database": self.database,
                 "detection": session.mode.value,
-                "why": session.part.why,
+                "why": session.installation.remedy,
             },
         )
         self.mode, self.trouble, self._everything = session.mode, None, True

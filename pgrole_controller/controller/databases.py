@@ -12,7 +12,6 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from pgrole_controller import metrics
 from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
@@ -63,9 +62,8 @@ class Databases:
         self._ending: dict[str, anyio.Event] = {}
         self._changed = Signal()
 
-    async def run(self, session: Session) -> None:
-        """Until cancelled, with every worker in it. `session` is with the home database."""
-        home = await session.read_database_name()
+    async def run(self, session: Session, home: str) -> None:
+        """Until cancelled, with every worker in it. `session` is with the home database, whose name is `home`."""
         try:
             async with anyio.create_task_group() as tasks:
                 while True:

@@ -17,7 +17,7 @@ from pgrole_controller.controller.privilege_memory import AppliedState, Privileg
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.acl import AclChange, DefaultAclChange, ObjectId, ObservedAcl
 from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
-from pgrole_controller.core.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
+from pgrole_controller.core.attribution import GRANTED, REVOKED, ChangedRow
 from pgrole_controller.core.contest import Moment, describe_field
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.grantee import Grantee
@@ -136,7 +136,7 @@ class _Round:
         reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
         oids = [one.grantee.oid for one in some]
         observed = await self._session.read(oids, reach, look)
-        stored = await self._session.read_applied(oids) if self._session.part.present else None
+        stored = await self._session.read_applied(oids) if self._session.stores else None
         for one in some:
             oid = one.grantee.oid
             if stored is None:
@@ -200,14 +200,16 @@ class _Round:
                 (self._describe(by, differences), tuple(differences), by) for by, differences in grouped.items()
             )
 
-    def _describe(self, by: Culprit, differences: Sequence[PrivilegeDifference], *, corrected: bool = True) -> PrivilegeDrift:
+    def _describe(
+        self, by: Culprit, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
+    ) -> PrivilegeDrift:
         exposed = self._config.attribution.exposes_all
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
 
     async def _why_not(self) -> PgRoleError | None:
         """Why nothing may be written now."""
-        if self._session.part.blocked is not None:
-            return self._session.part.blocked
+        if self._session.blocked is not None:
+            return self._session.blocked
         if self._suspended() or await self._session.is_suspended():
             return Refused(
                 Reason.SUSPENDED,
@@ -243,6 +245,7 @@ class _Round:
 
     def _conclude(self, one: _Progress, failed: Collection[ObjectId], defaults_failed: bool) -> None:
         """After a transaction that had changes of this role."""
+
         def succeeded(difference: PrivilegeDifference) -> bool:
             return not defaults_failed if difference.object is None else difference.object.id not in failed
 
@@ -260,13 +263,13 @@ class _Round:
         if one.error is None:
             count = one.applied.drift_count + bool(one.told)
             one.applied = AppliedState(one.role.digest, count)
-            if not self._session.part.present:
+            if not self._session.stores:
                 self._memory.applied[one.grantee.oid] = one.applied
         one.told = ()
 
     def _extra(self, some: Iterable[_Progress], *_: object) -> list[Statement]:
         """What records that everything is applied."""
-        if not self._session.part.present:
+        if not self._session.stores:
             return []
         statements: list[Statement] = []
         history: list[dict[str, object]] = []
@@ -308,7 +311,8 @@ class _Round:
         for one in some:
             if one.has_changes and one.error is None:
                 one.error = Transient(
-                    Reason.PROGRESSING, f'privileges in database "{self._session.database}" change while they are applied'
+                    Reason.PROGRESSING,
+                    f'privileges in database "{self._session.database}" change while they are applied',
                 )
 
     def _result(self, one: _Progress, *, complete: bool) -> PrivilegeResult:
@@ -357,9 +361,7 @@ def _where_changed(some: Iterable[_Progress]) -> Look:
     return Look(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))
 
 
-def _row_of(
-    difference: PrivilegeDifference, acls: Mapping[ObjectId, ObservedAcl], role_name: str
-) -> ChangedRow | None:
+def _row_of(difference: PrivilegeDifference, acls: Mapping[ObjectId, ObservedAcl], role_name: str) -> ChangedRow | None:
     """The row that shows who changed this privilege. None: unknown, e.g. of default privileges."""
     if difference.object is None:
         return None

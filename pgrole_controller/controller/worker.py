@@ -17,13 +17,14 @@ from anyio.abc import TaskGroup
 from pgrole_controller import logs
 from pgrole_controller.controller.background import EmptyingLimits
 from pgrole_controller.controller.context import WorkerContext
+from pgrole_controller.controller.databases import Databases
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.orphans import OrphanTimer
 from pgrole_controller.controller.queue import Pace
 from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server import ServerConfig
-from pgrole_controller.controller.session_keeper import SessionKeeper
+from pgrole_controller.controller.session_keeper import SessionKeeper, SessionState
 from pgrole_controller.controller.telemetry import BatchMetrics, OwnChanges, begin_reconciles, count_notification
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
@@ -55,6 +56,13 @@ class ServerWorker:
         self._everything = Signal()  # set: every object is to be reconciled
         self._released_in: set[str | None] = set()  # namespaces in which claims were released; None: any
         self._claims_released = Signal()
+        self.databases = Databases(
+            lambda: self.server,
+            context.grantees,
+            context.leadership,
+            context.objects.cluster,
+            lambda: self.keeper.state is SessionState.SUSPENDED,
+        )
         self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
 
     @property
@@ -87,6 +95,8 @@ class ServerWorker:
             self.keeper.reconnect("server changed")
         elif (before.server_policy, before.address) != (server.server_policy, server.address):
             self.enqueue_all(RequestReason.POLICY, Rank.CHANGE)
+        if before != server:
+            self.databases.note_config()
 
     async def synced(self) -> None:
         """Until the objects are listed, and their Secrets, if that does not take too long."""
@@ -166,12 +176,14 @@ class ServerWorker:
         self.enqueue_all(RequestReason.CONNECTED, Rank.DEPENDENCY)
         await self._await_release(session)
         self.keeper.note_suspended(await session.is_suspended())
+        home = await session.read_database_name()
         orphans = OrphanTimer(session, self._connection, self.keeper, self._objects, self._note_released)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answer_many)
             tasks.start_soon(self._refresh_grantees)
             tasks.start_soon(self._catch_up, orphans)
             tasks.start_soon(orphans.run)
+            tasks.start_soon(self.databases.run, session, home)
             while items := await self._queue.take(self.server.name, self._pace.limit, self._calm_until()):
                 await self._reconcile(session, items, tasks)
             tasks.cancel_scope.cancel()

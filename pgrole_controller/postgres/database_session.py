@@ -1,5 +1,5 @@
-"""One connection to one database whose privileges are managed: installs its part of schema pgrole, takes the lead there,
-detects changes, and serves the worker's reads and writes.
+"""One connection to one database whose privileges are managed: installs its part of schema pgrole, takes the lead
+there, detects changes, and serves the worker's reads and writes.
 
 The same connection LISTENs and works: notifications that arrive during a transaction are delivered at its end. Without
 the installed part, a fingerprint of all privileges is read every interval.
@@ -8,10 +8,8 @@ Guarantees: nothing is written unless this process leads in this database; what 
 is never missed, since the worker reads everything when a session begins.
 """
 
-import json
-import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,19 +18,33 @@ from typing import NoReturn
 import anyio
 
 from pgrole_controller import resources
+from pgrole_controller.core.acl import DefaultAclChange
+from pgrole_controller.core.acl_decision import ObservedDatabase
+from pgrole_controller.core.attribution import ChangedRow
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privilege_result import Culprit
+from pgrole_controller.postgres.acl_apply import AclDialect, AclRepair, AppliedAcls, Statement, apply_acls
+from pgrole_controller.postgres.acl_catalog import (
+    read_columns,
+    read_database,
+    read_defaults,
+    read_facts,
+    read_named_acls,
+    read_recent_acls,
+)
+from pgrole_controller.postgres.attribution import read_culprits_of
 from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.ddl_events import EVERYTHING, EventReader, Look
-from pgrole_controller.postgres.errors import convert_unexpected, is_lacking, shorten, translate_errors
+from pgrole_controller.postgres.database_schema import DatabaseInstallation, install_database
+from pgrole_controller.postgres.ddl_events import EVERYTHING, EventReader, Look, Scope
+from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
 from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row, first
 from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
-
-log = logging.getLogger(__name__)
 
 #: Between two looks at the events where no notification can be sent, in seconds.
 TICK_SECONDS = 0.05
@@ -50,44 +62,59 @@ _FORBIDDEN = "42501"
 _FULL = "53300"
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledPart:
-    """What of schema pgrole is in a database.
-
-    `present`: leader, applied digests and history are kept there. `armed`: its event triggers record changes. `guarded`
-    as in DatabaseClaims. `why`: why anything is missing, for people. `blocked`: why nothing may be written there.
-    """
-
-    present: bool = False
-    armed: bool = False
-    guarded: bool = False
-    why: str = ""
-    blocked: PgRoleError | None = None
-
-
 def _nothing() -> None:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedDigest:
+    """What was last applied for one role in a database, by the object with uid `holder`."""
+
+    holder: str
+    digest: str
+    drift_count: int
+
+
 @dataclass(slots=True)
 class DatabaseSession:
-    """`mode` is never Auto. `fence` None: no other process can lead. Hold `lock` while using `connection`."""
+    """`oid`: of the database. `mode` is never Auto. `fence` None: no other process can lead.
+
+    Hold `lock` while calling `read*`, `apply` and `is_suspended`.
+    """
 
     database: str
     home: str
     connection: Connection
     identity: Identity
-    part: InstalledPart
-    mode: DatabaseMode
+    installation: DatabaseInstallation
     fence: Fence | None
+    oid: int
+    mode: DatabaseMode = DatabaseMode.RESYNC
     interval: float = 1.0
     on_notice: Callable[[], None] = _nothing
     lock: anyio.Lock = field(default_factory=anyio.Lock)
-    looked: datetime | None = None
     _reader: EventReader | None = None
-    _tick: bool = False
+    _ticks: bool = False
     _fingerprints: "_Fingerprints | None" = None
     _changed: bool = False
+
+    @property
+    def stores(self) -> bool:
+        """Whether the database stores what was applied, and the history of drifts."""
+        return self.installation.present
+
+    @property
+    def blocked(self) -> PgRoleError | None:
+        """Why nothing may be written here."""
+        if not self.installation.endangered:
+            return None
+        names = ", ".join(self.installation.foreign_event_triggers)
+        return Transient(
+            Reason.DATABASE_ERROR,
+            f'database "{self.database}": event triggers that belong to neither a superuser nor the controller\'s role '
+            f"would run with the controller's privileges: {names}. The controller writes nothing there: disable them "
+            "(ALTER EVENT TRIGGER … DISABLE), or make a superuser the owner of each and of its function",
+        )
 
     async def look(self) -> Look:
         """What was changed since the last call. Raises PgRoleError."""
@@ -99,21 +126,118 @@ class DatabaseSession:
         return look
 
     async def is_suspended(self) -> bool:
-        """Whether a superuser has suspended all changes, here or in the home database. Hold the lock."""
-        query = resources.text("sql", "events", "suspended.sql")
-        row = await fetch_row(self.connection, "suspended", query, self.home, seconds=_DEADLINE)
+        """Whether a superuser has suspended all changes, here or in the home database."""
+        row = await fetch_row(self.connection, "suspended", _query("suspended"), self.home, seconds=_DEADLINE)
         return row.get("suspended", bool)
 
-    async def run(self) -> NoReturn:
-        """Detects changes and keeps the lead. Raises PgRoleError when the session fails."""
+    async def read(self, grantees: Collection[int], reach: PrivilegeReach, look: Look) -> ObservedDatabase:
+        """The privileges of these roles, as much as `look` asks for. Raises PgRoleError."""
+        connection = self.connection
+        if look.scope is Scope.FULL:
+            _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
+            return observed
+        with translate_errors():
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                if look.scope is Scope.RECENT:
+                    row = await fetch_row(connection, "", _query("age"), look.xid)
+                    acls = await read_recent_acls(connection, grantees, row.get("age", int), reach.touches)
+                else:
+                    oids = [identity.oid for identity in look.objects]
+                    acls = await read_named_acls(connection, grantees, oids, look.names, reach.touches)
+                facts, roles = await read_facts(connection, reach.creators)
+                tables = [
+                    one.object.id.oid
+                    for one in acls
+                    if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
+                ]
+                return ObservedDatabase(
+                    facts,
+                    acls,
+                    await read_defaults(connection, grantees) if look.defaults else None,
+                    roles,
+                    complete=False,
+                    columns=await read_columns(connection, tables) if tables else {},
+                )
+
+    async def read_applied(self, roles: Sequence[int]) -> dict[int, AppliedDigest]:
+        """By oid of the role; only where `stores`. Raises PgRoleError."""
+        rows = await fetch(self.connection, "applied", _query("applied"), list(roles), seconds=_DEADLINE)
+        return {
+            row.get("role", int): AppliedDigest(row.text("holder"), row.text("digest"), row.get("drift_count", int))
+            for row in rows
+        }
+
+    async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
+        """Who changed these rows, as far as it is known. Raises PgRoleError."""
+        return await read_culprits_of(self.connection, rows) if rows and self.installation.armed else {}
+
+    async def apply(
+        self,
+        repairs: Sequence[AclRepair],
+        defaults: Sequence[DefaultAclChange],
+        grantees: Collection[int],
+        extra: Sequence[Statement],
+    ) -> AppliedAcls:
+        """As `apply_acls`."""
+        dialect = AclDialect(self.identity.version_number, self.fence, self.installation.endangered)
+        return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
+
+    async def detect(self, detection: DatabaseMode) -> None:
+        """Begins the best possible mode. Raises PgRoleError, also if a requested mode is not possible."""
+        if detection is DatabaseMode.RESYNC:
+            return
+        why = self.installation.remedy
+        if detection in (DatabaseMode.AUTO, DatabaseMode.EVENTS) and self.installation.armed:
+            try:
+                if self.installation.notifies:
+                    await self._listen()
+            except NotDelivered as error:
+                why = error.message
+            else:
+                self._ticks = not self.installation.notifies
+                self._reader = EventReader(self.connection)
+                await self._reader.begin()
+                self.mode = DatabaseMode.EVENTS
+        if detection is DatabaseMode.EVENTS and self.mode is not detection:
+            raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
+        self._fingerprints = _Fingerprints(self.connection, self.identity)
+        if self.mode is not DatabaseMode.EVENTS:
+            await self._fingerprints.compare()
+            self.mode = DatabaseMode.POLL
+
+    async def _listen(self) -> None:
+        """LISTENs, and verifies that notifications arrive, which a pooler may prevent. Raises NotDelivered."""
+        greeted, hello = anyio.Event(), greeting(secrets.token_hex(8))
+        row = await fetch_row(self.connection, "", _query("place"))
+        own = row.get("pid", int)
+
+        def receive(noted: list[tuple[int, bytes]], left_out: bool) -> None:
+            if any(payload == hello.encode() for _, payload in noted):
+                greeted.set()
+            if left_out or any(pid != own for pid, _ in noted):
+                self.on_notice()
+
+        with translate_errors():
+            protocol_of(self.connection).listen(NotificationFilter(CHANNEL, own, receive))
+            await self.connection.execute(f"LISTEN {CHANNEL}")
+            await self.connection.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, hello)
+        with anyio.move_on_after(_GREETING_SECONDS):
+            await greeted.wait()
+            return
+        raise NotDelivered(
+            Reason.SERVER_NOT_READY,
+            "notifications do not arrive: connect to the server itself, not through a pooler in transaction mode",
+        )
+
+    async def run(self) -> None:
+        """Detects changes and keeps the lead, until cancelled. Raises PgRoleError when the session fails."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._await_end)
             tasks.start_soon(self._beat)
-            if self._tick:
+            if self._ticks:
                 tasks.start_soon(self._look_often)
             if self._fingerprints is not None:
                 tasks.start_soon(self._compare, self._fingerprints)
-        raise AssertionError("its tasks never return")
 
     async def _await_end(self) -> NoReturn:
         ended = anyio.Event()
@@ -132,18 +256,17 @@ class DatabaseSession:
                     await self.fence.beat(self.connection)
                 query = "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)"
                 channels = await fetch(self.connection, "heartbeat", query, seconds=_DEADLINE)
-            if self.mode is DatabaseMode.EVENTS and not self._tick:
-                if CHANNEL not in {row.get("channel", str) for row in channels}:
-                    raise Transient(Reason.SERVER_NOT_READY, "the connection to the database no longer listens")
+            listens = self.mode is DatabaseMode.EVENTS and not self._ticks
+            if listens and CHANNEL not in {row.get("channel", str) for row in channels}:
+                raise Transient(Reason.SERVER_NOT_READY, "the connection to the database no longer listens")
             await anyio.sleep(BEAT_SECONDS)
 
     async def _look_often(self) -> NoReturn:
         """Where a notification would break PREPARE TRANSACTION."""
         before = ""
-        query = resources.text("sql", "events", "snapshot.sql")
         while True:
             async with self.lock:
-                row = await fetch_row(self.connection, "events", query, seconds=_DEADLINE)
+                row = await fetch_row(self.connection, "", _query("snapshot"), seconds=_DEADLINE)
             snapshot = row.get("snapshot", str)
             if snapshot != before:
                 before = snapshot
@@ -157,7 +280,7 @@ class DatabaseSession:
             began = anyio.current_time()
             async with self.lock:
                 changed = await fingerprints.compare()
-            if changed and self.mode is DatabaseMode.POLL:
+            if changed:
                 self._changed = True
                 self.on_notice()
             # At most about 2 % of the time, however large the catalog is.
@@ -177,11 +300,10 @@ class _Fingerprints:
 
     async def compare(self) -> bool:
         """Whether it differs from the last one; False the first time. Raises PgRoleError."""
-        query = resources.text("sql", "events", "fingerprint.sql")
         rows = await fetch(
             self._connection,
             "fingerprint",
-            query,
+            _query("fingerprint"),
             self._snapshot,
             self._key,
             seconds=_FINGERPRINT_SECONDS,
@@ -223,18 +345,26 @@ async def open_database(
             if not identity.is_same_server(server):
                 raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
             await _silence_triggers(connection, identity)
-            part = await prepare_part(connection, may_install=may_install)
-            fence = await _lead(connection, candidate, part)
+            installation = await install_database(connection, allowed=may_install)
+            fence = await _lead(connection, candidate, installation)
+            place = await fetch_row(connection, "", _query("place"))
             session = DatabaseSession(
-                database, home, connection, identity, part, DatabaseMode.RESYNC, fence, interval, on_notice
+                database,
+                home,
+                connection,
+                identity,
+                installation,
+                fence,
+                place.get("oid", int),
+                interval=interval,
+                on_notice=on_notice,
             )
-            await _detect(session, detection)
+            await session.detect(detection)
             yield session
 
 
-async def prepare_part(connection: Connection, *, may_install: bool) -> InstalledPart:
-    """Installs the database's part of schema pgrole if that is allowed. Raises PgRoleError if the server fails."""
-    raise NotImplementedError
+def _query(name: str) -> str:
+    return resources.text("sql", "events", f"{name}.sql")
 
 
 @asynccontextmanager
@@ -307,74 +437,15 @@ async def _silence_triggers(connection: Connection, identity: Identity) -> None:
             await connection.execute("SET event_triggers = off")
 
 
-async def _lead(connection: Connection, candidate: Candidate | None, part: InstalledPart) -> Fence | None:
+async def _lead(
+    connection: Connection, candidate: Candidate | None, installation: DatabaseInstallation
+) -> Fence | None:
     if candidate is None:
         return None
-    if not candidate.is_leading() and part.present and candidate.away() > 0.0:
-        fence = await lead_while_away(connection, candidate, guarded=part.guarded)
+    guarded = installation.others_may_create
+    if not candidate.is_leading() and installation.present and candidate.away() > 0.0:
+        fence = await lead_while_away(connection, candidate, guarded=guarded)
         if fence is None:
             raise Transient(Reason.PROGRESSING, "another process leads in this database")
         return fence
-    return await take_lead(connection, candidate, guarded=part.guarded, fencing=part.present)
-
-
-async def _detect(session: DatabaseSession, detection: DatabaseMode) -> None:
-    """Begins the best possible mode. Raises PgRoleError, also if a requested mode is not possible."""
-    if detection is DatabaseMode.RESYNC:
-        return
-    fingerprints = _Fingerprints(session.connection, session.identity)
-    if detection in (DatabaseMode.AUTO, DatabaseMode.EVENTS):
-        if session.part.armed:
-            try:
-                await _begin_events(session)
-            except NotDelivered:
-                if detection is DatabaseMode.EVENTS:
-                    raise
-            else:
-                session.mode = DatabaseMode.EVENTS
-                return
-        elif detection is DatabaseMode.EVENTS:
-            raise Refused(
-                Reason.DATABASE_ERROR, f"spec.databases.detection: Events is not possible: {session.part.why}"
-            )
-    await fingerprints.compare()
-    session.mode, session._fingerprints = DatabaseMode.POLL, fingerprints  # noqa: SLF001 -- its own class
-
-
-async def _begin_events(session: DatabaseSession) -> None:
-    """LISTENs before the first snapshot, so that nothing falls between."""
-    connection = session.connection
-    with translate_errors():
-        prepared = await connection.fetchval("SELECT current_setting('max_prepared_transactions')")
-    if prepared == "0":
-        await _listen(session)
-    else:
-        session._tick = True  # noqa: SLF001 -- its own class
-    reader = EventReader(connection)
-    await reader.begin()
-    session._reader = reader  # noqa: SLF001 -- its own class
-
-
-async def _listen(session: DatabaseSession) -> None:
-    """LISTENs, and verifies that notifications arrive, which a pooler may prevent. Raises NotDelivered."""
-    connection, token = session.connection, secrets.token_hex(8)
-    greeted, hello = anyio.Event(), greeting(token)
-    with translate_errors():
-        own: int = await connection.fetchval("SELECT pg_catalog.pg_backend_pid()")
-
-        def receive(noted: list[tuple[int, bytes]], left_out: bool) -> None:
-            if any(payload == hello.encode() for _, payload in noted):
-                greeted.set()
-            if left_out or any(pid != own for pid, _ in noted):
-                session.on_notice()
-
-        protocol_of(connection).listen(NotificationFilter(CHANNEL, own, receive))
-        await connection.execute(f"LISTEN {CHANNEL}")
-        await connection.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, hello)
-    with anyio.move_on_after(_GREETING_SECONDS):
-        await greeted.wait()
-        return
-    raise NotDelivered(
-        Reason.SERVER_NOT_READY,
-        "notifications do not arrive: connect to the server itself, not through a pooler in transaction mode",
-    )
+    return await take_lead(connection, candidate, guarded=guarded, fencing=installation.present)

@@ -152,11 +152,11 @@ class EventReader:
     async def begin(self) -> None:
         """What is committed from now on is new. A full read must follow. Raises PgRoleError."""
         query = resources.text("sql", "events", "snapshot.sql")
-        row = await fetch_row(self.connection, "events", query, reason=Reason.SERVER_NOT_READY)
+        row = await fetch_row(self.connection, "events", query)
         self.snapshot = row.get("snapshot", str)
 
     async def read(self, *, gated: bool = False) -> Look:
-        """What the events since the last call ask for. `gated`: cheap if no transaction has ended. Raises PgRoleError."""
+        """What the events since the last call ask for. `gated`: cheap if no transaction ended. Raises PgRoleError."""
         rows = await fetch(
             self.connection,
             "events",

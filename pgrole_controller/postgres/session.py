@@ -45,7 +45,7 @@ from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, 
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.protocol import reason_of
-from pgrole_controller.postgres.rows import query_each
+from pgrole_controller.postgres.rows import fetch_row, query_each
 from pgrole_controller.postgres.schema import SchemaState, is_current
 from pgrole_controller.postgres.status_claims import StatusClaims
 
@@ -114,6 +114,11 @@ class Session:
     @property
     def _home(self) -> HomeConnection:
         return HomeConnection(self._connection, self.identity, self.cluster)
+
+    async def read_database_name(self) -> str:
+        """The name of the home database."""
+        query = "SELECT pg_catalog.textsend(pg_catalog.current_database()::text) AS database"
+        return (await fetch_row(self._connection, "", query)).text("database")
 
     async def is_suspended(self) -> bool:
         """Whether a superuser has suspended all changes."""
