@@ -71,9 +71,15 @@ def _every_database() -> list[tuple[str, str]]:
 
 
 @cache
-def events(name: str) -> str:
-    """`install`: the event triggers of one database; `remove`: removes these and the schema."""
-    return resources.text("sql", "events", f"{name}.sql")
+def install_event_triggers() -> str:
+    """The event triggers of one database: one statement."""
+    return resources.text("sql", "event_triggers", "install.sql")
+
+
+@cache
+def remove() -> str:
+    """Removes everything that is installed in one database: one statement."""
+    return resources.text("sql", "remove", "remove.sql")
 
 
 def _from_sources(question: str, claims: str, verifiers: str) -> str:

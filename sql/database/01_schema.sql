@@ -44,9 +44,10 @@ CREATE TABLE IF NOT EXISTS pgrole.installation (
     parts     integer NOT NULL
 );
 
--- Locked by sessions that change roles or privileges. Not an advisory lock, which any role that can connect could take and hold.
--- A view, since VACUUM and ANALYZE lock tables.
+-- Locked by sessions that change roles or privileges, or observe. Not advisory locks, which any role that can connect could take
+-- and hold. Views, since VACUUM and ANALYZE lock tables.
 CREATE OR REPLACE VIEW pgrole.turn_to_change AS SELECT true AS turn;
+CREATE OR REPLACE VIEW pgrole.turn_to_look AS SELECT true AS turn;
 
 -- Takes the lock on changes until the transaction ends: concurrent ALTER ROLE on one row fails with "tuple concurrently updated".
 CREATE OR REPLACE FUNCTION pgrole.lock_changes() RETURNS void

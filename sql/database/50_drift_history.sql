@@ -92,7 +92,8 @@ BEGIN
             WHERE (h.slot, h.drift) = (
                 SELECT o.slot, o.drift
                 FROM pgrole.drift_history AS o
-                WHERE o.role = new.role AND o.last_at > new.at - interval '1 minute' AND o.at > new.at - interval '1 minute'
+                WHERE o.role = new.role AND o.last_at > new.at - interval '1 minute'
+                  AND o.at BETWEEN new.at - interval '1 minute' AND new.at + interval '1 minute'
                   AND (o.database, o.kind, o.fields, o.corrected, o.cluster)
                       IS NOT DISTINCT FROM (new.database, new.kind, new.fields, new.corrected, new.cluster)
                 ORDER BY o.at DESC

@@ -18,7 +18,14 @@ from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, PrivilegePolicy, PrivilegeRule, SchemaAccess
+from pgrole_controller.core.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    PrivilegePolicy,
+    PrivilegeRule,
+    SchemaAccess,
+)
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privilege_result import Evidence, News, PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -126,7 +133,9 @@ async def world(server: PostgresServer) -> AsyncIterator[World]:
     await home.execute(f"CREATE DATABASE {name}")
     await home.execute(f"CREATE ROLE {name}_reader; CREATE ROLE {name}_alice LOGIN SUPERUSER PASSWORD 'a'")
     hand = await asyncpg.connect(server.dsn(database=name))
-    await hand.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int, total int); CREATE TABLE app.items (id int)")
+    await hand.execute(
+        "CREATE SCHEMA app; CREATE TABLE app.orders (id int, total int); CREATE TABLE app.items (id int)"
+    )
     made = World(server, name, home, hand, f"{name}_reader")
     made.oid = await home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", made.role)
     yield made

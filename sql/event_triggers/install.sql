@@ -22,7 +22,10 @@ DECLARE
     wanted record;
 BEGIN
     IF function IS NULL THEN
-        RAISE EXCEPTION 'function pgrole.on_ddl is missing or belongs to another role' USING ERRCODE = 'undefined_function';
+        -- its owner could make it run anything as whoever runs DDL
+        RAISE EXCEPTION 'function pgrole.on_ddl is missing, or belongs to a role that is neither you nor a superuser'
+            USING ERRCODE = 'undefined_function',
+                  HINT = 'Remove schema pgrole from this database (`pgrole-controller sql --remove`), and install it as a superuser.';
     END IF;
     FOR wanted IN
         SELECT w.name, w.event, w.tags, t.evtname IS NOT NULL AS present,
