@@ -182,22 +182,39 @@ class _Comparison:
         self._former = [CompiledPrivileges(one, facts.version) for one in grantee.former.get(facts.database, ())]
         self._ledger = ledger
         self._pending = pending
+        self._by_entries: dict[int, tuple[list[AclEntry], frozenset[str] | None]] = {}
         self._verdicts: dict[tuple[object, ...], frozenset[str]] = {}
         self.changes: list[AclChange] = []
         self.former_held = False
 
     def compare(self, acl: ObservedAcl) -> None:
-        obj, oid = acl.object, self._grantee.oid
-        if obj.owner == oid or (obj.kind is ObjectKind.DATABASE and obj.name != self._observed.facts.database):
+        obj = acl.object
+        if obj.owner == self._grantee.oid or (
+            obj.kind is ObjectKind.DATABASE and obj.name != self._observed.facts.database
+        ):
             return
-        entries = [entry for entry in acl.entries if entry.grantee == oid]
+        entries, plain = self._entries_of(acl)
         wanted = NOTHING_WANTED if self._declaration is None else self._declaration.wanted(obj)
-        if not entries and not wanted:
+        if not entries and not wanted.privileges and not wanted.columns:
             return
-        denied = self._denied(obj, wanted) if wanted else _NOTHING_DENIED
+        denied = _NOTHING_DENIED if wanted is NOTHING_WANTED else self._denied(obj, wanted)
+        if plain == wanted.privileges and not wanted.columns and denied is _NOTHING_DENIED:
+            return
         kept = self._compare_held(obj, entries, wanted, denied) if entries else _NOTHING_KEPT
-        if wanted:
-            self._compare_missing(obj, kept, wanted, denied)
+        self._compare_missing(obj, kept, wanted, denied)
+
+    def _entries_of(self, acl: ObservedAcl) -> tuple[list[AclEntry], frozenset[str] | None]:
+        """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option.
+
+        Objects with the same ACL share the tuple of entries; `observed` keeps it alive, so its id stands for it.
+        """
+        known = self._by_entries.get(id(acl.entries))
+        if known is None:
+            entries = [entry for entry in acl.entries if entry.grantee == self._grantee.oid]
+            special = any(entry.column or entry.grantable for entry in entries)
+            plain = None if special else frozenset(entry.privilege for entry in entries)
+            known = self._by_entries[id(acl.entries)] = (entries, plain)
+        return known
 
     def _denied(self, obj: DatabaseObject, wanted: Wanted) -> _Denied:
         guarded = (obj.security_definer, obj.extension, obj.id.oid < FIRST_NORMAL_OID)
@@ -206,6 +223,8 @@ class _Comparison:
         if privileges is None:
             found = (one for one in wanted.privileges if self._why_not(obj, one, wanted) is not None)
             privileges = self._verdicts[kind] = frozenset(found)
+        if not privileges and not wanted.columns:
+            return _NOTHING_DENIED
         columns = {
             (privilege, column)
             for privilege, some in wanted.columns.items()

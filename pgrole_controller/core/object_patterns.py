@@ -94,8 +94,8 @@ class _Wish:
 class _Part:
     """What a declaration wants of the objects of one kind in one schema.
 
-    `always`: of every object. `access`: of every object but those whose name matches. Names of routines are by
-    (name, arguments), where arguments None stands for every overload.
+    `always`: of every object. `access`: of every object but those whose name matches; `by_access`: the sums of these,
+    by which of them apply. Names of routines are by (name, arguments), where arguments None stands for every overload.
     """
 
     always: Wanted
@@ -103,6 +103,7 @@ class _Part:
     access: tuple[tuple[frozenset[str], re.Pattern[str]], ...]
     named: Mapping[tuple[str, str | None], tuple[_Wish, ...]]
     patterns: tuple[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish], ...]
+    by_access: dict[tuple[bool, ...], Wanted] = field(default_factory=dict)
 
 
 class CompiledPrivileges:
@@ -294,19 +295,21 @@ def _named(part: _Part, obj: DatabaseObject) -> tuple[_Wish, ...]:
 
 
 def _collect(part: _Part, obj: DatabaseObject) -> Wanted:
-    wishes = [(wish, wish.literal) for wish in _named(part, obj)]
+    wishes = [(wish, wish.literal) for wish in _named(part, obj)] if part.named else []
     for matcher, arguments, wish in part.patterns:
         if matcher.fullmatch(obj.name) and (
             arguments is None or arguments.fullmatch(normalize_arguments(obj.arguments))
         ):
             wishes.append((wish, False))
-    given = [privileges for privileges, exceptions in part.access if not exceptions.fullmatch(obj.name)]
-    if not wishes and not given:
-        return part.always
+    given = tuple(exceptions.fullmatch(obj.name) is None for _, exceptions in part.access)
+    found = part.by_access.get(given)
+    if found is None:
+        some = (privileges for (privileges, _), is_given in zip(part.access, given, strict=True) if is_given)
+        found = part.by_access[given] = Wanted(part.always.privileges.union(*some))
+    if not wishes:
+        return found
     more = _combine(wishes)
-    return Wanted(
-        more.privileges.union(part.always.privileges, *given), more.columns, more.literal, more.literal_columns
-    )
+    return Wanted(found.privileges | more.privileges, more.columns, more.literal, more.literal_columns)
 
 
 def _combine(wishes: Iterable[tuple[_Wish, bool]]) -> Wanted:
