@@ -114,8 +114,8 @@ async def read_database(
         tables = [one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and with_columns(one.object)]
         observed = ObservedDatabase(
             facts=facts,
-            acls=tuple(acls),
-            defaults=tuple(await read_defaults(connection, grantees)),
+            acls=acls,
+            defaults=await read_defaults(connection, grantees),
             roles=roles,
             schemas=frozenset(schemas.values()),
             columns=await read_columns(connection, tables),
@@ -191,7 +191,7 @@ def _is_utf8(name: bytes) -> bool:
 
 async def read_schemas(connection: Connection) -> dict[int, str]:
     """The names of all schemas by oid; without those of temporary tables."""
-    rows = await fetch(connection, "look_for_schemas", queries.privileges("schemas"))
+    rows = await fetch(connection, "look_for_schemas", _query(connection, "schemas"))
     return {row.get("oid", int): row.text("name") for row in rows}
 
 
@@ -199,13 +199,13 @@ async def read_columns(connection: Connection, tables: Collection[int]) -> dict[
     """The columns of each of these relations that exists."""
     if not tables:
         return {}
-    rows = await fetch(connection, "look_for_columns", queries.privileges("column_names"), list(tables))
+    rows = await fetch(connection, "look_for_columns", _query(connection, "column_names"), list(tables))
     return {ObjectId("pg_class", row.get("relation", int)): frozenset(row.texts("columns")) for row in rows}
 
 
 async def read_defaults(connection: Connection, grantees: Collection[int]) -> list[DefaultAcl]:
     """Default privileges for the grantees, except those of a creator for itself."""
-    rows = await fetch(connection, "look_for_defaults", queries.privileges("defaults"), list(grantees))
+    rows = await fetch(connection, "look_for_defaults", _query(connection, "defaults"), list(grantees))
     return [
         DefaultAcl(
             creator=row.get("creator", int),
@@ -220,7 +220,7 @@ async def read_defaults(connection: Connection, grantees: Collection[int]) -> li
 
 async def read_facts(connection: Connection, creators: Collection[str]) -> tuple[DatabaseFacts, dict[str, int]]:
     """What policies need to know of the database, and the oids of those of these roles that exist, by name."""
-    row = await fetch_row(connection, "look_for_facts", queries.privileges("facts"), list(creators))
+    row = await fetch_row(connection, "look_for_facts", _query(connection, "facts"), list(creators))
     facts = DatabaseFacts(
         database=row.text("database"),
         version=row.get("version", int),
@@ -241,9 +241,14 @@ def _schemas_of(search_path: str) -> Iterable[str]:
 async def read_fingerprint(connection: Connection, since: Fingerprint | None = None) -> Fingerprint | None:
     """None: nothing can have changed since that one, because no transaction with an id has ended."""
     before = None if since is None else since.snapshot
-    row = await fetch_row(connection, "look_at_fingerprint", queries.privileges("fingerprint"), before)
+    row = await fetch_row(connection, "look_at_fingerprint", _query(connection, "fingerprint"), before)
     number = row.find("fingerprint", int)
     return None if number is None else Fingerprint(row.get("snapshot", str), number)
+
+
+def _query(connection: Connection, name: str, objects: str = "") -> str:
+    raw = connection.get_settings().server_encoding == "SQL_ASCII"
+    return queries.privileges(name, objects=objects, raw=raw)
 
 
 @asynccontextmanager
@@ -290,7 +295,7 @@ async def _read_column_entries(
 ) -> dict[int, tuple[list[AclEntry], set[int]]]:
     """Entries of the grantees on columns, and the columns' versions, by oid of the table."""
     found: dict[int, tuple[list[AclEntry], set[int]]] = {}
-    query = queries.privileges("columns")
+    query = _query(connection, "columns")
     for row in await fetch(connection, "look_for_column_privileges", query, list(grantees), tables, age):
         entries = [
             replace(entry, column=column)
@@ -315,7 +320,7 @@ async def _read_objects(
     if touched is not None:
         relations = [oid for oid, name in schemas.items() if touched(name, ObjectKind.TABLE)]
         routines = [oid for oid, name in schemas.items() if touched(name, ObjectKind.ROUTINE)]
-    query = queries.privileges("objects", objects=source)
+    query = _query(connection, "objects", source)
     rows = await fetch(
         connection, "look_for_privileges", query, list(grantees), relations, routines, list(apart), *arguments
     )
@@ -384,12 +389,12 @@ def _entries(row: Row) -> Iterator[AclEntry]:
 async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
     if not oids:
         return {}
-    rows = await fetch(connection, "look_for_arguments", queries.privileges("arguments"), oids)
+    rows = await fetch(connection, "look_for_arguments", _query(connection, "arguments"), oids)
     return {row.get("oid", int): row.text("arguments") for row in rows}
 
 
 async def _read_members(connection: Connection) -> frozenset[ObjectId]:
-    rows = await fetch(connection, "look_for_extensions", queries.privileges("extension_members"))
+    rows = await fetch(connection, "look_for_extensions", _query(connection, "extension_members"))
     row = first(rows)
     members = row.find("members", bytes) or b""
     if len(members) % _MEMBER.size:

@@ -4,9 +4,13 @@ Some questions need claims and password verifiers. They name relations `claim` a
 front of the question defines: `sql/sources` has one definition for each place where claims and verifiers can be read.
 """
 
+import re
 from functools import cache
 
 from pgrole_controller import resources
+
+#: A text that a query sends as bytes; within it, parentheses are nested once at most.
+_SENT = re.compile(r"\btextsend\(((?:[^()]|\([^()]*\))*)\)")
 
 
 @cache
@@ -39,15 +43,16 @@ def without_schema(name: str) -> str:
 
 
 @cache
-def privileges(name: str, *, objects: str = "") -> str:
+def privileges(name: str, *, objects: str = "", raw: bool = False) -> str:
     """One question about the privileges of a database. `objects`: the source of its relation `object`, if it has one:
-    a file in `sql/privileges/sources`.
+    a file in `sql/privileges/sources`. `raw`: the database has encoding SQL_ASCII, where textsend refuses names that
+    are not UTF-8.
     """
     question = resources.text("sql", "privileges", f"{name}.sql")
-    if not objects:
-        return question
-    source = resources.text("sql", "privileges", "sources", f"{objects}.sql")
-    return f"WITH object AS NOT MATERIALIZED (\n{source}\n)\n{question}"
+    if objects:
+        source = resources.text("sql", "privileges", "sources", f"{objects}.sql")
+        question = f"WITH object AS NOT MATERIALIZED (\n{source}\n)\n{question}"
+    return _SENT.sub(r"convert_to(\1, 'SQL_ASCII')", question) if raw else question
 
 
 @cache

@@ -5,8 +5,8 @@
 -- $1 oid[] grantees   $2 oid[] schemas whose relations are asked for, $3 oid[] whose routines are; NULL: all
 -- $4 oid[] relations that get rows of their own and are asked for
 SELECT
-    g.catalog, pg_catalog.textsend(n.nspname::text) AS schema, g.kind::text AS kind, g.owner,
-    pg_catalog.textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
+    g.catalog, textsend(n.nspname::text) AS schema, g.kind::text AS kind, g.owner,
+    textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
     g.oids, g.names, g.versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable
 FROM (
     SELECT
