@@ -62,6 +62,7 @@ class Desired:
     - `password_result`: result of the password task that the last reconcile started.
     - `reassign_result`: result of emptying the role for `new_owner`.
     - `privileges`: what the role may do, by database. A listed database is exact. None: not managed.
+    - `privileges_ignored`: spec.drift.ignore lists privileges.
     - `privilege_results`: the latest result of each database's worker.
     """
 
@@ -86,6 +87,7 @@ class Desired:
     password_result: PasswordResult | None = None
     remembered: Verifier | None = field(default=None, repr=False)
     privileges: Mapping[str, DatabasePrivileges] | None = None
+    privileges_ignored: bool = False
     privilege_results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
 
 
