@@ -85,7 +85,5 @@ def _of_reported(outcome: Outcome, privileges: GrantedPrivileges) -> Outcome:
     if privileges.grantee is not None and privileges.grantee.report_only:
         why = "drift detected but not corrected, since spec.drift.policy is Report"
     else:
-        why = (
-            "privileges that cannot be declared are reported and not revoked: revoke them, if they are not meant to be"
-        )
+        why = "privileges that no PgRole can declare are reported and not revoked: revoke those that are not wanted"
     return Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, f"{why}: {words}")
