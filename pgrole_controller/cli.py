@@ -146,6 +146,7 @@ def config_of(settings: Settings) -> "Config":
     from pgrole_controller.controller.app import Config, ElectionConfig
     from pgrole_controller.controller.declaration import ControllerConfig
     from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+    from pgrole_controller.core.database_options import DatabasesConfig
     from pgrole_controller.kube.credentials import in_cluster_namespace
     from pgrole_controller.postgres.connection import Endpoint
     from pgrole_controller.postgres.token import TokenCommand
@@ -162,6 +163,7 @@ def config_of(settings: Settings) -> "Config":
             mode=settings.detection,
             interval=settings.poll_interval,
             resync_seconds=settings.resync_interval,
+            databases=DatabasesConfig(("*",), detection=settings.databases_detection),
         )
     elects = in_cluster is not None if settings.leader_election is None else settings.leader_election
     return Config(

@@ -42,7 +42,7 @@ from pgrole_controller.controller.servers import Servers, ServerStores
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.request import Key
+from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
 from pgrole_controller.kube.election import Elector, Term
 from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
@@ -205,6 +205,7 @@ class _Controller:
         self._context = WorkerContext(
             self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership, Grantees()
         )
+        self._context.grantees.connect(lambda *_: None, self._enqueue_result)
         self._servers = Servers(
             client,
             self._observed,
@@ -240,6 +241,10 @@ class _Controller:
             tasks.start_soon(self._lose, tasks.cancel_scope)
             await self._run(asked)
             tasks.cancel_scope.cancel()
+
+    def _enqueue_result(self, server: str, key: Key) -> None:
+        """A database's worker has something new about the role's privileges."""
+        self._queue.put(server, Request(key, RequestReason.PRIVILEGES, Rank.DEPENDENCY))
 
     def _is_synced(self) -> bool:
         """Whether everything that is declared was listed once."""

@@ -12,13 +12,15 @@ from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.result import Attempt
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import may_revoke
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.kept_privileges import KeptPrivileges, grantee_of, held_by
 from pgrole_controller.core.ownership import find_own_claim
-from pgrole_controller.core.privilege_outcome import GrantedPrivileges, find_problems
+from pgrole_controller.core.privilege_outcome import find_problems
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -40,17 +42,18 @@ def withdraw_unread(target: Target, grantees: Grantees, server_name: str) -> Non
 
 
 async def publish(
-    attempts: Sequence[Attempt], grantees: Grantees, server_name: str, server: Server, session: Session
+    attempts: Sequence[Attempt], grantees: Grantees, declared: ServerConfig, server: Server, session: Session
 ) -> None:
     """Publishes or withdraws the role of each, and notes for each what is known of its privileges.
 
     Raises PgRoleError if the server fails.
     """
     if not server.away:
-        await _publish(attempts, grantees, server_name, server, session)
+        await _publish(attempts, grantees, declared.name, server, session)
     for one in attempts:
         if one.has_privileges:
-            one.note_privileges(_describe(one, grantees, server_name), grantees.take_news(server_name, one.target.key))
+            news = grantees.take_news(declared.name, one.target.key)
+            one.note_privileges(_describe(one, grantees, declared), news)
 
 
 async def _publish(
@@ -81,9 +84,8 @@ def _namespaces(
     return {
         key.namespace: (key.namespace, desired.owner.namespace_uid)
         for one in attempts
-        if (key := one.target.key)
-        and (desired := one.target.desired)
-        and (found[key] is not None or (key in taken and key.namespace in in_use))
+        if (desired := one.target.desired) is not None
+        and (found[key := one.target.key] is not None or (key in taken and key.namespace in in_use))
     }
 
 
@@ -142,8 +144,9 @@ def _may_be_published(one: Attempt, made: Grantee, kept: KeptPrivileges, server:
     return not isinstance(decision, PgRoleError) and not any(isinstance(error, Refused) for error in decision.pending)
 
 
-def _describe(one: Attempt, grantees: Grantees, server_name: str) -> GrantedPrivileges:
+def _describe(one: Attempt, grantees: Grantees, declared: ServerConfig) -> GrantedPrivileges:
     key = one.target.key
-    grantee = grantees.get(server_name, key)
+    grantee = grantees.get(declared.name, key)
     problems = find_problems(grantee, one.observed.references.databases) if grantee and one.was_read else {}
-    return GrantedPrivileges(grantee, grantees.results(server_name, key), problems)
+    results = grantees.results(declared.name, key)
+    return GrantedPrivileges(grantee, results, problems, declared.attribution.exposes_all)

@@ -148,7 +148,7 @@ async def _reconcile(
         for target in targets
         if target.error is None and target.finalizer is None
     ]
-    results += await _reconcile_contained(asked, session, server, objects.contests, memory, declared.name)
+    results += await _reconcile_contained(asked, session, server, objects.contests, memory, declared)
     return results
 
 
@@ -180,11 +180,11 @@ async def _reconcile_contained(
     server: Server,
     contests: Contests,
     memory: WorkerMemory,
-    server_name: str,
+    declared: ServerConfig,
 ) -> list[Result]:
     """After an unexpected error of the batch, reconciles each object alone to find the one that causes it."""
     try:
-        return await _reconcile_batch(targets, session, server, contests, memory, server_name)
+        return await _reconcile_batch(targets, session, server, contests, memory, declared)
     except PgRoleError:
         raise
     except Exception as error:  # noqa: BLE001 -- one object's error, once it is known whose
@@ -193,7 +193,7 @@ async def _reconcile_contained(
         log.warning("batch failed unexpectedly, trying its objects one by one", extra=describe_error(error))
     results: list[Result] = []
     for target in targets:
-        results += await _reconcile_contained([target], session, server, contests, memory, server_name)
+        results += await _reconcile_contained([target], session, server, contests, memory, declared)
     return results
 
 
@@ -203,7 +203,7 @@ async def _reconcile_batch(
     server: Server,
     contests: Contests,
     memory: WorkerMemory,
-    server_name: str,
+    declared: ServerConfig,
 ) -> list[Result]:
     """Reads, applies and reads again, until nothing is left that can be done now."""
     attempts = [Attempt(target, contests) for target in targets]
@@ -235,7 +235,7 @@ async def _reconcile_batch(
         await _release(attempts, session)
     await _learn(attempts, session, memory.verifiers)
     await _find_suspects(attempts, session)
-    await publish(attempts, memory.grantees, server_name, server, session)
+    await publish(attempts, memory.grantees, declared, server, session)
     return await _add_verifiers([one.conclude() for one in attempts], session)
 
 

@@ -56,19 +56,11 @@ _NAMED = 5
 
 def decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:
     """Returns the plan for one reconcile. Raises Refused or Waiting if nothing may be done."""
-    role_desired = _without_privileges(desired)
     if server.away:
         check_enforceable(desired, observed, server)
-        return keep_applied(_decide(role_desired, observed, server, policy))
-    plan = _note_generations(_decide(role_desired, observed, server, policy), desired, observed, server)
+        return keep_applied(_decide(desired, observed, server, policy))
+    plan = _note_generations(_decide(desired, observed, server, policy), desired, observed, server)
     return keep_privileges(plan, desired, observed, server)
-
-
-def _without_privileges(desired: Desired) -> Desired:
-    """Leaves the fields of the role itself in `ignore`."""
-    if "privileges" not in desired.ignore:
-        return desired
-    return replace(desired, ignore=desired.ignore - {"privileges"})
 
 
 def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:

@@ -85,7 +85,7 @@ def grantee_of(desired: Desired, kept: KeptPrivileges, oid: int) -> Grantee:
         declared=declared,
         former=former_of(declared, kept),
         report_only=desired.report_only,
-        ignored="privileges" in desired.ignore,
+        ignored=desired.privileges_ignored,
         suspended=desired.suspended,
     )
 

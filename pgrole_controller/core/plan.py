@@ -93,8 +93,8 @@ class Plan:
 
     The transaction first verifies that the role under the name `seen_as` still has `oid` (None: does not exist), and
     that the claim is still `claim`. It writes `owner` and `applied` into the claim, unless `owner` is None, and records
-    `acted_on` and `privileges` there, unless these are None. `drift` names the fields that someone else changed; they are set back, or
-    left as they are if there are no changes. `pending` lists what waits for missing dependencies.
+    `acted_on` and `privileges` there, unless these are None. `drift` names the fields that someone else changed; they
+    are set back, or left as they are if there are no changes. `pending` lists what waits for missing dependencies.
     """
 
     role_name: str

@@ -1,50 +1,13 @@
 """The outcome of an object whose role has privileges: that of the role, and those of its databases."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.granted_privileges import GrantedPrivileges, name_some
 from pgrole_controller.core.grantee import Grantee, PrivilegePolicy
 from pgrole_controller.core.policy import matches
-from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.status import PROGRESSING, Outcome, Phase, of_error
-
-#: Conditions are read by people: what was found beyond this number is only counted.
-_SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class GrantedPrivileges:
-    """What is known of one object's privileges after a reconcile.
-
-    - `grantee`: as published; None: nothing is.
-    - `results`: the latest of each database.
-    - `problems`: databases in which nothing can be done, and why, whatever the results say.
-    """
-
-    grantee: Grantee | None = None
-    results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
-    problems: Mapping[str, PgRoleError] = field(default_factory=dict)
-
-    def error_in(self, database: str) -> PgRoleError | None:
-        """What keeps the privileges in this database from being as declared, unless that is unknown."""
-        result = self.current_result(database)
-        return self.problems.get(database) or (result.error if result else None)
-
-    def current_result(self, database: str) -> PrivilegeResult | None:
-        """The result about what is declared now."""
-        result, grantee = self.results.get(database), self.grantee
-        if result is None or grantee is None:
-            return None
-        known = result.uid, result.digest
-        return result if known == (grantee.uid, grantee.digest_of(database)) else None
-
-    @property
-    def reported(self) -> tuple[str, ...]:
-        """What differs and stays as it is, in words, with the database."""
-        databases = sorted(self.grantee.databases) if self.grantee else ()
-        some = [(database, self.current_result(database)) for database in databases]
-        return tuple(f"{words} (database {database})" for database, one in some if one for words in one.reported)
 
 
 def why_not_connected(policy: PrivilegePolicy, database: str) -> str | None:
@@ -106,8 +69,7 @@ def _of_errors(errors: Mapping[str, PgRoleError]) -> Outcome:
     message = error.message if named else f'privileges in database "{database}": {error.message}'
     others = [f'"{name}"' for name in errors if name != database]
     if others:
-        more = len(others) - _SHOWN
-        message += f" (also not as declared in {', '.join(others[:_SHOWN])}{f' and {more} more' if more > 0 else ''})"
+        message += f" (also not as declared in {name_some(others, ', ')})"
     return replace(of_error(error), message=message)
 
 
@@ -117,15 +79,11 @@ def _being_applied(databases: Sequence[str]) -> str:
 
 
 def _of_reported(outcome: Outcome, privileges: GrantedPrivileges) -> Outcome:
-    found = privileges.reported
-    more = len(found) - _SHOWN
-    words = "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    words = name_some(privileges.reported, "; ")
     if outcome.reason is Reason.DRIFT_REPORTED:
         return replace(outcome, message=f"{outcome.message}; {words}")
     if privileges.grantee is not None and privileges.grantee.report_only:
         why = "drift detected but not corrected, since spec.drift.policy is Report"
     else:
-        why = (
-            "privileges that cannot be declared are reported and not revoked: revoke them, if they are not meant to be"
-        )
+        why = "privileges that no PgRole can declare are reported and not revoked: revoke those that are not wanted"
     return Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, f"{why}: {words}")
