@@ -40,8 +40,28 @@ def without_schema(name: str) -> str:
 
 @cache
 def install() -> str:
-    """All of schema pgrole as one script, in the order of the file names."""
-    return "\n".join(resources.texts("sql", "install"))
+    """All of schema pgrole in the home database as one script, in the order of the file names in both folders."""
+    return "\n".join(text for _, text in sorted(_home_only() + _every_database()))
+
+
+@cache
+def install_database() -> str:
+    """What each database with managed privileges has, as one script; without the event triggers."""
+    return "\n".join(text for _, text in _every_database())
+
+
+def _home_only() -> list[tuple[str, str]]:
+    return resources.named_texts("sql", "install")
+
+
+def _every_database() -> list[tuple[str, str]]:
+    return resources.named_texts("sql", "database")
+
+
+@cache
+def events(name: str) -> str:
+    """`install`: the event triggers of one database; `remove`: removes these and the schema."""
+    return resources.text("sql", "events", f"{name}.sql")
 
 
 def _from_sources(question: str, claims: str, verifiers: str) -> str:

@@ -4,6 +4,9 @@
 -- If all rows of a catalog were read at a snapshot, the catalog is unchanged as long as the number of rows is the same and
 -- the rows with an xmin from there on ("recent": few, mostly none) are the same. Only these need a hash or can be new.
 
+-- Locked by sessions that observe, as turn_to_change is by those that change.
+CREATE OR REPLACE VIEW pgrole.turn_to_look AS SELECT true AS turn;
+
 -- Every row of the four role catalogs: the role it concerns (0: none), its other identity, and its version.
 CREATE OR REPLACE VIEW pgrole.catalog_row (catalog, role, other, grantor, version) AS
 SELECT 'pg_authid'::regclass::oid, a.oid, 0::oid, 0::oid, a.xmin

@@ -1,14 +1,6 @@
 -- Functions that a transaction that changes roles calls in addition to the role DDL.
 -- PGR01: the state that the caller read has changed; nothing is changed, and the caller reads it again.
 
--- Takes the lock on changes until the transaction ends: concurrent ALTER ROLE on one row fails with "tuple concurrently updated".
-CREATE OR REPLACE FUNCTION pgrole.lock_changes() RETURNS void
-LANGUAGE sql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    LOCK TABLE pgrole.turn_to_change IN SHARE UPDATE EXCLUSIVE MODE
-$$;
-
 -- The name of lock_changes before version 4: controllers of 0.2.0 call it during an upgrade, and the command `claims` with
 -- version 3. Its callers may lack EXECUTE on lock_changes, so it does not call that.
 CREATE OR REPLACE FUNCTION pgrole.take_turn() RETURNS void
