@@ -23,8 +23,9 @@ def text(folder: str, *parts: str) -> str:
 def named_texts(folder: str, *parts: str) -> list[tuple[str, str]]:
     """Reads all files in one folder of `sql/`: their names and texts, in the order of the names."""
     within = "/".join([*parts, ""])
-    found = sorted(_texts(folder).items())
-    return [(name.removeprefix(within), each) for name, each in found if name.startswith(within)]
+    return [
+        (name.removeprefix(within), each) for name, each in sorted(_texts(folder).items()) if name.startswith(within)
+    ]
 
 
 @cache
