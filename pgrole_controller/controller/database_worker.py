@@ -246,7 +246,9 @@ class DatabaseWorker:
     async def _round(self, session: DatabaseSession, look: Look, keys: frozenset[Key]) -> None:
         grantees = self._grantees
         context = self._context
-        results = await run_round(session, grantees, look, keys, self._memory, context.config(), context.suspended)
+        results = await run_round(
+            session, grantees, look, keys, self._memory, context.config(), context.cluster, context.suspended
+        )
         for result in results:
             self._note_retry(result)
             self.report(result)

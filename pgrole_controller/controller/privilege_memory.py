@@ -24,7 +24,9 @@ class AppliedState:
 
 @dataclass(slots=True)
 class RoleMemory:
-    """Of one role. `pending`, `reported`, `confirmed`: of the last complete read. `told`: what was announced as reported."""
+    """Of one role. `pending`, `reported`, `confirmed`: of the last complete read. `told`: what was announced as
+    reported.
+    """
 
     uid: str
     digest: str = ""

@@ -1,8 +1,8 @@
 """One round in one database: read, decide for each role, apply, read back, and what to report.
 
-Guarantees: an error of one role or object delays no other; the digest of what was applied, the count of drifts and their
-history are written by the transaction of the last repair; a role is reported without an error only after everything was
-read back.
+Guarantees: an error of one role or object delays no other; the digest of what was applied, the count of drifts and
+their history are written by the transaction of the last repair; a role is reported without an error only after
+everything was read back.
 """
 
 import json
@@ -24,17 +24,20 @@ from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.acl_apply import AclRepair, Statement
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
+from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
 
 #: After so many passes, what is still not as declared is left to a retry.
 PASSES = 3
 
 #: So many culprits are told apart in one round; the rest of the drift is told with the last one.
 _MOST_CULPRITS = 10
+
+_STORE = "SELECT pgrole.store_applied($1::oid, $2::text, $3::text, $4::text, $5::bigint, $6::jsonb)"
 
 #: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
 _Told = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
@@ -72,6 +75,7 @@ async def run_round(
     keys: frozenset[Key],
     memory: PrivilegeMemory,
     config: ServerConfig,
+    cluster: str,
     suspended: Callable[[], bool],
 ) -> list[PrivilegeResult]:
     """Reads what `look` asks for, for all roles, and everything for those of `keys`. Raises PgRoleError if the session
@@ -88,7 +92,7 @@ async def run_round(
             complete = keys | memory.unsettled()
             partial = everyone - complete
     async with session.lock:
-        one_round = _Round(session, memory, config, suspended)
+        one_round = _Round(session, memory, config, cluster, suspended)
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
         results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
     return results
@@ -96,11 +100,17 @@ async def run_round(
 
 class _Round:
     def __init__(
-        self, session: DatabaseSession, memory: PrivilegeMemory, config: ServerConfig, suspended: Callable[[], bool]
+        self,
+        session: DatabaseSession,
+        memory: PrivilegeMemory,
+        config: ServerConfig,
+        cluster: str,
+        suspended: Callable[[], bool],
     ) -> None:
         self._session = session
         self._memory = memory
         self._config = config
+        self._cluster = cluster
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
 
@@ -213,8 +223,8 @@ class _Round:
         if self._suspended() or await self._session.is_suspended():
             return Refused(
                 Reason.SUSPENDED,
-                f'changes are suspended in database "{self._session.database}" (pgrole.suspend): the controller changes '
-                "nothing there until a superuser resets it",
+                f'changes are suspended in database "{self._session.database}" (pgrole.suspend): the controller '
+                "changes nothing there until a superuser resets it",
             )
         return None
 
@@ -227,9 +237,7 @@ class _Round:
         repairs = [AclRepair(acls[identity], tuple(changes)) for identity, changes in by_object.items()]
         defaults = [change for one in some for change in one.default_changes]
         session = self._session
-        applied = await session.apply(
-            repairs, defaults, [one.grantee.oid for one in some], self._extra(some, {}, frozenset())
-        )
+        applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))
         for one in some:
             errors = [applied.errors[change.object.id] for change in one.changes if change.object.id in applied.errors]
             errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
@@ -237,7 +245,7 @@ class _Round:
         failed = frozenset(applied.errors)
         failed_defaults = frozenset(applied.default_errors)
         if not applied.stored and (applied.errors or applied.default_errors):
-            extra = self._extra([one for one in some if one.error is None], {}, frozenset())
+            extra = self._extra([one for one in some if one.error is None])
             if extra:
                 await session.apply([], [], [one.grantee.oid for one in some], extra)
         for one in some:
@@ -267,45 +275,34 @@ class _Round:
                 self._memory.applied[one.grantee.oid] = one.applied
         one.told = ()
 
-    def _extra(self, some: Iterable[_Progress], *_: object) -> list[Statement]:
+    def _extra(self, some: Iterable[_Progress]) -> list[Statement]:
         """What records that everything is applied."""
         if not self._session.stores:
             return []
         statements: list[Statement] = []
-        history: list[dict[str, object]] = []
+        history: list[RecordedDrift] = []
         for one in some:
             if not (one.needs_storing or one.told):
                 continue
             grantee = one.grantee
             last = json.dumps(_short(one.told[-1][0])) if one.told else None
             arguments = (grantee.oid, grantee.role_name, grantee.uid, one.role.digest, int(bool(one.told)), last)
-            statements.append(
-                ("SELECT pgrole.store_applied($1::oid, $2::text, $3::text, $4::text, $5::bigint, $6::jsonb)", arguments)
-            )
-            history += [self._history(grantee, drift, differences, by) for drift, differences, by in one.told]
+            statements.append((_STORE, arguments))
+            history += [self._record(grantee, drift, by) for drift, _, by in one.told]
         if history:
-            statements.append(("SELECT pgrole.record_drifts($1::jsonb)", (json.dumps(history),)))
+            statements.append((build_record_statement(history, self._config.history), ()))
         return statements
 
-    def _history(
-        self, grantee: Grantee, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference], by: Culprit
-    ) -> dict[str, object]:
-        row: dict[str, object | None] = {
-            "at": drift.time.isoformat(),
-            "role": grantee.role_name,
-            "database": self._session.database,
-            "kind": "privileges",
-            "fields": ["privileges"],
-            "details": {"changes": [words[:100] for words in drift.words[:5]]},
-            "corrected": drift.corrected,
-            "login": by.login,
-            "acting": by.role,
-            "application": by.application,
-            "address": by.address if self._config.history.addresses else "",
-            "statement": by.statement,
-            "proof": by.proof.value if by.proof is not Evidence.NONE else "",
-        }
-        return {name: value for name, value in row.items() if value not in (None, "")}
+    def _record(self, grantee: Grantee, drift: PrivilegeDrift, by: Culprit) -> RecordedDrift:
+        return RecordedDrift(
+            grantee.role_name,
+            drift.words,
+            drift.corrected,
+            database=self._session.database,
+            at=drift.time,
+            by=by,
+            cluster=self._cluster,
+        )
 
     def _give_up(self, some: Iterable[_Progress]) -> None:
         for one in some:
