@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 FAILED = 1
 MISUSED = 2
 
+_CREATE = "CREATE SCHEMA IF NOT EXISTS pgrole;"
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
@@ -79,6 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     crds.set_defaults(command=_crds)
 
     sql = commands.add_parser("sql", help="print the SQL that installs schema pgrole, for an administrator to run")
+    part = sql.add_mutually_exclusive_group()
+    part.add_argument(
+        "--database",
+        action="store_true",
+        help="instead of the home database: what each other database with managed privileges needs",
+    )
+    part.add_argument(
+        "--remove", action="store_true", help="SQL that removes everything installed in the database it is run in"
+    )
     sql.set_defaults(command=_sql)
 
     add_claims(commands)
@@ -135,6 +146,7 @@ def config_of(settings: Settings) -> "Config":
     from pgrole_controller.controller.app import Config, ElectionConfig
     from pgrole_controller.controller.declaration import ControllerConfig
     from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+    from pgrole_controller.core.database_options import DatabasesConfig
     from pgrole_controller.kube.credentials import in_cluster_namespace
     from pgrole_controller.postgres.connection import Endpoint
     from pgrole_controller.postgres.token import TokenCommand
@@ -151,6 +163,7 @@ def config_of(settings: Settings) -> "Config":
             mode=settings.detection,
             interval=settings.poll_interval,
             resync_seconds=settings.resync_interval,
+            databases=DatabasesConfig(("*",), detection=settings.databases_detection),
         )
     elects = in_cluster is not None if settings.leader_election is None else settings.leader_election
     return Config(
@@ -203,8 +216,15 @@ def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
-def _sql(_options: argparse.Namespace) -> int:
+def _sql(options: argparse.Namespace) -> int:
     from pgrole_controller.postgres import queries
 
-    print(f"BEGIN;\nCREATE SCHEMA IF NOT EXISTS pgrole;\n{queries.install()}\nCOMMIT;")  # noqa: T201
+    if options.remove:
+        script = f"BEGIN;\n{queries.remove()}\nCOMMIT;"
+    elif options.database:
+        # The event triggers after the rest, which can be used if they are not permitted.
+        script = f"BEGIN;\n{_CREATE}\n{queries.install_database()}\nCOMMIT;\n\n{queries.install_event_triggers()}"
+    else:
+        script = f"BEGIN;\n{_CREATE}\n{queries.install()}\nCOMMIT;"
+    print(script)  # noqa: T201
     return 0

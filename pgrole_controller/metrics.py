@@ -82,6 +82,12 @@ DRIFTS: Final = Counter(
     ["server", "field", "action"],
     registry=REGISTRY,
 )
+PRIVILEGES_EXTENDED: Final = Counter(
+    "pgrole_privileges_extended",
+    "Total Events that declared privileges were granted on new objects.",
+    ["server"],
+    registry=REGISTRY,
+)
 NOTIFICATIONS: Final = Counter(
     "pgrole_notifications",
     "Total detected changes of roles: notifications in mode Watch, polls that found a change in mode Poll.",
@@ -174,6 +180,7 @@ _expected: set[str] = set()  # servers that have series
 _BY_SERVER = (
     RECONCILES,
     DRIFTS,
+    PRIVILEGES_EXTENDED,
     NOTIFICATIONS,
     LAST_NOTIFICATION,
     ECHO_SECONDS,
@@ -319,7 +326,7 @@ def _quote(value: str) -> str:
 def expect_server(name: str) -> None:
     """Initialises a server's counters to 0: Prometheus detects no increase in a series that it has not seen before."""
     _expected.add(name)
-    for metric in (NOTIFICATIONS, SESSIONS, SESSION_FAILURES):
+    for metric in (PRIVILEGES_EXTENDED, NOTIFICATIONS, SESSIONS, SESSION_FAILURES):
         metric.labels(name)
 
 

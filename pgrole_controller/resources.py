@@ -20,10 +20,12 @@ def text(folder: str, *parts: str) -> str:
     return _texts(folder)["/".join(parts)]
 
 
-def texts(folder: str, *parts: str) -> list[str]:
-    """Reads all files in one folder of `sql/`, in the order of their names."""
+def named_texts(folder: str, *parts: str) -> list[tuple[str, str]]:
+    """Reads all files in one folder of `sql/`: their names and texts, in the order of the names."""
     within = "/".join([*parts, ""])
-    return [each for name, each in sorted(_texts(folder).items()) if name.startswith(within)]
+    return [
+        (name.removeprefix(within), each) for name, each in sorted(_texts(folder).items()) if name.startswith(within)
+    ]
 
 
 @cache

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_duration
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.grantee import PrivilegeRule
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.core.state import Mode
@@ -242,6 +244,13 @@ class Settings:
     detection: Mode = _setting(  # noqa: RUF009 - a field
         _choice(*Mode), "auto", "detection mode: `auto`, `watch`, `poll` or `resync`", "MODE", Group.DEFAULT_SERVER
     )
+    databases_detection: DatabaseMode = _setting(  # noqa: RUF009 - a field
+        _choice(*DatabaseMode),
+        "poll",
+        "how changes of privileges are detected in each database: `auto`, `events`, `poll` or `resync`",
+        "MODE",
+        Group.DEFAULT_SERVER,
+    )
     poll_interval: float = _setting(
         _interval, "1s", "interval of `poll`, `100ms` to `1h`", "DURATION", Group.DEFAULT_SERVER, unit="seconds"
     )
@@ -302,7 +311,9 @@ def _read(setting: Setting, place: str, text: str) -> Any:  # noqa: ANN401 - eac
 
 
 def server_policy_of(settings: Settings) -> ServerPolicy:
-    """The policy for the server of PGROLE_DSN: all namespaces, names and memberships; adoption and dropping allowed."""
+    """The policy for the server of PGROLE_DSN: all namespaces, names, memberships and databases, and privileges except
+    those that need exact names; adoption and dropping allowed.
+    """
     return ServerPolicy(
         namespaces=("*",),
         role_names=("*",),
@@ -311,4 +322,6 @@ def server_policy_of(settings: Settings) -> ServerPolicy:
         attributes=frozenset({"createdb"}) | settings.allow,
         protected=settings.protected,
         forbidden_metadata=settings.forbidden_metadata,
+        privileges=(PrivilegeRule(),),
+        databases=("*",),
     )

@@ -1,12 +1,16 @@
 """Common parts of Kubernetes objects: the metadata and conditions that the controller uses."""
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 #: NAMEDATALEN - 1. PostgreSQL silently truncates longer names, so that two names become one.
 NAME_BYTES = 63
+
+#: A pattern of names with * and ?; {namespace} is replaced.
+Pattern = Annotated[str, Field(min_length=1, max_length=NAME_BYTES + len("{namespace}"))]
 
 
 class Model(BaseModel):

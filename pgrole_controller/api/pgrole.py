@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.meta import NAME_BYTES, Model, ObjectMeta
 from pgrole_controller.api.parameters import PARAMETERS_SCHEMA, DatabaseParameters, ParameterMap
+from pgrole_controller.api.privileges import PRIVILEGES_SCHEMA, Privileges
 from pgrole_controller.api.secrets import PASSWORD_RULES, ConnectionSecret, PasswordSpec
 from pgrole_controller.api.status import PgRoleStatus
 from pgrole_controller.api.validation import immutable_optional, rule, rules
@@ -149,6 +150,7 @@ IgnoredField = Literal[
     "memberOf",
     "parameters",
     "databaseParameters",
+    "privileges",
 ]
 RoleName = Annotated[str, AfterValidator(_check_name)]
 Comment = Annotated[str, AfterValidator(_check_comment)]
@@ -280,6 +282,15 @@ class PgRoleSpec(Model):
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["database"],
         },
+    )
+    privileges: Privileges | None = Field(
+        default=None,
+        description=(
+            "What the role may do, by database. In each listed database, privileges you do not list are revoked; "
+            "databases you do not list are left alone. If omitted, the controller does not manage the role's "
+            "privileges. Privileges that the role has through PUBLIC or as an owner are never changed."
+        ),
+        json_schema_extra=PRIVILEGES_SCHEMA,
     )
     connection_secret: ConnectionSecret | None = Field(
         default=None,

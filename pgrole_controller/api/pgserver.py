@@ -1,18 +1,26 @@
 """PgServer: a PostgreSQL server as its administrator declares it, with the policy for its roles."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import Condition, Model, ObjectMeta
+from pgrole_controller.api.meta import Condition, Model, ObjectMeta, Pattern
+from pgrole_controller.api.server_databases import (
+    AllowedPrivileges,
+    AttributionSpec,
+    DatabasesSpec,
+    DatabaseStatus,
+    HistorySpec,
+)
 from pgrole_controller.api.validation import (
     LONGEST_NAME,
     OBJECT_KEY,
     OBJECT_NAME,
     between,
     duration_schema,
+    list_schema,
     rule,
     rules,
 )
@@ -26,14 +34,7 @@ _REQUIREMENT = (
     "spec.allow.namespaces.matchExpressions: In and NotIn require values, Exists and DoesNotExist forbid them"
 )
 _HOST = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
-_PATTERN_SIZE = 63 + len("{namespace}")
 
-
-def _list(most: int, kind: str = "set") -> dict[str, Any]:
-    return {"maxItems": most, "x-kubernetes-list-type": kind}
-
-
-Pattern = Annotated[str, Field(min_length=1, max_length=_PATTERN_SIZE)]
 Attribute = Literal["superuser", "createrole", "createdb", "replication", "bypassrls"]
 Method = Literal["password", "md5", "scram-sha-256", "none"]
 Host = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=_HOST.pattern)]
@@ -78,7 +79,7 @@ class ServerConnection(Model):
         description="Host names or addresses. The controller uses the first host that is not in recovery.",
         min_length=1,
         max_length=16,
-        json_schema_extra={"minItems": 1, **_list(16, "atomic")},
+        json_schema_extra=list_schema(16, "atomic", least=1),
     )
     port: int = Field(
         default=5432, ge=1, le=65535, description="Port of every host.", json_schema_extra={"format": "int32"}
@@ -106,7 +107,7 @@ class ServerConnection(Model):
         ),
         min_length=1,
         max_length=4,
-        json_schema_extra={"minItems": 1, **_list(4)},
+        json_schema_extra=list_schema(4, least=1),
     )
 
     @model_validator(mode="after")
@@ -134,7 +135,7 @@ class LabelRequirement(Model):
     values: list[Annotated[str, Field(max_length=63)]] = Field(
         default_factory=list,
         description="Values of the label. In and NotIn require at least one; Exists and DoesNotExist forbid values.",
-        json_schema_extra=_list(64, "atomic"),
+        json_schema_extra=list_schema(64, "atomic"),
     )
 
     @model_validator(mode="after")
@@ -150,7 +151,7 @@ class NamespaceSelector(Model):
     match_names: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
         default_factory=list,
         description='Patterns of namespace names, with * and ? as wildcards. "*" matches every namespace.',
-        json_schema_extra=_list(256),
+        json_schema_extra=list_schema(256),
     )
     match_labels: dict[str, str] = Field(
         default_factory=dict,
@@ -161,7 +162,7 @@ class NamespaceSelector(Model):
     match_expressions: list[LabelRequirement] = Field(
         default_factory=list,
         description="Label selector requirements. All must match.",
-        json_schema_extra=_list(16, "atomic"),
+        json_schema_extra=list_schema(16, "atomic"),
     )
 
     @model_validator(mode="after")
@@ -200,12 +201,12 @@ class Allow(Model):
             "Patterns of role names that are allowed, with * and ? as wildcards; {namespace} stands for the object's "
             "namespace. If omitted, no names are allowed."
         ),
-        json_schema_extra=_list(64),
+        json_schema_extra=list_schema(64),
     )
     attributes: list[Attribute] = Field(
         default_factory=list,
         description="Privileged attributes that a PgRole can set. All other attributes are always allowed.",
-        json_schema_extra=_list(5),
+        json_schema_extra=list_schema(5),
     )
     member_of: list[Pattern] = Field(
         default_factory=list,
@@ -215,12 +216,12 @@ class Allow(Model):
             "superusers, the controller's role, roles that give access to the server's files and programs, protected "
             "roles, and roles with an attribute that is not allowed."
         ),
-        json_schema_extra=_list(256),
+        json_schema_extra=list_schema(256),
     )
     parameters: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
         default_factory=list,
         description="Names of superuser-only parameters that a PgRole can set.",
-        json_schema_extra=_list(64),
+        json_schema_extra=list_schema(64),
     )
     reassign_to: list[Pattern] = Field(
         default_factory=list,
@@ -228,7 +229,18 @@ class Allow(Model):
             "Patterns of roles that can take over the objects of a dropped role, in addition to the roles of the same "
             "namespace."
         ),
-        json_schema_extra=_list(64),
+        json_schema_extra=list_schema(64),
+    )
+    privileges: list[AllowedPrivileges] | None = Field(
+        default=None,
+        description=(
+            "Privileges that PgRoles can declare in spec.privileges: those that any of these rules allows. If omitted: "
+            "privileges on objects that are owned by roles of PgRoles in the same namespace. Privileges that can "
+            "give more than access to data, such as CREATE on a database or TRIGGER on a table of others, also require "
+            "exact names: of the object in spec.privileges, and of its schema or database in a rule."
+        ),
+        max_length=64,
+        json_schema_extra=list_schema(64, "atomic"),
     )
     adopt: StrictBool = Field(default=False, description="Whether PgRoles can adopt existing roles.")
     drop: StrictBool = Field(default=True, description="Whether PgRoles can have their roles dropped.")
@@ -269,7 +281,7 @@ class PgServerSpec(Model):
             "Patterns of roles that no PgRole can adopt, change or drop, in addition to PostgreSQL's own roles, the "
             "bootstrap superuser and the controller's role."
         ),
-        json_schema_extra=_list(256),
+        json_schema_extra=list_schema(256),
     )
     drift: DetectionSpec = Field(
         default=DetectionSpec.model_construct(),
@@ -280,6 +292,23 @@ class PgServerSpec(Model):
         default="1h",
         description="Maximum time between two reconciles of every object.",
         json_schema_extra=duration_schema(*_RESYNC),
+    )
+    databases: DatabasesSpec | None = Field(
+        default=None,
+        description=(
+            "Databases in which the controller can manage privileges. If omitted, the controller connects to no "
+            "database except the home database, and PgRoles cannot declare spec.privileges."
+        ),
+    )
+    attribution: AttributionSpec = Field(
+        default=AttributionSpec.model_construct(),
+        description="How the controller finds out who caused a drift, and what it tells the readers of PgRoles.",
+        json_schema_extra={"default": {}},
+    )
+    history: HistorySpec = Field(
+        default=HistorySpec.model_construct(),
+        description="What the controller records about drift in the databases.",
+        json_schema_extra={"default": {}},
     )
     install: StrictBool = Field(default=True, description="Whether the controller can install schema pgrole itself.")
 
@@ -327,6 +356,11 @@ class PgServerStatus(Model):
     )
     detection: DetectionStatus | None = Field(
         default=None, description="How the controller detects changes on this server."
+    )
+    databases: list[DatabaseStatus] | None = Field(
+        default=None,
+        description="Databases in which the controller manages privileges.",
+        json_schema_extra={"maxItems": 500, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     roles: RoleCounts | None = Field(default=None, description="Number of PgRoles that reference the server.")
 

@@ -1,7 +1,7 @@
 """The `status` that the controller writes to a PgRole."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,97 @@ class AppliedServer(Model):
     )
 
 
+Proof = Literal["Transaction", "Log", "Statistics", "Session", "None"]
+_PROOF = (
+    "What proves it. Transaction: an event or a line of the audit log with the transaction's ID. Log: a line of the "
+    "statement log. Statistics: statistics of statements, which name only the login. Session: a session that was "
+    "connected and may have done it. None: unknown."
+)
+_LOGIN = "Name of the role that the session logged in as."
+
+
+class DriftCause(Model):
+    """Who caused a drift. Fields that are unknown are absent."""
+
+    login: str | None = Field(default=None, description=_LOGIN, json_schema_extra={"maxLength": NAME_BYTES})
+    role: str | None = Field(
+        default=None,
+        description="Name of the role that the session acted as, if it is another one.",
+        json_schema_extra={"maxLength": NAME_BYTES},
+    )
+    application: str | None = Field(
+        default=None,
+        description="The session's application_name. Any client can set it to any text.",
+        json_schema_extra={"maxLength": NAME_BYTES},
+    )
+    address: str | None = Field(
+        default=None,
+        description=(
+            "Address of the client, which can be a connection pooler. Present only if the PgServer sets "
+            "spec.attribution.expose to Full."
+        ),
+        json_schema_extra={"maxLength": 64},
+    )
+    time: datetime | None = Field(default=None, description="Time of the change, by the database's clock.")
+    statement: str | None = Field(
+        default=None,
+        description=(
+            "First 120 characters of the statement. Present only if the PgServer sets spec.attribution.expose to Full."
+        ),
+        json_schema_extra={"maxLength": 120},
+    )
+    proof: Proof = Field(description=_PROOF)
+
+
+class RecordedCause(Model):
+    """Who caused a drift, in short."""
+
+    login: str | None = Field(default=None, description=_LOGIN, json_schema_extra={"maxLength": NAME_BYTES})
+    proof: Proof = Field(description=_PROOF)
+
+
+class RecordedDrift(Model):
+    """One drift in short, at most 512 bytes."""
+
+    time: datetime = Field(description="Time at which the controller detected the drift.")
+    fields: list[Annotated[str, Field(json_schema_extra={"maxLength": NAME_BYTES})]] = Field(
+        default_factory=list,
+        description="Fields of spec that differed; the first five.",
+        json_schema_extra={"maxItems": 5, "x-kubernetes-list-type": "atomic"},
+    )
+    database: str | None = Field(
+        default=None,
+        description="Database whose privileges differed.",
+        json_schema_extra={"maxLength": NAME_BYTES},
+    )
+    details: list[Annotated[str, Field(json_schema_extra={"maxLength": 120})]] | None = Field(
+        default=None,
+        description="What happened, one phrase each.",
+        json_schema_extra={"maxItems": 5, "x-kubernetes-list-type": "atomic"},
+    )
+    count: int | None = Field(
+        default=None,
+        description="Number of fields or privileges that differed.",
+        json_schema_extra={"format": "int64", "minimum": 0},
+    )
+    corrected: bool = Field(description="Whether the controller restored the role.")
+    by: RecordedCause | None = Field(default=None, description="Who caused the drift.")
+
+
+class PrivilegesStatus(Model):
+    """State of the role's privileges in one database."""
+
+    database: str = Field(description="Name of the database.", json_schema_extra={"maxLength": NAME_BYTES})
+    ready: bool = Field(description="Whether the privileges match the spec and nothing else is granted.")
+    reason: str = Field(
+        description="Machine-readable reason, in CamelCase.",
+        json_schema_extra={"maxLength": 64, "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
+    )
+    message: str | None = Field(
+        default=None, description="Human-readable explanation and remedy.", json_schema_extra={"maxLength": 1024}
+    )
+
+
 class LastDrift(Model):
     """Last drift: a change of the role inside the database."""
 
@@ -42,6 +133,17 @@ class LastDrift(Model):
         json_schema_extra={"maxItems": 64, "x-kubernetes-list-type": "atomic"},
     )
     corrected: bool = Field(description="Whether the controller restored the role.")
+    database: str | None = Field(
+        default=None,
+        description="Database whose privileges differed.",
+        json_schema_extra={"maxLength": NAME_BYTES},
+    )
+    details: list[Annotated[str, Field(json_schema_extra={"maxLength": 512})]] | None = Field(
+        default=None,
+        description="What happened, one phrase each, such as: DELETE on table app.orders was granted.",
+        json_schema_extra={"maxItems": 11, "x-kubernetes-list-type": "atomic"},
+    )
+    by: DriftCause | None = Field(default=None, description="Who caused the drift.")
 
 
 class PgRoleStatus(Model):
@@ -70,6 +172,23 @@ class PgRoleStatus(Model):
         default=None,
         description="Number of times the controller has corrected drift since the role was first applied.",
         json_schema_extra={"format": "int64", "minimum": 0},
+    )
+    drift_history: list[RecordedDrift] | None = Field(
+        default=None,
+        description="The last ten drifts, newest first.",
+        json_schema_extra={"maxItems": 10, "x-kubernetes-list-type": "atomic"},
+    )
+    privileges: list[PrivilegesStatus] | None = Field(
+        default=None,
+        description=(
+            "State of the role's privileges in each database of spec.privileges, and in each one that was removed from "
+            "there until its privileges are revoked."
+        ),
+        json_schema_extra={
+            "maxItems": 32,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["database"],
+        },
     )
     password_secret_version: str | None = Field(
         default=None,

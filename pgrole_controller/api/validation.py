@@ -4,6 +4,7 @@ Separate from the models, because settings parse names and durations before pyda
 """
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -63,6 +64,12 @@ def rules(*every: dict[str, Any]) -> dict[str, Any]:
     return {"x-kubernetes-validations": list(every)}
 
 
+def list_schema(most: int, kind: str = "set", *, least: int = 0) -> dict[str, Any]:
+    """Returns the bounds of a list, and how server-side apply merges it."""
+    smallest = {"minItems": least} if least else {}
+    return {**smallest, "maxItems": most, "x-kubernetes-list-type": kind}
+
+
 def immutable_optional(name: str, message: str) -> dict[str, Any]:
     """Builds a rule for the object that contains an optional field: the field cannot be changed, added later, or
     removed.
@@ -88,16 +95,26 @@ def read_duration(text: str) -> timedelta:
         raise ValueError("too long") from error
 
 
-def between(least: str, most: str, message: str) -> Any:  # noqa: ANN401 -- pydantic's marker
+_RETENTION = r"^([0-9]{1,4}d|([0-9]+(\.[0-9]+)?(ms|h|m|s))+)$"
+
+
+def read_retention(text: str) -> timedelta:
+    """Parses a number of days, such as 90d, or a duration. Raises ValueError for any other text."""
+    if re.fullmatch(r"[0-9]{1,4}d", text):
+        return timedelta(days=int(text[:-1]))
+    return read_duration(text)
+
+
+def between(least: str, most: str, message: str, read: Callable[[str], timedelta] = read_duration) -> Any:  # noqa: ANN401 -- pydantic's marker
     """Returns the validator of a duration field; any other text is rejected with `message`."""
     from pydantic import AfterValidator
     from pydantic_core import PydanticCustomError
 
-    lowest, highest = read_duration(least), read_duration(most)
+    lowest, highest = read(least), read(most)
 
     def check(text: str) -> str:
         try:
-            fits = lowest <= read_duration(text) <= highest
+            fits = lowest <= read(text) <= highest
         except ValueError:
             fits = False
         if not fits:
@@ -111,3 +128,12 @@ def duration_schema(least: str, most: str, message: str) -> dict[str, Any]:
     """Returns the same check for the API server."""
     expression = f"duration(self) >= duration('{least}') && duration(self) <= duration('{most}')"
     return {"maxLength": 64, "pattern": _PATTERN, **rules(rule(expression, message))}
+
+
+def retention_schema(least: int, most: int, message: str) -> dict[str, Any]:
+    """Returns the check of `read_retention` for the API server, whose durations have no days. Limits in days."""
+    days = f"duration(self.replace('d', 'h')) >= duration('{least}h') && "
+    days += f"duration(self.replace('d', 'h')) <= duration('{most}h')"
+    hours = f"duration(self) >= duration('{least * 24}h') && duration(self) <= duration('{most * 24}h')"
+    expression = f"self.endsWith('d') ? {days} : {hours}"
+    return {"maxLength": 64, "pattern": _RETENTION, **rules(rule(expression, message))}

@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 
 from pgrole_controller.claims.arguments import Arguments, ListArguments, ReleaseArguments, TransferArguments
+from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.status import rfc3339
 from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres.claims import (
     ClaimedRoleState,

@@ -28,6 +28,7 @@ from pgrole_controller.controller.declaration import ControllerConfig
 from pgrole_controller.controller.decline import decline
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
@@ -41,7 +42,7 @@ from pgrole_controller.controller.servers import Servers, ServerStores
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.request import Key
+from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
 from pgrole_controller.kube.election import Elector, Term
 from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
@@ -202,8 +203,9 @@ class _Controller:
         self._background = Background(client, self._store, endings, password_tasks)
         self._reporter = Reporter(client, self._store, endings, self._recorder)
         self._context = WorkerContext(
-            self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership
+            self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership, Grantees()
         )
+        self._context.grantees.connect(lambda *_: None, self._enqueue_result)
         self._servers = Servers(
             client,
             self._observed,
@@ -212,6 +214,7 @@ class _Controller:
             lambda declared: ServerWorker(declared, self._context),
             lambda name: self._source.enqueue_server(name),
         )
+        self._context.grantees.connect(self._servers.note_grantee, self._servers.note_privileges)
         self._relisted = Signal()
         self._was_synced = False
         leadership.synced = self._is_synced
@@ -238,6 +241,10 @@ class _Controller:
             tasks.start_soon(self._lose, tasks.cancel_scope)
             await self._run(asked)
             tasks.cancel_scope.cancel()
+
+    def _enqueue_result(self, server: str, key: Key) -> None:
+        """A database's worker has something new about the role's privileges."""
+        self._queue.put(server, Request(key, RequestReason.PRIVILEGES, Rank.DEPENDENCY))
 
     def _is_synced(self) -> bool:
         """Whether everything that is declared was listed once."""

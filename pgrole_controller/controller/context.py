@@ -1,9 +1,10 @@
 """What every worker shares with the others, and with the loop that declines objects without a server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgrole_controller.controller.background import Background
 from pgrole_controller.controller.endings import Endings
+from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
@@ -20,3 +21,4 @@ class WorkerContext:
     reporter: Reporter
     live_servers: LiveServers
     leadership: Leadership
+    grantees: Grantees = field(default_factory=Grantees)

@@ -3,14 +3,24 @@
 A PgServer names no other namespace: else whoever may write one could send any Secret to any host.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.reading import Invalid, read_pgserver
-from pgrole_controller.api.validation import read_duration
+from pgrole_controller.api.validation import read_duration, read_retention
 from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.acl import TABLE_KINDS, ObjectKind
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.database_options import (
+    AttributionConfig,
+    AuditSource,
+    DatabaseMode,
+    DatabasesConfig,
+    HistoryConfig,
+)
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.grantee import PrivilegeRule
 from pgrole_controller.core.policy import Requirement, ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Mode
@@ -21,7 +31,8 @@ from pgrole_controller.kube.store import Stored, mapping, parse
 from pgrole_controller.postgres.connection import Endpoint, PasswordFactory
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
-    from pgrole_controller.api.pgserver import CaRef, NamespaceSelector, PgServer, ServerConnection
+    from pgrole_controller.api.pgserver import CaRef, NamespaceSelector, PgServer, PgServerSpec, ServerConnection
+    from pgrole_controller.api.server_databases import AllowedPrivileges
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ def _generation(stored: Stored) -> int:
 def _declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, ...]) -> ServerConfig:
     spec = server.spec
     connection, allow = spec.connection, spec.allow
+    databases = _databases(spec)
     return ServerConfig(
         name=stored.key.name,
         endpoint=None,
@@ -107,15 +119,46 @@ def _declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, 
             drop=allow.drop,
             protected=tuple(spec.protected_roles),
             forbidden_metadata=forbidden_metadata,
+            privileges=None if allow.privileges is None else tuple(map(_rule, allow.privileges)),
+            databases=None if databases is None else databases.match,
+            but=() if databases is None else databases.but,
         ),
         address=Address(connection.hosts[0], connection.port, connection.database, connection.ssl_mode),
         may_install=spec.install,
         mode=Mode(spec.drift.mode),
         interval=read_duration(spec.drift.interval).total_seconds(),
         resync_seconds=read_duration(spec.resync_interval).total_seconds(),
+        databases=databases,
+        attribution=AttributionConfig(AuditSource(spec.attribution.audit_log), spec.attribution.expose == "Full"),
+        history=HistoryConfig(
+            read_retention(spec.history.retention).total_seconds(), spec.history.max_rows, spec.history.addresses
+        ),
         age=_age(stored),
         generation=_generation(stored),
     )
+
+
+def _databases(spec: "PgServerSpec") -> DatabasesConfig | None:
+    some = spec.databases
+    if some is None:
+        return None
+    return DatabasesConfig(tuple(some.match_names), tuple(some.except_), some.max_, DatabaseMode(some.detection))
+
+
+def _rule(allowed: "AllowedPrivileges") -> PrivilegeRule:
+    return PrivilegeRule(
+        databases=tuple(allowed.databases or ("*",)),
+        schemas=tuple(allowed.schemas or ("*",)),
+        kinds=None if allowed.kinds is None else _kinds(allowed.kinds),
+        privileges=None if allowed.privileges is None else frozenset(allowed.privileges),
+        owned_by=None if allowed.owned_by is None else tuple(allowed.owned_by),
+    )
+
+
+def _kinds(names: Iterable[str]) -> frozenset[ObjectKind]:
+    """Table includes views and foreign tables, as in PgRoles."""
+    kinds = frozenset(map(ObjectKind, names))
+    return kinds | TABLE_KINDS if ObjectKind.TABLE in kinds else kinds
 
 
 def _requirements(namespaces: "NamespaceSelector") -> tuple[Requirement, ...]:

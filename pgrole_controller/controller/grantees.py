@@ -39,6 +39,9 @@ class Grantees:
         known[grantee.key] = grantee
         if before is not None and before.uid != grantee.uid:
             self._results.pop((server, grantee.key), None)
+        results = self._results.get((server, grantee.key), {})
+        for database in [name for name, one in results.items() if name not in grantee.databases and not one.news]:
+            del results[database]
         self._on_change(server, grantee.key, grantee.databases | (before.databases if before else frozenset()))
 
     def withdraw(self, server: str, key: Key) -> None:
@@ -51,6 +54,14 @@ class Grantees:
     def get(self, server: str, key: Key) -> Grantee | None:
         return self._published.get(server, {}).get(key)
 
+    def published(self, server: str) -> tuple[Grantee, ...]:
+        return tuple(self._published.get(server, {}).values())
+
+    def withdraw_all(self, server: str) -> None:
+        """The server is not declared any more."""
+        for key in tuple(self._published.get(server, ())):
+            self.withdraw(server, key)
+
     def of_database(self, server: str, database: str) -> tuple[Grantee, ...]:
         return tuple(one for one in self._published.get(server, {}).values() if database in one.databases)
 
@@ -59,7 +70,10 @@ class Grantees:
         return frozenset[str]().union(*(one.databases for one in self._published.get(server, {}).values()))
 
     def report(self, server: str, result: PrivilegeResult) -> None:
-        """News that nobody took yet stay."""
+        """News that no one took yet stay. A result about a role that is not published is left out."""
+        published = self.get(server, result.key)
+        if published is None or published.uid != result.uid:
+            return
         results = self._results.setdefault((server, result.key), {})
         before = results.get(result.database)
         if before is not None and before.news:

@@ -58,7 +58,9 @@ def _referenced(target: Target, observed: Observed) -> ReferencedNames | None:
     referenced = ReferencedNames(
         groups=frozenset(name for name in groups if not _is_illegible(name)),
         parameters=frozenset(name for role in desired_role for name in role.parameter_names),
-        databases=frozenset(database for role in desired_role for database, _ in role.database_parameters),
+        databases=frozenset(database for role in desired_role for database, _ in role.database_parameters)
+        | frozenset(target.desired.privileges or () if target.desired else ())
+        | frozenset(observed.claim.privileges if observed.claim else ()),
         protected=frozenset(pattern for policy in policies for pattern in policy.protected),
     )
     return referenced if referenced.groups or referenced.parameters or referenced.databases else None

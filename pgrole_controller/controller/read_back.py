@@ -111,6 +111,8 @@ def _depends_on_row_alone(target: Target, server: Server, observed: Observed, de
         or desired.role.parameters
     ):
         return False
+    if desired.privileges or observed.claim.privileges:
+        return False
     if desired.role.database_parameters or any(one.role.member_of for one in (observed.named, observed.claimed) if one):
         return False
     undone = decision.writes or decision.pending or decision.password_task or decision.reassign or decision.reported

@@ -13,6 +13,8 @@ from typing import TypeAlias
 import anyio
 
 from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.grantee_publisher import add_results, publish, withdraw_unread
+from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.observation import read_observed
 from pgrole_controller.controller.read_back import ReadBack, ReadBackCache
@@ -53,9 +55,10 @@ class WorkerMemory:
     verifiers: Verifiers = field(default_factory=Verifiers)
     own_changes: OwnChanges = field(default_factory=OwnChanges)  # of the session
     read_back: ReadBackCache = field(default_factory=ReadBackCache)  # of the session
+    grantees: Grantees = field(default_factory=Grantees)  # shared with every worker
 
     def of_next_session(self) -> "WorkerMemory":
-        return WorkerMemory(self.verifiers)
+        return WorkerMemory(self.verifiers, grantees=self.grantees)
 
 
 async def reconcile(
@@ -138,12 +141,14 @@ async def _reconcile(
     targets = [objects.read(key, declared.name, declared.server_policy, prepared.get(key)) for key in keys]
     results = [Result(target) for target in targets if target.finalizer is not None]
     results += [unread(target) for target in targets if target.error and target.finalizer is None]
+    for target in targets:
+        withdraw_unread(target, memory.grantees, declared.name)
     asked = [
-        _with_remembered(target, memory.verifiers)
+        add_results(_with_remembered(target, memory.verifiers), memory.grantees, declared.name)
         for target in targets
         if target.error is None and target.finalizer is None
     ]
-    results += await _reconcile_contained(asked, session, server, objects.contests, memory)
+    results += await _reconcile_contained(asked, session, server, objects.contests, memory, declared)
     return results
 
 
@@ -175,10 +180,11 @@ async def _reconcile_contained(
     server: Server,
     contests: Contests,
     memory: WorkerMemory,
+    declared: ServerConfig,
 ) -> list[Result]:
     """After an unexpected error of the batch, reconciles each object alone to find the one that causes it."""
     try:
-        return await _reconcile_batch(targets, session, server, contests, memory)
+        return await _reconcile_batch(targets, session, server, contests, memory, declared)
     except PgRoleError:
         raise
     except Exception as error:  # noqa: BLE001 -- one object's error, once it is known whose
@@ -187,7 +193,7 @@ async def _reconcile_contained(
         log.warning("batch failed unexpectedly, trying its objects one by one", extra=describe_error(error))
     results: list[Result] = []
     for target in targets:
-        results += await _reconcile_contained([target], session, server, contests, memory)
+        results += await _reconcile_contained([target], session, server, contests, memory, declared)
     return results
 
 
@@ -197,6 +203,7 @@ async def _reconcile_batch(
     server: Server,
     contests: Contests,
     memory: WorkerMemory,
+    declared: ServerConfig,
 ) -> list[Result]:
     """Reads, applies and reads again, until nothing is left that can be done now."""
     attempts = [Attempt(target, contests) for target in targets]
@@ -228,6 +235,7 @@ async def _reconcile_batch(
         await _release(attempts, session)
     await _learn(attempts, session, memory.verifiers)
     await _find_suspects(attempts, session)
+    await publish(attempts, memory.grantees, declared, server, session)
     return await _add_verifiers([one.conclude() for one in attempts], session)
 
 

@@ -16,13 +16,14 @@ from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import attempt_write, contain
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, standing_fields
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.plan import Action
+from pgrole_controller.core.privilege_result import News, PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, of_error
 from pgrole_controller.kube.apply import FINALIZER, apply_finalizer
 from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.events import EventType, Recorder
 from pgrole_controller.kube.store import Store, Stored
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,12 @@ _EVENTS = {
     Action.ROTATED: ("PasswordRotated", "Rotate", "generated and set a new password"),
     Action.DROPPED: ("RoleDropped", "Drop", "dropped the role"),
     Action.RECLAIMED: ("ClaimRestored", "Claim", "restored the claim on the role, which was missing from the database"),
+}
+
+_NEWS_ACTIONS = {
+    News.DRIFT_CORRECTED: "Correct",
+    News.DRIFT_REPORTED: "Report",
+    News.PRIVILEGES_EXTENDED: "Grant",
 }
 
 _WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED)
@@ -81,7 +88,13 @@ class Reporter:
             reported = standing_fields(result.fields, outcome)
             self._statuses.put(
                 PendingStatus(
-                    stored, outcome, result.claim, result.next_rotation, reported, logs.current_reconcile_id()
+                    stored,
+                    outcome,
+                    result.claim,
+                    result.next_rotation,
+                    reported,
+                    logs.current_reconcile_id(),
+                    privileges=result.privileges,
                 )
             )
         self._endings.end(result)
@@ -139,6 +152,9 @@ class Reporter:
 
     def _record_action(self, result: Result) -> None:
         stored = result.target.stored
+        if stored is not None:
+            for news in result.news:
+                self._record_news(stored, news)
         if stored is None or result.action not in _EVENTS:
             return
         reason, action, note = _EVENTS[result.action]
@@ -147,13 +163,25 @@ class Reporter:
         log.info("role reconciled", extra={"object": str(result.key), "deed": result.action.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=text, action=action)
 
+    def _record_news(self, stored: Stored, news: PrivilegeNews) -> None:
+        log.info("privileges reconciled", extra={"object": str(stored.key), "reason": news.reason.value})
+        event_type: EventType = "Warning" if news.reason is News.DRIFT_REPORTED else "Normal"
+        self._recorder.record(
+            stored,
+            reason=news.reason.value,
+            note=make_legible(news.note),
+            action=_NEWS_ACTIONS[news.reason],
+            event_type=event_type,
+        )
+
     def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:
         """A Warning Event when an object stops being ready, or for another reason than before."""
         same = any(
             (one["type"], one["reason"], one["message"]) == ("Ready", outcome.reason.value, outcome.message)
             for one in before
         )
-        if same or outcome.ready or outcome.reason in (Reason.PROGRESSING, Reason.SUSPENDED):
+        announced = outcome.by_databases and outcome.reason is Reason.DRIFT_REPORTED  # as news
+        if same or outcome.ready or announced or outcome.reason in (Reason.PROGRESSING, Reason.SUSPENDED):
             return
         log.info("object is not ready", extra={"object": str(stored.key), "reason": outcome.reason.value})
         self._recorder.record(

@@ -15,9 +15,12 @@ from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import field_names
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.next_attempt import Ending
 from pgrole_controller.core.password import PasswordTask, next_rotation
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
+from pgrole_controller.core.privilege_outcome import add_privileges
+from pgrole_controller.core.privilege_result import PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Observed, Server
@@ -44,6 +47,8 @@ class Result:
     done_with: bool = False  # the object may be deleted: its finalizer is removed
     changed_at: float | None = None  # when the first change of the role was answered, on the loop's clock
     corrected: tuple[str, ...] = ()  # fields that drifted and were set back
+    privileges: GrantedPrivileges | None = None  # None: it has none
+    news: tuple[PrivilegeNews, ...] = ()  # of privileges, to be announced
 
     @property
     def key(self) -> Key:
@@ -91,10 +96,12 @@ class Attempt:
         self.target = target
         self._contests = contests
         self.decision: Plan | PgRoleError = Plan(role_name="")
-        self._observed = Observed()
+        self.observed = Observed()
         self.was_read = False  # the observed state could be read
         self._done: list[Plan] = []
         self._changed_at: float | None = None
+        self._privileges: GrantedPrivileges | None = None
+        self._news: tuple[PrivilegeNews, ...] = ()
 
     def observe(self, observed: Observed | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
         try:
@@ -105,7 +112,7 @@ class Attempt:
     def _observe(self, observed: Observed | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
         self.was_read = isinstance(observed, Observed)
         if isinstance(observed, Observed):
-            self._observed = observed
+            self.observed = observed
         desired = self.target.desired
         if isinstance(decision, Plan) and desired and not desired.terminating and self._contests.knows(self._uid):
             sent = desired.password_result.password_task if desired.password_result else None
@@ -138,7 +145,7 @@ class Attempt:
     def settle(self, read_back: ReadBackCache, server: Server) -> None:
         """Notes the role for the reconciles that confirm a change, if it was changed here."""
         if self._done and self.was_read and isinstance(self.decision, Plan) and not self._contests.knows(self._uid):
-            read_back.note(self.target, server, self._observed, self.decision, anyio.current_time())
+            read_back.note(self.target, server, self.observed, self.decision, anyio.current_time())
 
     def needs_suspects(self, now: Moment) -> bool:
         return isinstance(self.decision, Plan) and self._contests.needs_suspects(self._uid, now)
@@ -152,11 +159,25 @@ class Attempt:
 
     @property
     def claim(self) -> Claim | None:
-        return self._observed.claim
+        return self.observed.claim
+
+    @property
+    def has_privileges(self) -> bool:
+        """Whether privileges are declared, or the claim holds some that were."""
+        desired, claim = self.target.desired, self.observed.claim
+        return desired is not None and bool(desired.privileges or (claim and claim.privileges))
+
+    @property
+    def took_claim(self) -> bool:
+        return any(plan.owner for plan in self._done)
+
+    def note_privileges(self, privileges: GrantedPrivileges, news: tuple[PrivilegeNews, ...]) -> None:
+        """What is known of the role's privileges after it was published or withdrawn."""
+        self._privileges, self._news = privileges, news
 
     @property
     def named(self) -> ObservedRole | None:
-        return self._observed.named
+        return self.observed.named
 
     @property
     def _uid(self) -> str:
@@ -170,7 +191,7 @@ class Attempt:
     def left_behind(self) -> Plan:
         """Releases what earlier objects of this key claimed under other names."""
         uid = self.target.desired.owner.object_uid if self.target.desired else ""
-        return Plan(role_name="", releases=tuple(former for former in self._observed.former if former[1] != uid))
+        return Plan(role_name="", releases=tuple(former for former in self.observed.former if former[1] != uid))
 
     def conclude(self) -> Result:
         try:
@@ -181,16 +202,16 @@ class Attempt:
     def _result(self) -> Result:
         released = tuple(name for plan in self._done for name in plan.released)
         if isinstance(self.decision, PgRoleError):
-            refused = replace(refuse(self.target, self.decision), released=released)
-            return replace(refused, changed_at=self._changed_at, corrected=self._corrected)
+            refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
+            return replace(refused, corrected=self._corrected, privileges=self._privileges, news=self._news)
         ending = self.target.desired is None or self.target.desired.terminating
         first = self._done[0] if self._done else self.decision
-        desired, claim = self.target.desired, self._observed.claim
+        desired, claim = self.target.desired, self.observed.claim
         due = next_rotation(desired.password, claim.record.rotated_at) if desired and claim else None
         return Result(
             self.target,
             outcome=None if ending else self._outcome(first, self.decision),
-            claim=self._observed.claim,
+            claim=self.observed.claim,
             action=first.action,
             fields=self.decision.reported or first.drift or field_names(first.changes),
             released=released,
@@ -198,10 +219,12 @@ class Attempt:
             password_task=self.decision.password_task,
             reassign=self.decision.reassign,
             next_rotation=due,
-            rotation_in=(due - self._observed.at).total_seconds() if due else None,
+            rotation_in=(due - self.observed.at).total_seconds() if due else None,
             decided=True,
             changed_at=self._changed_at,
             corrected=self._corrected,
+            privileges=self._privileges,
+            news=self._news,
         )
 
     @property
@@ -209,6 +232,13 @@ class Attempt:
         return tuple(name for plan in self._done if plan.changes for name in plan.drift)
 
     def _outcome(self, first: Plan, last: Plan) -> Outcome:
+        outcome = self._outcome_of_role(first, last)
+        if self._privileges is None or self.target.desired is None:
+            return outcome
+        expected = {*(self.target.desired.privileges or ()), *(self.claim.privileges if self.claim else ())}
+        return add_privileges(outcome, self._privileges, sorted(expected))
+
+    def _outcome_of_role(self, first: Plan, last: Plan) -> Outcome:
         outcome = of_read_back(last)
         contest = self._contests.describe(self._uid)
         if contest and not (last.writes or last.reported):

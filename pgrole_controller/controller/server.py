@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.database_options import AttributionConfig, DatabasesConfig, HistoryConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.state import Mode
@@ -22,6 +23,7 @@ class ServerConfig:
 
     `mode` is how changes are to be noticed; by Poll, every `interval` seconds.
     `lapsed`: what `endpoint` was made from is missing by now (`problem`): a session goes on with it, and none begins.
+    `databases` None: no connection to any database but the home database.
     `age` decides between two that are one server: creationTimestamp, then uid. `generation` is that of the PgServer.
     """
 
@@ -33,6 +35,9 @@ class ServerConfig:
     mode: Mode = Mode.AUTO
     interval: float = 1.0
     resync_seconds: float = 3600.0
+    databases: DatabasesConfig | None = None
+    attribution: AttributionConfig = field(default_factory=AttributionConfig)
+    history: HistoryConfig = field(default_factory=HistoryConfig)
     age: tuple[str, str] = ("", "")
     generation: int = 0
     problem: PgRoleError | None = field(default=None, compare=False)

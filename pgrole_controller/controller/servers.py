@@ -98,6 +98,16 @@ class Servers:
             secret.name in names_secrets(stored.object())[0] for _, stored in list(self._observed.pgservers.items())
         )
 
+    def note_grantee(self, server: str, key: Key, databases: frozenset[str]) -> None:
+        """A role with privileges in these databases was published, changed or withdrawn."""
+        if server in self._running:
+            self._running[server].worker.databases.note_change(key, databases)
+
+    def note_privileges(self, server: str, key: Key) -> None:
+        """A database's worker has something new to report about this object."""
+        if server in self._running:
+            self._running[server].worker.enqueue(key, RequestReason.PRIVILEGES, Rank.CHANGE)
+
     async def run(self) -> None:
         """Until cancelled, with every worker in it."""
         await self._observed.pgservers.answered.wait()

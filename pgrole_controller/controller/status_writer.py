@@ -24,6 +24,7 @@ from pgrole_controller.controller.objects import generation_of, server_of
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error
 from pgrole_controller.kube.apply import apply_status, unchanged
@@ -62,6 +63,7 @@ class PendingStatus:
     reported: tuple[str, ...]  # fields that drifted and were left as they are
     reconcile_id: str = ""
     withdrawn: bool = False
+    privileges: GrantedPrivileges | None = None
 
     @property
     def key(self) -> Key:
@@ -70,7 +72,7 @@ class PendingStatus:
     @property
     def content(self) -> tuple[object, ...]:
         """What status is made from, beside the object."""
-        return self.outcome, self.claim, self.reported, self.next_rotation
+        return self.outcome, self.claim, self.reported, self.next_rotation, self.privileges
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +173,7 @@ class StatusWriter:
         except Exception as error:  # noqa: BLE001 -- one object's error
             unexpected = contain(error, pending.key)
             if pending.outcome.reason is not Reason.INTERNAL_ERROR and pending.key not in self._waiting:
-                self._enqueue(
-                    replace(pending, outcome=of_error(unexpected), claim=None, next_rotation=None, reported=())
-                )
+                self._enqueue(PendingStatus(pending.stored, of_error(unexpected), None, None, (), pending.reconcile_id))
             return
         _, last = self._failed.get(pending.key, (pending, 0.0))
         delay = max(_BACKOFF.longer(last), at_least)
@@ -218,7 +218,9 @@ class StatusWriter:
         previous = mapping(obj.get("status"))
         if pending.outcome.reason is Reason.INTERNAL_ERROR:  # what the status holds may be the very reason
             previous = {name: previous[name] for name in _PROOF if isinstance(previous.get(name), dict)}
-        standing = StatusDetails(server_of(obj), pending.claim, pending.reported, pending.next_rotation)
+        standing = StatusDetails(
+            server_of(obj), pending.claim, pending.reported, pending.next_rotation, pending.privileges
+        )
         status = build_status(previous, pending.outcome, standing, generation, datetime.now(UTC))
         if unchanged(previous, status):
             log.debug("status unchanged", extra={"object": str(pending.key), "reason": pending.outcome.reason.value})

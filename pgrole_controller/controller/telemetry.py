@@ -18,6 +18,7 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.result import Result
+from pgrole_controller.core.privilege_result import News
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome
 from pgrole_controller.core.workqueue import WorkItem
@@ -84,6 +85,8 @@ class BatchMetrics:
         count_ending(self._server, result)
         for field in result.corrected:
             metrics.DRIFTS.labels(self._server, field, "corrected").inc()
+        for news in result.news:
+            _count_news(self._server, news.reason)
         if result.changed_at is None:
             return
         item = self._items[result.key]
@@ -94,6 +97,14 @@ class BatchMetrics:
     def end(self) -> None:
         """Everything that can be done in the database is done."""
         metrics.RECONCILE_SECONDS.observe(anyio.current_time() - self._began)
+
+
+def _count_news(server: str, reason: News) -> None:
+    if reason is News.PRIVILEGES_EXTENDED:
+        metrics.PRIVILEGES_EXTENDED.labels(server).inc()
+    else:
+        action = "corrected" if reason is News.DRIFT_CORRECTED else "reported"
+        metrics.DRIFTS.labels(server, "privileges", action).inc()
 
 
 def count_ending(server: str, result: Result) -> None:

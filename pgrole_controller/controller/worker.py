@@ -17,13 +17,14 @@ from anyio.abc import TaskGroup
 from pgrole_controller import logs
 from pgrole_controller.controller.background import EmptyingLimits
 from pgrole_controller.controller.context import WorkerContext
+from pgrole_controller.controller.databases import Databases
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.orphans import OrphanTimer
 from pgrole_controller.controller.queue import Pace
 from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server import ServerConfig
-from pgrole_controller.controller.session_keeper import SessionKeeper
+from pgrole_controller.controller.session_keeper import SessionKeeper, SessionState
 from pgrole_controller.controller.telemetry import BatchMetrics, OwnChanges, begin_reconciles, count_notification
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
@@ -49,10 +50,19 @@ class ServerWorker:
         self.keeper = SessionKeeper(server, context, self._work, self._note_notification, self.enqueue_all)
         self.ended = anyio.Event()  # since the queue is closed
         self.retimed = Signal()  # pulsed when the period of the resync changes
-        self._memory = WorkerMemory()
+        self._memory = WorkerMemory(grantees=context.grantees)
         self._pace = Pace()
         self._emptying = EmptyingLimits()
         self._everything = Signal()  # set: every object is to be reconciled
+        self._released_in: set[str | None] = set()  # namespaces in which claims were released; None: any
+        self._claims_released = Signal()
+        self.databases = Databases(
+            lambda: self.server,
+            context.grantees,
+            context.leadership,
+            context.objects.cluster,
+            lambda: self.keeper.state is SessionState.SUSPENDED,
+        )
         self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
 
     @property
@@ -72,6 +82,7 @@ class ServerWorker:
     def remove(self) -> None:
         """After its end: forgets what still waits in the queue, for objects that are gone."""
         self._queue.remove(self.server.name)
+        self._context.grantees.withdraw_all(self.server.name)
 
     def declare(self, server: ServerConfig) -> None:
         """Takes the current declaration: reconnects if how to connect changed, and reconciles every object if the
@@ -84,6 +95,8 @@ class ServerWorker:
             self.keeper.reconnect("server changed")
         elif (before.server_policy, before.address) != (server.server_policy, server.address):
             self.enqueue_all(RequestReason.POLICY, Rank.CHANGE)
+        if before != server:
+            self.databases.note_config()
 
     async def synced(self) -> None:
         """Until the objects are listed, and their Secrets, if that does not take too long."""
@@ -124,6 +137,19 @@ class ServerWorker:
             self.enqueue_all(RequestReason.NOTIFY, Rank.DEPENDENCY)
             await anyio.sleep(MANY_SECONDS)
 
+    async def _refresh_grantees(self) -> None:
+        """Reconciles the objects with privileges after claims of deleted objects were released: what these granted on
+        the objects of such a role may not be theirs to grant any more.
+        """
+        while True:
+            await self._claims_released.wait()
+            self._claims_released.clear()
+            namespaces, self._released_in = self._released_in, set()
+            for grantee in self._context.grantees.published(self.server.name):
+                if {None, grantee.key.namespace} & namespaces:
+                    self.enqueue(grantee.key, RequestReason.CLAIM_RELEASED, Rank.DEPENDENCY)
+            await anyio.sleep(MANY_SECONDS)
+
     async def _await_release(self, session: Session) -> None:
         """Until reconciles may begin: this process leads with everything listed, or enforces what was applied."""
         while not self._queue.is_released:
@@ -150,11 +176,14 @@ class ServerWorker:
         self.enqueue_all(RequestReason.CONNECTED, Rank.DEPENDENCY)
         await self._await_release(session)
         self.keeper.note_suspended(await session.is_suspended())
+        home = await session.read_database_name()
         orphans = OrphanTimer(session, self._connection, self.keeper, self._objects, self._note_released)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answer_many)
+            tasks.start_soon(self._refresh_grantees)
             tasks.start_soon(self._catch_up, orphans)
             tasks.start_soon(orphans.run)
+            tasks.start_soon(self.databases.run, session, home)
             while items := await self._queue.take(self.server.name, self._pace.limit, self._calm_until()):
                 await self._reconcile(session, items, tasks)
             tasks.cancel_scope.cancel()
@@ -207,6 +236,7 @@ class ServerWorker:
             if _is_suspended_there(result):
                 self.keeper.note_suspended(True)
             for name in result.released:
+                self._note_release_in(result.key.namespace)
                 self._enqueue_sharing(name, result.key)
         except Exception as error:  # noqa: BLE001 -- this object's error
             contain(error, result.key)
@@ -222,7 +252,12 @@ class ServerWorker:
     def _note_released(self, role_name: str) -> None:
         """An orphan's claim on this role was released."""
         self._memory.verifiers.forget(role_name)
+        self._note_release_in(None)
         self._enqueue_sharing(role_name)
+
+    def _note_release_in(self, namespace: str | None) -> None:
+        self._released_in.add(namespace)
+        self._claims_released.set()
 
     def _enqueue_sharing(self, role_name: str, but: Key | None = None) -> None:
         """A role that no object claims any more: enqueues the other objects that name it."""

@@ -1,8 +1,10 @@
 """Claims: the database rows that record which object of which cluster owns a role."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from pgrole_controller.core.grantee import DatabasePrivileges
 from pgrole_controller.core.password import PasswordRecord
 
 
@@ -35,7 +37,10 @@ class Generations:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the database records about a role's owner; `role_oid` means nothing without `system_identifier`."""
+    """What the database records about a role's owner; `role_oid` means nothing without `system_identifier`.
+
+    `privileges`: by database, what the spec declares, and what earlier ones declared and is not revoked yet.
+    """
 
     role_name: str
     role_oid: int
@@ -48,6 +53,7 @@ class Claim:
     released: bool = False
     record: PasswordRecord = field(default_factory=PasswordRecord)
     generations: Generations = field(default_factory=Generations)
+    privileges: Mapping[str, tuple[DatabasePrivileges, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,7 @@ class Contests:
         contest = self._contests.get(uid)
         if contest is None or not contest.contested:
             return None
-        told = "; ".join(_describe(name, field_contest) for name, field_contest in contest.contested.items())
+        told = "; ".join(describe_field(name, field_contest) for name, field_contest in contest.contested.items())
         if not contest.suspects:
             return told
         who = " and ".join(str(suspect) for suspect in contest.suspects)
@@ -302,7 +302,8 @@ def _without_time(password_task: PasswordTask) -> PasswordTask:
     return replace(password_task, at=_ANY_TIME, stored=None)
 
 
-def _describe(name: str, field_contest: FieldContest) -> str:
+def describe_field(name: str, field_contest: FieldContest) -> str:
+    """For people: how often it was corrected, and when it is corrected again."""
     within = max(round(field_contest.repairs[-1].seconds - field_contest.began.seconds), 1)
     told = f"{name}: corrected {field_contest.count} times within {within} s, but something else keeps changing it"
     if field_contest.drifts and field_contest.until:

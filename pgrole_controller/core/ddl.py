@@ -7,7 +7,7 @@ A database in another encoding can create names that are not UTF-8; they are rea
 bytes. No client can send such a text, so statements look these names up by their bytes in the server.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from pgrole_controller.core.diff import (
@@ -106,21 +106,31 @@ def _hex(name: str) -> str:
     return name.encode(errors="surrogateescape").hex()
 
 
-def _identifier(name: str) -> str:
+def render_identifier(name: str) -> str:
+    """Quotes a name for a statement that goes through `make_sendable`; one that is not UTF-8 becomes a mark."""
     return f"{_MARK}{_hex(name)}{_MARK}" if NOT_UTF8.search(name) else quote_identifier(name)
 
 
-def _sendable(statement: str) -> str:
+def make_sendable(statement: str, catalogs: Mapping[str, str] | None = None) -> str:
     """Returns the statement, or one that executes it in the server if it contains names that cannot be sent.
 
-    Role and database names are looked up alike: names with the same bytes are the same text.
+    Role and database names are looked up alike: names with the same bytes are the same text. `catalogs`: columns with
+    names, by catalog, where the names of other objects are looked up too.
     """
     parts = statement.split(_MARK)
     if len(parts) == 1:
         return statement
-    names = ", ".join(f"coalesce(({_look_up_role(name)}), ({_look_up_database(name)}))" for name in parts[1::2])
+    names = ", ".join(f"coalesce({', '.join(_look_ups(name, catalogs or {}))})" for name in parts[1::2])
     template = "%I".join(part.replace("%", "%%") for part in parts[::2])
     return f"DO {quote_literal(_EXECUTE.format(names=names, template=quote_literal(template)))}"
+
+
+def _look_ups(name: str, catalogs: Mapping[str, str]) -> Iterator[str]:
+    yield f"({_look_up_role(name)})"
+    yield f"({_look_up_database(name)})"
+    for catalog, column in catalogs.items():
+        has_bytes = _has_bytes(f"o.{column}", name)
+        yield f"(SELECT o.{column} FROM pg_catalog.{catalog} AS o WHERE {has_bytes} LIMIT 1)"  # noqa: S608
 
 
 def statements(changes: Iterable[Change], *, options: bool = True) -> Iterator[str]:
@@ -134,10 +144,10 @@ def statements(changes: Iterable[Change], *, options: bool = True) -> Iterator[s
         if attributes:
             some = [change for change in run if isinstance(change, SetAttribute)]
             values = " ".join(_option(change.attribute, change.value) for change in some)
-            yield _sendable(f"ALTER ROLE {_identifier(some[0].role)} WITH {values}")
+            yield make_sendable(f"ALTER ROLE {render_identifier(some[0].role)} WITH {values}")
         else:
             for change in run:
-                yield from map(_sendable, _statements(change, options=options))
+                yield from map(make_sendable, _statements(change, options=options))
 
 
 def _statements(change: Change, *, options: bool) -> Iterator[str]:
@@ -155,7 +165,7 @@ def _statements(change: Change, *, options: bool) -> Iterator[str]:
 
 def _grant(change: GrantMembership, *, options: bool) -> str:
     membership = change.membership
-    grant = f"GRANT {_identifier(membership.role)} TO {_identifier(change.role)}"
+    grant = f"GRANT {render_identifier(membership.role)} TO {render_identifier(change.role)}"
     if not options:
         return f"{grant} WITH ADMIN OPTION" if membership.admin else grant
     values = ", ".join(f"{name.upper()} {getattr(membership, name)}".upper() for name in ("admin", "inherit", "set"))
@@ -165,21 +175,21 @@ def _grant(change: GrantMembership, *, options: bool) -> str:
 def _revoke(what: str, group: str, member: str, grantors: Iterable[str], *, cascade: bool) -> Iterator[str]:
     """Yields one statement per grantor: a REVOKE removes only the grant of one grantor."""
     end = " CASCADE" if cascade else ""
-    revoke = f"REVOKE {what}{_identifier(group)} FROM {_identifier(member)}"
-    by = [f" GRANTED BY {_identifier(grantor)}" for grantor in grantors] or [""]
+    revoke = f"REVOKE {what}{render_identifier(group)} FROM {render_identifier(member)}"
+    by = [f" GRANTED BY {render_identifier(grantor)}" for grantor in grantors] or [""]
     yield from (f"{revoke}{grantor}{end}" for grantor in by)
 
 
 def _statement(change: Change) -> str:
     match change:
         case Create(role=role):
-            return f"CREATE ROLE {_identifier(role.name)}{_creation_options(role)}"
+            return f"CREATE ROLE {render_identifier(role.name)}{_creation_options(role)}"
         case Rename(old=old, new=new):
-            return f"ALTER ROLE {_identifier(old)} RENAME TO {_identifier(new)}"
+            return f"ALTER ROLE {render_identifier(old)} RENAME TO {render_identifier(new)}"
         case SetComment(role=name, comment=comment):
-            return f"COMMENT ON ROLE {_identifier(name)} IS {literal(comment)}"
+            return f"COMMENT ON ROLE {render_identifier(name)} IS {literal(comment)}"
         case Drop(role=name):
-            return f"DROP ROLE {_identifier(name)}"
+            return f"DROP ROLE {render_identifier(name)}"
         case SetParameter():
             return _parameter(change)
         case _:
@@ -187,8 +197,8 @@ def _statement(change: Change) -> str:
 
 
 def _parameter(change: SetParameter) -> str:
-    where = "" if change.database is None else f" IN DATABASE {_identifier(change.database)}"
-    role = f"ALTER ROLE {_identifier(change.role)}{where}"
+    where = "" if change.database is None else f" IN DATABASE {render_identifier(change.database)}"
+    role = f"ALTER ROLE {render_identifier(change.role)}{where}"
     if change.name == ALL and change.value is None:
         return f"{role} RESET ALL"
     # The parts of a custom parameter's name are identifiers separated by dots.

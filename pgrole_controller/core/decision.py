@@ -30,6 +30,7 @@ from pgrole_controller.core.diff import (
     field_names,
 )
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.kept_privileges import keep_privileges
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
 from pgrole_controller.core.password import PasswordOrigin, PasswordRecord
 from pgrole_controller.core.password_rules import PasswordDecision, decide_password
@@ -58,7 +59,8 @@ def decide(desired: Desired, observed: Observed, server: Server, policy: Policy)
     if server.away:
         check_enforceable(desired, observed, server)
         return keep_applied(_decide(desired, observed, server, policy))
-    return _note_generations(_decide(desired, observed, server, policy), desired, observed, server)
+    plan = _note_generations(_decide(desired, observed, server, policy), desired, observed, server)
+    return keep_privileges(plan, desired, observed, server)
 
 
 def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:
@@ -253,6 +255,9 @@ def _check_adoption(
     ):
         names = (*names, "password")
     what = f"would change {', '.join(names)}" if names else "would change nothing"
+    if desired.privileges:
+        exact = f"would revoke undeclared privileges in {_name_some(sorted(desired.privileges))}"
+        what = f"{what}, and {exact}" if names else exact
     if not desired.adopt:
         raise Refused(
             Reason.ROLE_EXISTS,

@@ -3,9 +3,11 @@
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.kept_privileges import held_by, unconfirmed
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, protection, reaches_beyond
+from pgrole_controller.core.privilege_outcome import why_not_connected
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 
@@ -29,6 +31,9 @@ def decide_deletion(desired: Desired, observed: Observed, server: Server, policy
     try:
         _check_deletion(desired, observed, server, policy)
         target = find_target(claim, observed, server, policy)
+        if target is not None and (cleared := _after_revocation(desired, claim, target, observed, server, policy)):
+            return cleared
+        _check_dependents(desired, observed)
         if target is not None and (_dependents(desired, observed) or observed.sessions):
             return _empty(desired, observed, target, server, policy)
     except PgRoleError as error:
@@ -44,6 +49,16 @@ def decide_deletion(desired: Desired, observed: Observed, server: Server, policy
         forget=observed.claim is not None,
         action=Action.DROPPED if target else Action.NOTHING,
     )
+
+
+def may_revoke(desired: Desired, observed: Observed, server: Server, policy: Policy) -> bool:
+    """Tells whether the role's privileges may be revoked, since it is going to be dropped."""
+    try:
+        if desired.drop:
+            _check_deletion(desired, observed, server, policy)
+    except Refused:
+        return False
+    return desired.drop
 
 
 def find_role_to_drop(desired: Desired, observed: Observed, server: Server, policy: Policy) -> int | None:
@@ -107,6 +122,40 @@ def _check_deletion(desired: Desired, observed: Observed, server: Server, policy
     found = [one for one in (observed.named, observed.claimed) if one]
     check_protected(policy, desired.role.name, found, server.own_roles)
     check_held(observed)
+
+
+def _after_revocation(
+    desired: Desired, claim: Claim, target: ObservedRole, observed: Observed, server: Server, policy: Policy
+) -> Plan | None:
+    """Clears the privileges in the claim once they are revoked in every database; None if it holds none. Raises Waiting
+    until then.
+    """
+    kept = held_by(observed.claim, desired, server)
+    if not kept or claim.system_identifier != server.system_identifier or claim.role_oid != target.oid:
+        return None
+    left = sorted(unconfirmed(desired, kept, target.oid, observed.references.databases))
+    if not left:
+        return _clear_privileges(desired, observed, target) if server.keeps_privileges else None
+    more = f" (and in {len(left) - 1} more databases)" if len(left) > 1 else ""
+    why = why_not_connected(policy.privileges, left[0])
+    result = desired.privilege_results.get(left[0])
+    what = f'privileges of role "{desired.role.name}" in database "{left[0]}"{more}'
+    if result is not None and result.error is not None:
+        why = why or result.error.message
+    if why:
+        raise Waiting(Reason.DROP_BLOCKED, f"{what} cannot be revoked: {why}")
+    raise Waiting(Reason.PROGRESSING, f"the controller revokes {what} before it drops the role")
+
+
+def _clear_privileges(desired: Desired, observed: Observed, target: ObservedRole) -> Plan | None:
+    if observed.claim is None or observed.claim.owner != desired.owner:
+        return None
+    return Plan(
+        role_name=desired.role.name, oid=target.oid, seen_as=target.role.name, claim=observed.claim, privileges=""
+    )
+
+
+def _check_dependents(desired: Desired, observed: Observed) -> None:
     if observed.dependents and not desired.new_owner:
         raise Refused(
             Reason.DROP_BLOCKED,

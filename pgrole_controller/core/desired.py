@@ -4,10 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.validation import read_duration
+from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.claim import Owner, Proof
 from pgrole_controller.core.connection_secret import DesiredSecret
 from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.parameters import Parameters, canonical
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordOrigin, PasswordResult, request_of
 from pgrole_controller.core.plan import ReassignResult
@@ -17,6 +19,7 @@ from pgrole_controller.core.state import Desired, Rival
 
 if TYPE_CHECKING:  # imported with the first object: see `api.reading`
     from pgrole_controller.api.pgrole import PgRole
+    from pgrole_controller.api.privileges import DatabasePrivilegesSpec, ObjectPrivilegesSpec, SchemaPrivilegesSpec
 
 #: Every new value of this annotation requests another generated password.
 ROTATE = "pgrole.dev/rotate"
@@ -64,6 +67,45 @@ def _database_parameters(pgrole: "PgRole") -> tuple[tuple[str, Parameters], ...]
     return tuple(sorted((database, parameters) for database, parameters in declared if parameters))
 
 
+def privileges_of(pgrole: "PgRole") -> dict[str, DatabasePrivileges] | None:
+    """Returns what the role may do, by database, in canonical order; None if that is not managed."""
+    declared = pgrole.spec.privileges
+    return None if declared is None else {one.database: _in_database(one) for one in declared}
+
+
+def _in_database(declared: "DatabasePrivilegesSpec") -> DatabasePrivileges:
+    return DatabasePrivileges(
+        database=declared.database,
+        on_database=frozenset(declared.on_database),
+        schemas=tuple(sorted(map(_in_schema, declared.schemas), key=lambda one: one.schema)),
+        objects=tuple(sorted(set(map(_on_objects, declared.objects)), key=_order)),
+        created_by=_sorted(declared.created_by),
+        unmanaged=_sorted(declared.unmanaged),
+    )
+
+
+def _in_schema(declared: "SchemaPrivilegesSpec") -> SchemaAccess:
+    return SchemaAccess(declared.name, frozenset(map(Access, declared.access)), _sorted(declared.except_))
+
+
+def _on_objects(declared: "ObjectPrivilegesSpec") -> ObjectPrivileges:
+    return ObjectPrivileges(
+        ObjectKind(declared.kind),
+        declared.schema_,
+        _sorted(declared.names),
+        frozenset(declared.privileges),
+        _sorted(declared.columns or ()),
+    )
+
+
+def _order(one: ObjectPrivileges) -> tuple[object, ...]:
+    return one.schema, one.kind, one.names, one.columns, sorted(one.privileges)
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(names)))
+
+
 def desired_of(
     pgrole: "PgRole",
     owner: Owner,
@@ -87,7 +129,7 @@ def desired_of(
         generation=pgrole.metadata.generation or 0,
         adopt=spec.adopt,
         report_only=spec.drift.policy == "Report",
-        ignore=frozenset(_FIELDS[name] for name in spec.drift.ignore),
+        ignore=frozenset(_FIELDS[name] for name in spec.drift.ignore if name in _FIELDS),
         drop=spec.deletion_policy == "Drop",
         suspended=spec.suspend,
         terminating=pgrole.metadata.deletion_timestamp is not None,
@@ -101,6 +143,8 @@ def desired_of(
         new_owner=spec.reassign_owned_to,
         terminate_sessions=spec.terminate_sessions,
         reassign_result=brought if isinstance(brought, ReassignResult) else None,
+        privileges=privileges_of(pgrole),
+        privileges_ignored="privileges" in spec.drift.ignore,
     )
 
 

@@ -45,9 +45,14 @@ class PgRoleError(Exception):
     """An error to report on the object. Its author reads `message`, which contains no secret and no SQL of ours."""
 
     def __init__(self, reason: Reason, message: str) -> None:
-        self.message = NOT_UTF8.sub(_escape, message)
+        self.message = make_legible(message)
         super().__init__(self.message)
         self.reason = reason
+
+
+def make_legible(text: str, limit: int | None = None) -> str:
+    """Returns a text that people and the API server can read: names can have another encoding. `limit`: characters."""
+    return NOT_UTF8.sub(_escape, text)[:limit]
 
 
 def _escape(surrogate: re.Match[str]) -> str:

@@ -93,8 +93,8 @@ class Plan:
 
     The transaction first verifies that the role under the name `seen_as` still has `oid` (None: does not exist), and
     that the claim is still `claim`. It writes `owner` and `applied` into the claim, unless `owner` is None, and records
-    `acted_on` there, unless that is None. `drift` names the fields that someone else changed; they are set back, or
-    left as they are if there are no changes. `pending` lists what waits for missing dependencies.
+    `acted_on` and `privileges` there, unless these are None. `drift` names the fields that someone else changed; they
+    are set back, or left as they are if there are no changes. `pending` lists what waits for missing dependencies.
     """
 
     role_name: str
@@ -114,6 +114,7 @@ class Plan:
     forget: bool = False
     action: Action = Action.NOTHING
     acted_on: Generations | None = None
+    privileges: str | None = None
 
     @property
     def released(self) -> tuple[str, ...]:
@@ -123,4 +124,5 @@ class Plan:
     @property
     def writes(self) -> bool:
         """Tells whether there is anything to apply."""
-        return bool(self.changes or self.owner or self.acted_on or self.record or self.releases or self.forget)
+        noted = self.acted_on or self.record or self.privileges is not None
+        return bool(self.changes or self.owner or noted or self.releases or self.forget)

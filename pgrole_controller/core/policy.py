@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, Membership, ObservedRole, Role
 
@@ -55,6 +56,7 @@ class Policy:
     - `parameters`: lower-case names that may be set although only a superuser could.
     - `reassign_to`: patterns of roles that may receive what a dropped role owned.
     - `forbidden_metadata`: prefixes of labels and annotations that must not be set on Secrets.
+    - `privileges`: what their roles may be granted, and in which databases.
     """
 
     admitted: bool = True
@@ -67,6 +69,7 @@ class Policy:
     forbidden_metadata: tuple[str, ...] = ()
     adopt: bool = True
     drop: bool = True
+    privileges: PrivilegePolicy = field(default_factory=PrivilegePolicy)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -276,6 +279,8 @@ class Requirement:
 class ServerPolicy:
     """The policy of a PgServer. Patterns may contain `{namespace}`. `namespaces` are patterns of names; label
     requirements, if any, decide instead.
+
+    `privileges`, `databases` and `but` are as in PrivilegePolicy.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -289,6 +294,9 @@ class ServerPolicy:
     drop: bool = True
     protected: tuple[str, ...] = ()
     forbidden_metadata: tuple[str, ...] = ()
+    privileges: tuple[PrivilegeRule, ...] | None = None
+    databases: tuple[str, ...] | None = None
+    but: tuple[str, ...] = ()
 
     def policy(self, namespace: str, labels: Mapping[str, str]) -> Policy:
         """Returns the policy for objects of this namespace, which has these labels."""
@@ -303,12 +311,27 @@ class ServerPolicy:
             forbidden_metadata=self.forbidden_metadata,
             adopt=self.adopt,
             drop=self.drop,
+            privileges=self._privileges(namespace),
         )
+
+    def _privileges(self, namespace: str) -> PrivilegePolicy:
+        some = self.privileges
+        rules = None if some is None else tuple(_rule_within(rule, namespace) for rule in some)
+        return PrivilegePolicy(rules, self.databases, self.but)
 
     def _admits(self, namespace: str, labels: Mapping[str, str]) -> bool:
         if self.labels:
             return all(requirement.is_met(labels) for requirement in self.labels)
         return matches(namespace, self.namespaces)
+
+
+def _rule_within(rule: PrivilegeRule, namespace: str) -> PrivilegeRule:
+    return replace(
+        rule,
+        databases=_within(rule.databases, namespace),
+        schemas=_within(rule.schemas, namespace),
+        owned_by=None if rule.owned_by is None else _within(rule.owned_by, namespace),
+    )
 
 
 def _within(patterns: tuple[str, ...], namespace: str) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ class RequestReason(StrEnum):
     SERVER_NOT_READY = "server not ready"
     CONNECTED = "connected"
     CLAIM_RELEASED = "claim released"
+    PRIVILEGES = "privileges"
     SUSPENSION = "suspension"
     KUBERNETES_BACK = "kubernetes answers again"
     RESYNC = "resync"

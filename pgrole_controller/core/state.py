@@ -1,5 +1,6 @@
 """The desired and the observed state of one object and its server: everything that a decision depends on."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -7,9 +8,11 @@ from typing import Literal
 
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection_secret import Address, DesiredSecret
+from pgrole_controller.core.grantee import DatabasePrivileges
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordResult
 from pgrole_controller.core.plan import NewOwner, ReassignResult
 from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 
@@ -58,6 +61,9 @@ class Desired:
     - `remembered`: the verifier that was last set, if this process still knows it.
     - `password_result`: result of the password task that the last reconcile started.
     - `reassign_result`: result of emptying the role for `new_owner`.
+    - `privileges`: what the role may do, by database. A listed database is exact. None: not managed.
+    - `privileges_ignored`: spec.drift.ignore lists privileges.
+    - `privilege_results`: the latest result of each database's worker.
     """
 
     owner: Owner
@@ -80,6 +86,9 @@ class Desired:
     secrets: ObservedSecrets = field(default_factory=ObservedSecrets)
     password_result: PasswordResult | None = None
     remembered: Verifier | None = field(default=None, repr=False)
+    privileges: Mapping[str, DatabasePrivileges] | None = None
+    privileges_ignored: bool = False
+    privilege_results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,13 @@ class Server:
     generation: int = 0
     notes_generations: bool = False
     away: bool = False
+
+    @property
+    def keeps_privileges(self) -> bool:
+        """Whether claims there hold the declared privileges: since the version of schema pgrole that notes generations,
+        and not in status.
+        """
+        return self.claims == "Database" and self.notes_generations
 
 
 @dataclass(frozen=True, slots=True)

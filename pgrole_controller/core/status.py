@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
 from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.drift_record import DriftRecord, describe_last, extend_history, record_of, rfc3339
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.password import version_of
 from pgrole_controller.core.plan import Plan
 
@@ -23,9 +25,12 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """`by_databases`: it is about privileges, and the workers of the databases retry by themselves."""
+
     phase: Phase
     reason: Reason
     message: str
+    by_databases: bool = False
 
     @property
     def ready(self) -> bool:
@@ -36,9 +41,9 @@ class Outcome:
         """Whether the object is retried with back-off.
 
         A refusal may depend on the database, where not every change that could end it is announced. A contested object
-        has its own schedule.
+        has its own schedule, and so have the databases' workers.
         """
-        if self.reason is Reason.CONTESTED:
+        if self.reason is Reason.CONTESTED or self.by_databases:
             return False
         return self.phase is Phase.WORKING or (self.phase is Phase.STALLED and self.reason not in _OWN_FAULT)
 
@@ -87,12 +92,16 @@ _MESSAGE_LIMIT = 2048
 
 @dataclass(frozen=True, slots=True)
 class StatusDetails:
-    """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected."""
+    """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected.
+
+    `privileges`: None if there are none, or if nothing is known of them.
+    """
 
     server_name: str
     claim: Claim | None = None
     reported: tuple[str, ...] = ()
     next_rotation: datetime | None = None
+    privileges: GrantedPrivileges | None = None
 
 
 def build_status(
@@ -106,27 +115,51 @@ def build_status(
         "conditions": build_conditions(previous.get("conditions", ()), outcome, generation, now),
     }
     claim = details.claim
-    kept = ("role", "server", "lastDrift", "driftCount")
-    for name in kept if claim else (*kept, "passwordSecretVersion", "nextRotation"):
+    kept = ("role", "server", "lastDrift", "driftCount", "driftHistory")
+    for name in kept if claim else (*kept, "passwordSecretVersion", "nextRotation", "privileges"):
         if name in previous:
             status[name] = previous[name]
+    privileges = details.privileges
     if claim is not None:
         status["role"] = {"name": claim.role_name, "oid": claim.role_oid, "applied": claim.applied}
         status["server"] = {"name": details.server_name, "systemIdentifier": str(claim.system_identifier)}
-        status["driftCount"] = max(claim.drift_count, int(previous.get("driftCount", 0)))
-        if claim.last_drift_at is not None:
-            status["lastDrift"] = {
-                "time": rfc3339(claim.last_drift_at),
-                "fields": list(claim.last_drift_fields),
-                "corrected": True,
-            }
+        in_databases = sum(one.drift_count for one in privileges.last_results) if privileges else 0
+        status["driftCount"] = max(claim.drift_count + in_databases, int(previous.get("driftCount", 0)))
         if version := version_of(claim.record.source):
             status["passwordSecretVersion"] = version
         if details.next_rotation is not None:
             status["nextRotation"] = rfc3339(details.next_rotation)
+    if privileges is not None and (described := privileges.describe()):
+        status["privileges"] = described
+    _add_drifts(status, previous, details, now)
+    return status
+
+
+def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: StatusDetails, now: datetime) -> None:
+    """Adds lastDrift and driftHistory. After a restart, the previous status may know a later drift in a database."""
+    claim, records = details.claim, []
+    if claim is not None and claim.last_drift_at is not None:
+        fields = claim.last_drift_fields
+        records.append(DriftRecord(claim.last_drift_at, fields, corrected=True, count=len(fields)))
+    if details.privileges is not None:
+        some = [(one.database, one.last_drift) for one in details.privileges.last_results]
+        records += [record_of(database, drift) for database, drift in some if drift is not None]
+    if records:
+        exposes_all = details.privileges is not None and details.privileges.exposes_all
+        last = describe_last(max(records, key=lambda one: one.time), exposes_all=exposes_all)
+        before = previous.get("lastDrift") or {}
+        if not before.get("database") or str(before.get("time")) <= last["time"]:
+            status["lastDrift"] = last
     if details.reported:
         status["lastDrift"] = _reported_drift(previous.get("lastDrift"), details.reported, now)
-    return status
+        records.append(_record_reported(status["lastDrift"]))
+    if records:
+        status["driftHistory"] = extend_history(previous.get("driftHistory") or (), records)
+
+
+def _record_reported(described: Mapping[str, Any]) -> DriftRecord:
+    fields = tuple(described["fields"])
+    return DriftRecord(datetime.fromisoformat(described["time"]), fields, corrected=False, count=len(fields))
 
 
 def _reported_drift(previous: Mapping[str, Any] | None, fields: Sequence[str], now: datetime) -> dict[str, Any]:
@@ -170,8 +203,3 @@ def _condition(
         "observedGeneration": generation,
         "lastTransitionTime": before["lastTransitionTime"] if same and before else rfc3339(now),
     }
-
-
-def rfc3339(moment: datetime) -> str:
-    """Formats a moment in UTC with whole seconds, like metav1.Time."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -13,7 +13,7 @@ watched. If the Lease is deleted, its holder creates it again, and others wait a
 renewed. Every write names the version that was read, so of two candidates only one succeeds.
 
 Caveats: a paused process acts for a moment as if it still led. The fencing number in the database prevents harm
-(sql/install/08_leader.sql); the process draws it before it calls `confirm`. A process that first looks after the Lease
+(sql/database/20_leader.sql); the process draws it before it calls `confirm`. A process that first looks after the Lease
 was deleted knows of no holder and takes it, so two can lead until the holder notices.
 """
 

@@ -13,6 +13,7 @@ from operator import itemgetter
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.contest import Suspect
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.kept_privileges import LARGEST, KeptPrivileges, read_kept
 from pgrole_controller.core.parameters import Parameters, read_settings
 from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import NewOwner
@@ -38,6 +39,9 @@ _MOST_REACHED = 200
 
 #: Columns of sql/inspect/roles.sql that do not describe the role.
 _PASSING = frozenset({"place", "at"})
+
+#: Privileges in a claim that take more bytes than this are read alone: sql/inspect/roles.sql.
+LONG_PRIVILEGES = 16384
 
 #: More than an object can declare.
 _MANY_GROUPS = 100
@@ -181,6 +185,22 @@ async def read_claims(connection: Connection, cluster: str) -> list[HeldClaim]:
     return claims
 
 
+async def read_namespace_roles(
+    home: HomeConnection, namespaces: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], frozenset[int]]:
+    """Oids of the roles that each namespace (name, uid) claims on this server."""
+    rows = await fetch(
+        home.connection,
+        "look_for_namespace_roles",
+        queries.inspect("namespace_roles"),
+        [name for name, _ in namespaces],
+        [uid for _, uid in namespaces],
+        home.cluster,
+        home.identity.system_identifier,
+    )
+    return {namespaces[row.get("place", int) - 1]: frozenset(row.some("roles", int)) for row in rows}
+
+
 def parse_roles(rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bool) -> list[Observed | PgRoleError]:
     """One result for each (key, role name), in order. `claims`: the rows hold the claims."""
     found: dict[int, list[Row]] = {place: [] for place in range(1, len(asked) + 1)}
@@ -322,7 +342,22 @@ def _claim(row: Row) -> Claim | None:
             row.find("claim_server_uid", str) or "",
             row.find("claim_server_generation", int) or 0,
         ),
+        privileges=_privileges(row),
     )
+
+
+def _privileges(row: Row) -> KeptPrivileges:
+    """What the claim holds; nothing before version 4 of the schema."""
+    size, text = row.find("claim_privileges_bytes", int) or 0, row.find("claim_privileges", str)
+    if text is None and LONG_PRIVILEGES < size <= LARGEST:
+        raise Deferred
+    if text is None and size:
+        raise Transient(
+            Reason.DATABASE_ERROR,
+            f"the privileges in the claim on the role take {size} bytes, more than the controller ever writes: an "
+            f"administrator must set column privileges of its row in pgrole.claim to ''",
+        )
+    return read_kept(text or "")
 
 
 _SUSPECTS_SECONDS = 2.0

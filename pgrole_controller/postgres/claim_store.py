@@ -46,7 +46,7 @@ class ClaimStore(Protocol):
 
     @property
     def keeps_generations(self) -> bool:
-        """Whether claims record the generations of the objects that were last reconciled."""
+        """Whether claims record the generations of the objects that were last reconciled, and declared privileges."""
         ...
 
     async def read_roles(self, home: HomeConnection, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
@@ -79,6 +79,12 @@ class ClaimStore(Protocol):
 
     async def read_held(self, home: HomeConnection) -> list[HeldClaim]:
         """The claims of this cluster that are not released. Claims that cannot be read are left out."""
+        ...
+
+    async def read_namespace_roles(
+        self, home: HomeConnection, namespaces: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], frozenset[int]]:
+        """Oids of the roles that each namespace (name, uid) claims on this server: at most 10,000 each."""
         ...
 
     def opening(self) -> list[str]:

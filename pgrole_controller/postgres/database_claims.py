@@ -74,6 +74,12 @@ class DatabaseClaims:
         async with self._trusting(home.connection):
             return await catalog.read_claims(home.connection, home.cluster)
 
+    async def read_namespace_roles(
+        self, home: HomeConnection, namespaces: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], frozenset[int]]:
+        async with self._trusting(home.connection):
+            return await catalog.read_namespace_roles(home, namespaces)
+
     def opening(self) -> list[str]:
         guard = [queries.inspect("guard").strip()] if self.guarded else []
         if self.current:
@@ -154,6 +160,8 @@ def _claim_changes(plan: Plan) -> Iterator[str]:
     if plan.acted_on and holder:
         known = plan.acted_on
         yield _call("act_on", plan.role_name, holder, known.object, known.server_uid, known.server)
+    if plan.privileges is not None and holder:
+        yield _call("keep_privileges", plan.role_name, holder, plan.privileges)
     if plan.forget and plan.claim:
         yield _call("forget_claim", plan.role_name, plan.claim.owner.object_uid)
 

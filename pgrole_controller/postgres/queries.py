@@ -4,9 +4,13 @@ Some questions need claims and password verifiers. They name relations `claim` a
 front of the question defines: `sql/sources` has one definition for each place where claims and verifiers can be read.
 """
 
+import re
 from functools import cache
 
 from pgrole_controller import resources
+
+#: A text that a query sends as bytes; within it, parentheses are nested once at most.
+_SENT = re.compile(r"\btextsend\(((?:[^()]|\([^()]*\))*)\)")
 
 
 @cache
@@ -39,9 +43,48 @@ def without_schema(name: str) -> str:
 
 
 @cache
+def privileges(name: str, *, objects: str = "", raw: bool = False) -> str:
+    """One question about the privileges of a database. `objects`: the source of its relation `object`, if it has one:
+    a file in `sql/privileges/sources`. `raw`: the database has encoding SQL_ASCII, where textsend refuses names that
+    are not UTF-8.
+    """
+    question = resources.text("sql", "privileges", f"{name}.sql")
+    if objects:
+        source = resources.text("sql", "privileges", "sources", f"{objects}.sql")
+        question = f"WITH object AS NOT MATERIALIZED (\n{source}\n)\n{question}"
+    return _SENT.sub(r"convert_to(\1, 'SQL_ASCII')", question) if raw else question
+
+
+@cache
 def install() -> str:
-    """All of schema pgrole as one script, in the order of the file names."""
-    return "\n".join(resources.texts("sql", "install"))
+    """All of schema pgrole in the home database as one script, in the order of the file names in both folders."""
+    return "\n".join(text for _, text in sorted(_home_only() + _every_database()))
+
+
+@cache
+def install_database() -> str:
+    """What each database with managed privileges has, as one script; without the event triggers."""
+    return "\n".join(text for _, text in _every_database())
+
+
+def _home_only() -> list[tuple[str, str]]:
+    return resources.named_texts("sql", "install")
+
+
+def _every_database() -> list[tuple[str, str]]:
+    return resources.named_texts("sql", "database")
+
+
+@cache
+def install_event_triggers() -> str:
+    """The event triggers of one database: one statement."""
+    return resources.text("sql", "event_triggers", "install.sql")
+
+
+@cache
+def remove() -> str:
+    """Removes everything that is installed in one database: one statement."""
+    return resources.text("sql", "remove", "remove.sql")
 
 
 def _from_sources(question: str, claims: str, verifiers: str) -> str:

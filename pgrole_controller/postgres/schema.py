@@ -127,7 +127,7 @@ async def install(connection: Connection, *, allowed: bool = True) -> SchemaStat
 async def is_current(connection: Connection) -> bool:
     """Whether this version or a later one is installed and complete. Changes nothing. Raises PgRoleError."""
     with translate_errors("install"):
-        version = await _read_version(connection, await _read_parts(connection))
+        version = await _read_home_version(connection, await _read_parts(connection))
     return version is not None and version >= VERSION
 
 
@@ -142,7 +142,7 @@ async def others_may_create(connection: Connection) -> bool:
 
 async def _install(connection: Connection, *, allowed: bool) -> SchemaState:
     row = await _read_parts(connection)
-    version = await _read_version(connection, row)
+    version = await _read_home_version(connection, row)
     if version is not None and version >= VERSION:
         _check_announcing(row)
         await record_home(connection)
@@ -173,7 +173,7 @@ async def _create_or_replace(connection: Connection, row: Row) -> None:
         if not row["present"]:
             await connection.execute(_SCHEMA)
         await connection.execute(_LOCK)
-        version = await _read_version(connection, await _read_parts(connection))
+        version = await _read_home_version(connection, await _read_parts(connection))
         if version is not None and version >= VERSION:
             raise _InstalledMeanwhile
         await connection.execute(queries.install())
@@ -184,10 +184,16 @@ def _remedy(allowed: bool, row: Row) -> str:
     return f". A superuser can allow it: {_text(row.get('grant_to_create', bytes))}" if allowed else ""
 
 
-async def _read_version(connection: Connection, row: Row) -> int | None:
-    """The version of a schema that is complete and usable; else None. Raises Refused for one that is too new."""
-    if not row["versioned"]:
-        return None
+async def _read_home_version(connection: Connection, row: Row) -> int | None:
+    """The version of a home database's schema that is complete and usable; else None. Raises as `read_version`."""
+    return await read_version(connection, row) if row["versioned"] and row["home"] else None
+
+
+async def read_version(connection: Connection, row: Row) -> int | None:
+    """The version of a schema that is complete and usable; else None. Raises Refused for one that is too new.
+
+    `row`: of sql/inspect/installation.sql, without foreign parts; the table pgrole.installation exists.
+    """
     async with connection.transaction():
         await connection.execute(queries.inspect("guard"))
         installed = await connection.fetchrow("SELECT version, parts FROM pgrole.installation")

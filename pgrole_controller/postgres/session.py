@@ -45,7 +45,7 @@ from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, 
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.protocol import reason_of
-from pgrole_controller.postgres.rows import query_each
+from pgrole_controller.postgres.rows import fetch_row, query_each
 from pgrole_controller.postgres.schema import SchemaState, is_current
 from pgrole_controller.postgres.status_claims import StatusClaims
 
@@ -115,6 +115,11 @@ class Session:
     def _home(self) -> HomeConnection:
         return HomeConnection(self._connection, self.identity, self.cluster)
 
+    async def read_database_name(self) -> str:
+        """The name of the home database."""
+        query = "SELECT pg_catalog.textsend(pg_catalog.current_database()::text) AS database"
+        return (await fetch_row(self._connection, "", query)).text("database")
+
     async def is_suspended(self) -> bool:
         """Whether a superuser has suspended all changes."""
         return await _is_suspended(self._connection)
@@ -164,6 +169,12 @@ class Session:
     async def read_claims(self) -> list[HeldClaim]:
         """The claims of this cluster that are not released."""
         return await self.claims.read_held(self._home)
+
+    async def read_namespace_roles(
+        self, namespaces: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], frozenset[int]]:
+        """Oids of the roles that each namespace (name, uid) claims on this server."""
+        return await self.claims.read_namespace_roles(self._home, namespaces) if namespaces else {}
 
     async def read_suspects(self, role_names: Sequence[str]) -> dict[str, tuple[Suspect, ...]]:
         """By role name: sessions that may have changed the role."""
@@ -260,7 +271,7 @@ async def run_session(
                 await work(session)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise first_error(group) from group
 
 
 def _open_claims(status_claims: StatusClaims, found: Capabilities) -> ClaimStore:
@@ -286,7 +297,7 @@ async def _stand_by(
             await candidate.stand_by()
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise _first(group) from group
+        raise first_error(group) from group
     return waiting.fence
 
 
@@ -371,7 +382,7 @@ async def _await_upgrade(detector: Detector, seconds: float, session: anyio.Canc
     session.cancel()
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first PgRoleError of a group that holds nothing else; otherwise the group itself."""
     failures, rest = group.split(PgRoleError)
     if rest is not None or failures is None:

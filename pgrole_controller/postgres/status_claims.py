@@ -91,6 +91,19 @@ class StatusClaims:
     async def read_held(self, home: HomeConnection) -> list[HeldClaim]:  # noqa: ARG002
         return self.held()
 
+    async def read_namespace_roles(
+        self,
+        home: HomeConnection,
+        namespaces: Sequence[tuple[str, str]],
+    ) -> dict[tuple[str, str], frozenset[int]]:
+        roles: dict[tuple[str, str], set[int]] = {place: set() for place in namespaces}
+        for claim in self._claims.values():
+            owner = claim.owner
+            some = roles.get((owner.namespace, owner.namespace_uid))
+            if some is not None and owner.cluster == home.cluster and claim.role_oid and not claim.released:
+                some.add(claim.role_oid)
+        return {place: frozenset(some) for place, some in roles.items()}
+
     def opening(self) -> list[str]:
         return [_ABANDONED, queries.without_schema("lock_changes"), queries.without_schema("check_not_suspended")]
 

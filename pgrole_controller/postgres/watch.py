@@ -8,8 +8,8 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn, TypeAlias
 
 import anyio
 
@@ -33,6 +33,15 @@ _LONGEST_NAME = 63
 
 def read_names(payload: str) -> tuple[str, ...] | None:
     """The role names in a payload; EVERYTHING for `{"op": "many"}`; empty for a malformed payload."""
+    return _read(payload, "many", ("name", "was", "claim"))
+
+
+def read_databases(payload: str) -> tuple[str, ...] | None:
+    """The names of databases in a payload; EVERYTHING for `{"op": "databases"}`; empty for any other payload."""
+    return _read(payload, "databases", ("database", "database_was"))
+
+
+def _read(payload: str, all_of_them: str, items: Sequence[str]) -> tuple[str, ...] | None:
     if len(payload) > _LONGEST:
         return ()
     try:
@@ -41,18 +50,24 @@ def read_names(payload: str) -> tuple[str, ...] | None:
         return ()
     if not isinstance(message, dict):
         return ()
-    if message.get("op") == "many":
+    if message.get("op") == all_of_them:
         return EVERYTHING
-    names = (message.get(item) for item in ("name", "was", "claim"))
+    names = (message.get(item) for item in items)
     return tuple(name for name in names if isinstance(name, str) and len(name) <= _LONGEST_NAME)
 
 
-def read_all(payloads: Iterable[bytes]) -> tuple[set[str], bool]:
-    """The role names in these payloads, and whether one of them means EVERYTHING."""
+#: Called with names, or with EVERYTHING.
+OnNames: TypeAlias = Callable[[tuple[str, ...] | None], None]
+
+
+def read_all(
+    payloads: Iterable[bytes], read: Callable[[str], tuple[str, ...] | None] = read_names
+) -> tuple[set[str], bool]:
+    """The names in these payloads, and whether one of them means EVERYTHING."""
     found: set[str] = set()
     everything = False
     for payload in set(payloads):
-        names = read_names(payload.decode(errors="replace"))
+        names = read(payload.decode(errors="replace"))
         if names is EVERYTHING:
             everything = True
         else:
@@ -94,11 +109,14 @@ class NotificationHandler:
     other sessions only matter if another cluster's controller detected a change first.
     """
 
-    def __init__(self, watcher_pid: int, token: str, on_change: Callable[[tuple[str, ...] | None], None]) -> None:
+    def __init__(
+        self, watcher_pid: int, token: str, on_change: OnNames, on_database: OnNames = lambda _names: None
+    ) -> None:
         self.greeted = anyio.Event()
         self._watcher_pid = watcher_pid
         self._greeting = greeting(token).encode()
         self._on_change = on_change
+        self._on_database = on_database
         self._next = 0.0  # loop time from which other sessions may announce all roles again
         self._later: asyncio.TimerHandle | None = None
 
@@ -116,15 +134,26 @@ class NotificationHandler:
             self._on_change(tuple(names))
         if everything:
             self._on_change(None)
-        elif requested or left_out:
+        every_database = self._receive_databases(ours, theirs)
+        if left_out or every_database or (requested and not everything):
             self._announce_everything()
+
+    def _receive_databases(self, ours: list[bytes], theirs: list[bytes]) -> bool:
+        """Returns whether other sessions announced all databases."""
+        names, everything = read_all(ours, read_databases)
+        more, requested = read_all(theirs, read_databases)
+        if names := names | more:
+            self._on_database(tuple(names))
+        if everything:
+            self._on_database(None)
+        return requested and not everything
 
     def stop(self) -> None:
         if self._later is not None:
             self._later.cancel()
 
     def _announce_everything(self) -> None:
-        """Announces all roles, FOREIGN_SECONDS after the last time at the earliest."""
+        """Announces all roles and databases, FOREIGN_SECONDS after the last time at the earliest."""
         if self._later is not None:
             return
         loop = asyncio.get_running_loop()
@@ -134,18 +163,24 @@ class NotificationHandler:
         self._later = None
         self._next = asyncio.get_running_loop().time() + FOREIGN_SECONDS
         self._on_change(None)
+        self._on_database(None)
 
 
 async def listen(
-    listener: Connection, watcher: Connection, on_change: Callable[[tuple[str, ...] | None], None]
+    listener: Connection,
+    watcher: Connection,
+    on_change: OnNames,
+    on_database: OnNames = lambda _names: None,
 ) -> None:
     """LISTENs, and verifies that notifications of the watch connection arrive, which a pooler may prevent.
 
+    `on_change`: roles changed. `on_database`: databases were created, renamed or dropped, or have another owner or ACL.
     Raises NotDelivered if they do not arrive, and other PgRoleErrors.
     """
     token = secrets.token_hex(8)
     with translate_errors():
-        handler = NotificationHandler(await watcher.fetchval("SELECT pg_catalog.pg_backend_pid()"), token, on_change)
+        pid = await watcher.fetchval("SELECT pg_catalog.pg_backend_pid()")
+        handler = NotificationHandler(pid, token, on_change, on_database)
         listener.add_termination_listener(lambda _connection: handler.stop())
         protocol_of(listener).listen(handler.notes())
         await listener.execute(f"LISTEN {CHANNEL}")

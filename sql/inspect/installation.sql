@@ -31,6 +31,10 @@ SELECT
         FROM schema AS s JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
         WHERE c.relname IN ('installation', 'turn_to_look')
     ) AS versioned,
+    -- the home database has claims; the others have only what each database with managed privileges has
+    EXISTS (
+        SELECT FROM schema AS s JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid WHERE c.relname = 'claim'
+    ) AS home,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
     textsend(
         format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), session_user)

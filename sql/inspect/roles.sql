@@ -4,7 +4,7 @@
 -- Any role that can log in can make some of them as long as PostgreSQL permits. Values longer than an object can declare are
 -- not sent, and not even decompressed (octet_length and pg_column_size do not): then a comment is one zero byte, and the
 -- settings in one database are NULL. `put_off`: memberships and settings are omitted since they are, or may be, long; the
--- role must be requested alone.
+-- role must be requested alone. So must one whose claim holds long privileges, which are NULL then.
 -- Relations claim and verifier: sql/sources.
 -- $1 name[] role names ('' if the object was deleted)   $2 text[] namespaces   $3 text[] objects   $4 text cluster
 -- $5 bigint system identifier
@@ -66,6 +66,10 @@ SELECT
     -- since version 4 of the schema
     (g.claim ->> 'object_generation')::bigint AS claim_object_generation, g.claim ->> 'server_uid' AS claim_server_uid,
     (g.claim ->> 'server_generation')::bigint AS claim_server_generation,
+    k.bytes AS claim_privileges_bytes,
+    CASE WHEN k.bytes <= CASE WHEN cardinality($1::name[]) > 1 THEN 16384 ELSE 1048576 END
+        THEN g.claim ->> 'privileges'
+    END AS claim_privileges,
     ARRAY(
         SELECT ARRAY[f.role_name, f.object_uid]
         FROM claim AS f
@@ -76,7 +80,8 @@ SELECT
     current_setting('scram_iterations', true)::int AS scram_iterations, statement_timestamp() AS at
 FROM unnest($1::name[], $2::text[], $3::text[]) WITH ORDINALITY AS a (role_name, namespace, object, place)
 LEFT JOIN claim AS c ON c.role_name = a.role_name::text
-LEFT JOIN LATERAL (SELECT to_jsonb(c) AS claim) AS g ON true
+LEFT JOIN LATERAL (SELECT to_jsonb(c) AS claim OFFSET 0) AS g ON true -- computed once
+LEFT JOIN LATERAL (SELECT octet_length(g.claim ->> 'privileges') AS bytes) AS k ON true
 LEFT JOIN LATERAL (
     SELECT n.* FROM pg_catalog.pg_roles AS n WHERE n.rolname = a.role_name
     UNION ALL -- not UNION, which would decompress the settings to compare them

@@ -31,6 +31,11 @@ ALTER TABLE pgrole.claim
     ADD COLUMN IF NOT EXISTS server_uid        text NOT NULL DEFAULT '',
     ADD COLUMN IF NOT EXISTS server_generation bigint NOT NULL DEFAULT 0;
 
+-- Since version 4. Privileges by database, as JSON: those that the spec declares, and those that earlier ones declared and
+-- that are not revoked yet. Another object that takes the claim over inherits them, so that they are revoked.
+ALTER TABLE pgrole.claim
+    ADD COLUMN IF NOT EXISTS privileges text NOT NULL DEFAULT '';
+
 CREATE INDEX IF NOT EXISTS claim_object ON pgrole.claim (cluster, namespace, object);
 
 -- Two objects never hold the same role. An oid of 0 means that the role was dropped and its oid reused. If version 1 let two

@@ -228,7 +228,66 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Updates role_state, which notifies listeners of the changed roles. Writes nothing if no role changed. Returns the text of
+-- Since version 4. The databases as last observed, by version of their rows in pg_database: that is renewed when a database is
+-- created, renamed, given to another owner, or changes its ACL. Version 0: written by a transaction that had not ended.
+CREATE TABLE IF NOT EXISTS pgrole.database_state (
+    oid     oid PRIMARY KEY,
+    name    text COLLATE "C" NOT NULL,
+    version xid NOT NULL
+);
+
+-- The payload for one database, as `message` is for a role. Under `name`, releases before would take it for a role.
+CREATE OR REPLACE FUNCTION pgrole.message_of_database(called text, was text) RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM convert_to(concat_ws(' ', called, was), 'UTF8');
+    RETURN json_strip_nulls(json_build_object('op', 'database', 'database', called, 'database_was', was));
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+    RETURN '{"op":"databases"}';
+END
+$$;
+
+-- Updates database_state and notifies listeners of the databases that differ. `own` as in compare. The caller holds the lock on
+-- observing.
+CREATE OR REPLACE FUNCTION pgrole.record_databases(own xid8) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    many  CONSTANT integer := 100;
+    first CONSTANT boolean := NOT EXISTS (SELECT FROM pgrole.database_state);
+    called text[];
+    were   text[];
+BEGIN
+    WITH differing AS MATERIALIZED (
+        SELECT coalesce(d.oid, s.oid) AS oid, d.datname::text AS name, d.xmin AS version, s.name AS was
+        FROM pg_database AS d FULL JOIN pgrole.database_state AS s ON s.oid = d.oid
+        WHERE d.oid IS NULL OR s.oid IS NULL OR d.xmin <> s.version
+    ),
+    dropped AS (
+        DELETE FROM pgrole.database_state AS s USING differing AS d WHERE s.oid = d.oid AND d.name IS NULL
+    ),
+    kept AS (
+        INSERT INTO pgrole.database_state AS s (oid, name, version)
+        SELECT d.oid, d.name, CASE WHEN age(d.version) <= age(own::xid) THEN '0'::xid ELSE d.version END
+        FROM differing AS d
+        WHERE d.name IS NOT NULL
+        ON CONFLICT (oid) DO UPDATE SET name = excluded.name, version = excluded.version
+    )
+    SELECT array_agg(coalesce(d.name, d.was)), array_agg(CASE WHEN d.was <> d.name THEN d.was END)
+    INTO called, were
+    FROM differing AS d;
+    IF first OR cardinality(called) > many THEN
+        PERFORM pg_notify('pgrole', '{"op":"databases"}');
+    ELSE
+        PERFORM pg_notify('pgrole', pgrole.message_of_database(n.called, n.was)) FROM unnest(called, were) AS n (called, was);
+    END IF;
+END
+$$;
+
+-- Updates role_state, which notifies listeners of the changed roles, and database_state. Writes nothing if no role changed. Returns the text of
 -- a snapshot up to which everything has been observed: while pg_current_snapshot() equals it, there is nothing new.
 -- `everything`: ignores earlier observations.
 CREATE OR REPLACE FUNCTION pgrole.observe(everything boolean DEFAULT false) RETURNS text
@@ -249,6 +308,7 @@ DECLARE
     moved    oid[];
     counted  bigint[];
     known    boolean;
+    databases boolean;
     compared record;
 BEGIN
     LOOP
@@ -276,12 +336,14 @@ BEGIN
                 f.system_identifier = c.system_identifier
                 AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - f.since::text::bigint BETWEEN 0 AND 1 << 30,
                 false
-            ))
-        INTO seen, moved, counted, known
+            )),
+            (SELECT coalesce(bit_xor(hash_record_extended(ROW(d.oid, d.xmin), 0)), 0) FROM pg_database AS d)
+                <> (SELECT coalesce(bit_xor(hash_record_extended(ROW(s.oid, s.version), 0)), 0) FROM pgrole.database_state AS s)
+        INTO seen, moved, counted, known, databases
         FROM pg_control_system() AS c, now AS n
         LEFT JOIN pgrole.fingerprint AS f ON f.catalog = n.catalog;
 
-        IF known AND moved IS NULL AND NOT everything THEN
+        IF known AND moved IS NULL AND NOT databases AND NOT everything THEN
             RETURN seen;
         END IF;
         EXIT WHEN pgrole.try_turn_to_look();
@@ -289,12 +351,15 @@ BEGIN
         LOCK TABLE pgrole.turn_to_look IN SHARE UPDATE EXCLUSIVE MODE;
     END LOOP;
 
+    IF databases THEN
+        PERFORM pgrole.record_databases(own);
+    END IF;
     IF everything OR NOT known THEN
         PERFORM pgrole.forget();
         SELECT array_agg(f.catalog), array_agg(-1::bigint) INTO moved, counted FROM pgrole.fingerprint AS f;
         seen := '';
     END IF;
-    compared := pgrole.compare(moved, counted, seen, own);
+    compared := pgrole.compare(coalesce(moved, '{}'), coalesce(counted, '{}'), seen, own);
     IF everything OR NOT known THEN
         PERFORM pgrole.record(
             ARRAY(SELECT r.oid FROM pg_roles AS r UNION SELECT s.oid FROM pgrole.role_state AS s), compared.roles

@@ -1,14 +1,6 @@
 -- Functions that a transaction that changes roles calls in addition to the role DDL.
 -- PGR01: the state that the caller read has changed; nothing is changed, and the caller reads it again.
 
--- Takes the lock on changes until the transaction ends: concurrent ALTER ROLE on one row fails with "tuple concurrently updated".
-CREATE OR REPLACE FUNCTION pgrole.lock_changes() RETURNS void
-LANGUAGE sql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    LOCK TABLE pgrole.turn_to_change IN SHARE UPDATE EXCLUSIVE MODE
-$$;
-
 -- The name of lock_changes before version 4: controllers of 0.2.0 call it during an upgrade, and the command `claims` with
 -- version 3. Its callers may lack EXECUTE on lock_changes, so it does not call that.
 CREATE OR REPLACE FUNCTION pgrole.take_turn() RETURNS void
@@ -159,6 +151,21 @@ AS $$
 BEGIN
     UPDATE pgrole.claim AS c
     SET object_generation = generation, server_uid = of_server, server_generation = generation_of_server
+    WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
+$$;
+
+-- Since version 4. Stores in the claim what the object declares its role may do, and what it declared before.
+CREATE OR REPLACE FUNCTION pgrole.keep_privileges(claimed_name text, holder text, privileges text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE pgrole.claim AS c
+    SET privileges = keep_privileges.privileges
     WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';

@@ -33,7 +33,8 @@ SELECT jsonb_build_object(
     'comments', (SELECT jsonb_agg(to_jsonb(d) ORDER BY d::text) FROM pg_shdescription AS d),
     'claims', (
         SELECT jsonb_agg(
-            to_jsonb(c) - ARRAY['object_generation', 'server_uid', 'server_generation'] ORDER BY c.role_name
+            to_jsonb(c) - ARRAY['object_generation', 'server_uid', 'server_generation', 'privileges']
+            ORDER BY c.role_name
         )
         FROM pgrole.claim AS c
     )

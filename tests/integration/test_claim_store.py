@@ -9,6 +9,8 @@ import pytest_asyncio
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.diff import Create, Rename, SetAttribute
 from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.grantee import DatabasePrivileges
+from pgrole_controller.core.kept_privileges import LARGEST, write_kept
 from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import NewOwner, Plan
 from pgrole_controller.core.request import Key
@@ -20,6 +22,7 @@ from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import ClaimStore, HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.rows import Deferred
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
 from tests.integration.sql_support import role_oid, seen
@@ -177,6 +180,62 @@ async def test_the_state_of_the_password_is_kept(scene: Scene) -> None:
     record = PasswordRecord(source="secret/1", digest="sha256:p", rotate="now", connection="sha256:c")
     assert await scene.apply(change(claim, Plan("app", record=record))) == [""]
     assert (await scene.claim()).record == record
+
+
+async def test_privileges_are_kept_until_they_are_cleared_and_by_another_owner_too(scene: Scene) -> None:
+    declared = DatabasePrivileges("or'ders", on_database=frozenset({"CONNECT"}), unmanaged=("\u2603\\",))
+    kept = {"or'ders": (declared,)}
+    claim = await scene.create()
+    assert await scene.apply(change(claim, Plan("app", privileges=write_kept(kept)))) == [""]
+    in_rows = isinstance(scene.claims, DatabaseClaims)  # status holds none
+    assert (await scene.claim()).privileges == (kept if in_rows else {})
+    drifted = Plan("app", owner=OWNER, applied="sha256:2", drift=("login",))
+    assert await scene.apply(change(await scene.claim(), drifted)) == [""]
+    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert await scene.apply(change(await scene.claim(), Plan("app", owner=OTHER, applied="sha256:3"))) == [""]
+    assert (await scene.claim()).privileges == (kept if in_rows else {})
+    if in_rows:
+        (error,) = await scene.apply(change(claim, Plan("app", privileges="")))
+        assert "changed since" in error
+    assert await scene.apply(change(await scene.claim(), Plan("app", privileges=""))) == [""]
+    assert (await scene.claim()).privileges == {}
+
+
+async def test_privileges_are_read_within_bounds_and_a_long_one_alone(scene: Scene) -> None:
+    if not isinstance(scene.claims, DatabaseClaims):
+        pytest.skip("status holds no privileges")
+    await scene.create()
+    await scene.create("second", OTHER)
+    asked = [(KEY, "app"), (OTHER_KEY, "second")]
+    long = replace(DatabasePrivileges("orders"), created_by=tuple(f"{number:062}" for number in range(1000)))
+    await scene.hand.execute(
+        "UPDATE pgrole.claim SET privileges = $1 WHERE role_name = 'app'", write_kept({"orders": (long,)})
+    )
+    app, second = await scene.claims.read_roles(scene.home, asked)
+    assert isinstance(app, Deferred)
+    assert isinstance(second, Observed)
+    assert (await scene.claim()).privileges == {"orders": (long,)}
+    for text in ("{", "x" * (LARGEST + 1)):
+        await scene.hand.execute("UPDATE pgrole.claim SET privileges = $1 WHERE role_name = 'app'", text)
+        app, second = await scene.claims.read_roles(scene.home, asked)
+        assert isinstance(app, Transient)
+        assert not isinstance(app, Deferred)
+        assert isinstance(second, Observed)
+
+
+async def test_the_roles_of_a_namespace_are_those_that_it_claims(scene: Scene) -> None:
+    app = await scene.create()
+    elsewhere = replace(OTHER, namespace="lake", namespace_uid="ns-2")
+    second = await scene.create("second", elsewhere)
+    await scene.hand.execute("CREATE ROLE renamed")
+    asked = [("shop", "ns-uid"), ("lake", "ns-2"), ("lake", "ns-0")]
+    assert await scene.claims.read_namespace_roles(scene.home, asked) == {
+        ("shop", "ns-uid"): {app.role_oid},
+        ("lake", "ns-2"): {second.role_oid},
+        ("lake", "ns-0"): frozenset(),
+    }
+    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert (await scene.claims.read_namespace_roles(scene.home, asked[:1]))[asked[0]] == frozenset()
 
 
 async def test_another_owner_starts_without_the_drift_and_the_sources_of_the_last_one(scene: Scene) -> None:

@@ -76,6 +76,27 @@ async def test_defaults_of_the_api_server_are_those_of_the_models(api_server: Ap
         ({"connection": _CONNECTION, "drift": {"interval": "1 day"}}, "spec.drift.interval"),
         ({"connection": _CONNECTION, "drift": {"mode": "watch"}}, "spec.drift.mode: Unsupported value"),
         ({"connection": _CONNECTION, "resyncInterval": "721h"}, "1s to 720h"),
+        ({"connection": _CONNECTION, "databases": {}}, "spec.databases.matchNames: Required value"),
+        ({"connection": _CONNECTION, "databases": {"matchNames": []}}, "should have at least 1 items"),
+        ({"connection": _CONNECTION, "databases": {"matchNames": ["*"], "max": 0}}, "greater than or equal to 1"),
+        ({"connection": _CONNECTION, "databases": {"matchNames": ["*"], "max": 501}}, "less than or equal to 500"),
+        (
+            {"connection": _CONNECTION, "databases": {"matchNames": ["*"], "detection": "Watch"}},
+            'spec.databases.detection: Unsupported value: "Watch"',
+        ),
+        ({"connection": _CONNECTION, "allow": {"privileges": [{"kinds": []}]}}, "should have at least 1 items"),
+        (
+            {"connection": _CONNECTION, "allow": {"privileges": [{"privileges": ["ALL"]}]}},
+            'spec.allow.privileges[0].privileges[0]: Unsupported value: "ALL"',
+        ),
+        ({"connection": _CONNECTION, "attribution": {"auditLog": "Csvlog"}}, "Unsupported value"),
+        ({"connection": _CONNECTION, "attribution": {"expose": "Some"}}, "Unsupported value"),
+        ({"connection": _CONNECTION, "history": {"retention": "0d"}}, "from 1d to 3650d, such as 90d"),
+        ({"connection": _CONNECTION, "history": {"retention": "3651d"}}, "from 1d to 3650d, such as 90d"),
+        ({"connection": _CONNECTION, "history": {"retention": "1h"}}, "from 1d to 3650d, such as 90d"),
+        ({"connection": _CONNECTION, "history": {"retention": "87601h"}}, "from 1d to 3650d, such as 90d"),
+        ({"connection": _CONNECTION, "history": {"retention": "1d12h"}}, "spec.history.retention"),
+        ({"connection": _CONNECTION, "history": {"maxRows": 10}}, "greater than or equal to 1000"),
     ],
 )
 async def test_what_the_rules_refuse_is_refused_in_their_words(
@@ -88,7 +109,7 @@ async def test_what_the_rules_refuse_is_refused_in_their_words(
 
 
 async def test_all_of_it_is_taken(api_server: ApiServer) -> None:
-    spec = {
+    spec: dict[str, Any] = {
         "connection": {
             **_CONNECTION,
             "hosts": ["pg-1.example", "10.0.0.1", "2001:db8::1"],
@@ -102,9 +123,17 @@ async def test_all_of_it_is_taken(api_server: ApiServer) -> None:
             "memberOf": ["readers"],
             "parameters": ["log_statement"],
             "reassignTo": ["heirs_*"],
+            "privileges": [
+                {"ownedBy": ["{namespace}_*"]},
+                {"databases": ["warehouse"], "schemas": ["shared"], "kinds": ["Schema", "Table"]},
+                {"privileges": ["USAGE", "SELECT", "CONNECT", "EXECUTE"]},
+            ],
             "adopt": True,
             "drop": False,
         },
+        "databases": {"matchNames": ["*"], "except": ["template1"], "max": 500, "detection": "Events"},
+        "attribution": {"auditLog": "Pgaudit", "expose": "Full"},
+        "history": {"retention": "36h", "maxRows": 1000, "addresses": False},
         "protectedRoles": [],
         "drift": {"mode": "Poll", "interval": "500ms"},
         "resyncInterval": "30m",
@@ -112,3 +141,18 @@ async def test_all_of_it_is_taken(api_server: ApiServer) -> None:
     }
     made = await create(api_server, spec)
     assert PgServer.model_validate(made).spec == PgServer.model_validate({**made, "spec": spec}).spec
+    assert made["spec"]["allow"]["privileges"] == spec["allow"]["privileges"]
+
+
+@pytest.mark.parametrize("retention", ["1d", "90d", "3650d", "24h", "87600h", "36h30m"])
+async def test_a_retention_is_in_days_or_a_duration(api_server: ApiServer, retention: str) -> None:
+    made = await create(api_server, {"connection": _CONNECTION, "history": {"retention": retention}})
+    assert PgServer.model_validate(made).spec.history.retention == retention
+
+
+async def test_databases_have_their_defaults_only_where_they_are_declared(api_server: ApiServer) -> None:
+    assert "databases" not in (await create(api_server, {"connection": _CONNECTION}))["spec"]
+    made = await create(api_server, {"connection": _CONNECTION, "databases": {"matchNames": ["orders"]}})
+    assert made["spec"]["databases"] == {"matchNames": ["orders"], "max": 50, "detection": "Auto"}
+    assert made["spec"]["attribution"] == {"auditLog": "Never", "expose": "Minimal"}
+    assert made["spec"]["history"] == {"retention": "90d", "maxRows": 1_000_000, "addresses": True}

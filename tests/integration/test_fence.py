@@ -1,4 +1,4 @@
-"""sql/install/08_leader.sql and postgres/fence: of two that could write, one does, whatever order they come in."""
+"""sql/database/20_leader.sql and postgres/fence: of two that could write, one does, whatever order they come in."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -77,7 +77,7 @@ def test_schema_holds_only_what_kubernetes_knows() -> None:
 def test_every_rule_has_a_message_and_a_reason() -> None:
     rules = [rule for _, schema in _fields() for rule in schema.get("x-kubernetes-validations", ())]
     rules += _root()["x-kubernetes-validations"]
-    assert len(rules) == 31
+    assert len(rules) == 54
     assert all(rule["message"] and rule["reason"] for rule in rules)
 
 
@@ -101,6 +101,7 @@ def test_fields_are_those_of_this_version_and_no_others() -> None:
         "memberOf",
         "parameters",
         "databaseParameters",
+        "privileges",
         "connectionSecret",
         "drift",
         "adopt",
@@ -116,6 +117,8 @@ def test_fields_are_those_of_this_version_and_no_others() -> None:
         "server",
         "lastDrift",
         "driftCount",
+        "driftHistory",
+        "privileges",
         "passwordSecretVersion",
         "nextRotation",
     }
@@ -123,7 +126,7 @@ def test_fields_are_those_of_this_version_and_no_others() -> None:
 
 def test_everything_that_can_drift_can_be_left_to_others_but_the_name() -> None:
     ignored = _root()["properties"]["spec"]["properties"]["drift"]["properties"]["ignore"]["items"]["enum"]
-    assert sorted(ignored) == sorted(set(FIELD_NAMES.values()) - {"name"})
+    assert sorted(ignored) == sorted({*FIELD_NAMES.values(), "privileges"} - {"name"})
 
 
 def test_kubectl_get_shows_role_server_ready_reason_drifts_and_age() -> None:

@@ -1,16 +1,26 @@
 """core/deletion: decisions about objects that are being deleted. No I/O: tests give the observed state."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.deletion import LOGIN_TAKEN, add_way_out, decide_deletion, find_role_to_drop
+from pgrole_controller.core.deletion import (
+    LOGIN_TAKEN,
+    add_way_out,
+    decide_deletion,
+    find_role_to_drop,
+    may_revoke,
+)
 from pgrole_controller.core.diff import Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.grantee import DatabasePrivileges, PrivilegePolicy
+from pgrole_controller.core.kept_privileges import grantee_of
 from pgrole_controller.core.plan import NewOwner, Plan, ReassignOwned, ReassignResult
 from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 
@@ -230,3 +240,76 @@ class TestWhichRoleIsLookedAt:
     )
     def test_none_where_nothing_is_dropped(self, asked: Desired, observed: Observed) -> None:
         assert find_role_to_drop(asked, observed, SERVER, Policy()) is None
+
+
+class TestPrivileges:
+    kept: ClassVar = {"orders": (DatabasePrivileges("orders", on_database=frozenset({"CONNECT"})),)}
+    server = replace(SERVER, notes_generations=True)
+    policy = Policy(privileges=PrivilegePolicy(databases=("*",)))
+
+    def end(self, asked: Desired, observed: Observed, server: Server | None = None, **policy: object) -> Plan:
+        allowed = replace(self.policy, **policy)  # type: ignore[arg-type]
+        return decide_deletion(asked, observed, server or self.server, allowed)
+
+    def see(self, *existing: str, **values: object) -> Observed:
+        references = References(databases=frozenset(existing))
+        return see(claim=claim(privileges=self.kept), references=references, dependents=OWNS, **values)
+
+    def confirm(self, asked: Desired, **values: object) -> Desired:
+        grantee = grantee_of(asked, self.kept, OID)
+        result = PrivilegeResult(grantee.key, grantee.uid, "orders", grantee.digest_of("orders"), confirmed=True)
+        return replace(asked, privilege_results={"orders": replace(result, **values)})  # type: ignore[arg-type]
+
+    def test_they_are_revoked_before_anything_else_is_looked_at(self) -> None:
+        with pytest.raises(Waiting) as caught:
+            self.end(desired(), self.see("orders"))
+        assert caught.value.reason is Reason.PROGRESSING
+        assert 'revokes privileges of role "app" in database "orders" before it drops the role' in caught.value.message
+
+    def test_what_cannot_be_revoked_blocks_the_drop_and_the_way_out_is_named(self) -> None:
+        error = Transient(Reason.SERVER_NOT_READY, "the connection was refused")
+        asked = self.confirm(desired(), confirmed=False, error=error)
+        with pytest.raises(Waiting) as caught:
+            self.end(asked, self.see("orders"))
+        assert caught.value.reason is Reason.DROP_BLOCKED
+        assert "the connection was refused. To keep the role" in caught.value.message
+
+    def test_a_database_that_the_controller_may_not_connect_to_blocks_the_drop(self) -> None:
+        with pytest.raises(Waiting) as caught:
+            self.end(desired(), self.see("orders"), privileges=PrivilegePolicy())
+        assert caught.value.reason is Reason.DROP_BLOCKED
+        assert "spec.databases" in caught.value.message
+
+    def test_once_confirmed_the_claim_forgets_them_and_the_drop_goes_on(self) -> None:
+        cleared = self.end(self.confirm(desired()), self.see("orders"))
+        assert (cleared.privileges, cleared.changes, cleared.forget) == ("", (), False)
+        assert self.end(desired(), see(references=References())).changes == (Drop("app"),)
+
+    def test_a_database_that_is_gone_counts_as_confirmed(self) -> None:
+        assert self.end(desired(), self.see()).privileges == ""
+
+    def test_a_role_that_is_gone_has_none(self) -> None:
+        assert self.end(desired(), replace(self.see("orders", named=None), dependents=())).forget
+
+    def test_retain_revokes_nothing(self) -> None:
+        plan = self.end(desired(drop=False), self.see("orders"))
+        assert plan.releases == (("app", ME.object_uid),)
+        assert plan.privileges is None
+
+    @pytest.mark.parametrize(("values", "policy"), [({"suspended": True}, {}), ({}, {"drop": False})])
+    def test_what_may_not_be_dropped_keeps_them(self, values: dict[str, object], policy: dict[str, object]) -> None:
+        with pytest.raises(Waiting):
+            self.end(desired(**values), self.see("orders"), self.server, **policy)
+        assert not may_revoke(
+            desired(**values),
+            self.see("orders"),
+            self.server,
+            replace(self.policy, **policy),  # type: ignore[arg-type]
+        )
+
+    def test_where_claims_hold_none_what_the_spec_declares_is_revoked(self) -> None:
+        asked, server = desired(privileges={"orders": self.kept["orders"][0]}), replace(self.server, claims="Status")
+        observed = see(references=References(databases=frozenset({"orders"})))
+        with pytest.raises(Waiting):
+            self.end(asked, observed, server)
+        assert self.end(self.confirm(asked), observed, server).changes == (Drop("app"),)

@@ -2,6 +2,9 @@
 
 import pytest
 
+from pgrole_controller.cli import config_of
+from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
+from pgrole_controller.core.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.settings import SETTINGS, Settings, WrongSetting, read_settings, server_policy_of
 
@@ -28,6 +31,7 @@ CONTRACT: dict[str, tuple[str | None, object]] = {
     "PGROLE_FORBIDDEN_METADATA": ("--forbidden-metadata", ()),
     "PGROLE_INSTALL": ("--install", True),
     "PGROLE_DETECTION": ("--detection", "Auto"),
+    "PGROLE_DATABASES_DETECTION": ("--databases-detection", "Poll"),
     "PGROLE_POLL_INTERVAL": ("--poll-interval", 1.0),
     "PGROLE_RESYNC_INTERVAL": ("--resync-interval", 3600.0),
     "PGROLE_HEALTH_HOST": ("--health-host", "::"),
@@ -130,6 +134,16 @@ def test_what_is_allowed_comes_beside_createdb() -> None:
     policy = server_policy_of(read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"}))
     assert policy.attributes == {"createdb", "createrole", "bypassrls"}
     assert policy.protected == ("rds_*", "cloudsql*")
+
+
+def test_the_server_of_the_dsn_has_all_databases_by_poll_and_one_rule_that_leaves_everything_open() -> None:
+    privileges = server_policy_of(read()).policy("shop", {}).privileges
+    assert privileges == PrivilegePolicy((PrivilegeRule(),), ("*",))
+    dsn = {"PGROLE_DSN": "postgresql://admin:x@127.0.0.1/postgres"}
+    for given, mode in ({}, DatabaseMode.POLL), ({"PGROLE_DATABASES_DETECTION": "auto"}, DatabaseMode.AUTO):
+        server = config_of(read({**dsn, **given})).server
+        assert server is not None
+        assert server.databases == DatabasesConfig(("*",), detection=mode)
 
 
 @pytest.mark.parametrize(

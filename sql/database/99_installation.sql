@@ -2,6 +2,16 @@
 REVOKE ALL ON ALL TABLES IN SCHEMA pgrole FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA pgrole FROM PUBLIC;
 
+-- In a home database of an older version, the rest must not be taken for this one.
+DO $$
+BEGIN
+    IF to_regclass('pgrole.claim') IS NOT NULL AND to_regclass('pgrole.database_state') IS NULL THEN
+        RAISE EXCEPTION 'this is the home database of an older schema pgrole' USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'Run the output of `pgrole-controller sql` here first.';
+    END IF;
+END
+$$;
+
 INSERT INTO pgrole.installation AS i (version, parts)
 SELECT 4, 1
     + (SELECT count(*) FROM pg_class AS c WHERE c.relnamespace = n.oid)

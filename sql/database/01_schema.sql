@@ -22,7 +22,7 @@ BEGIN
         CREATE SCHEMA pgrole;
     END IF;
     -- concurrent installations wait here: only the owner can take this lock
-    COMMENT ON SCHEMA pgrole IS 'Roles of this server as observed and claimed by pgrole-controller';
+    COMMENT ON SCHEMA pgrole IS 'Roles and privileges as observed and claimed by pgrole-controller';
     SELECT pg_get_userbyid(n.nspowner) INTO maker FROM pg_namespace AS n WHERE n.nspname = 'pgrole';
     IF NOT EXISTS (
         SELECT FROM pg_roles AS r
@@ -44,7 +44,15 @@ CREATE TABLE IF NOT EXISTS pgrole.installation (
     parts     integer NOT NULL
 );
 
--- Locked by sessions that change roles or observe. Not advisory locks, which any role that can connect could take and hold.
--- Views, since VACUUM and ANALYZE lock tables.
+-- Locked by sessions that change roles or privileges, or observe. Not advisory locks, which any role that can connect could take
+-- and hold. Views, since VACUUM and ANALYZE lock tables.
 CREATE OR REPLACE VIEW pgrole.turn_to_change AS SELECT true AS turn;
 CREATE OR REPLACE VIEW pgrole.turn_to_look AS SELECT true AS turn;
+
+-- Takes the lock on changes until the transaction ends: concurrent ALTER ROLE on one row fails with "tuple concurrently updated".
+CREATE OR REPLACE FUNCTION pgrole.lock_changes() RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    LOCK TABLE pgrole.turn_to_change IN SHARE UPDATE EXCLUSIVE MODE
+$$;

@@ -1,0 +1,276 @@
+"""The worker of one database: keeps the privileges of published roles there as declared.
+
+Expected flow: with each session it reads everything, decides, applies, reads back and reports. Then it waits for an
+event, a changed role, a retry or the resync, reads what that asks for, and does the same again.
+
+Guarantees: whatever goes wrong with this database is reported on the objects that name it, and delays nothing else; a
+role whose privileges cannot be read or decided delays no other role; after every reconnect everything is read.
+"""
+
+import logging
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import anyio
+
+from pgrole_controller import metrics
+from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.privilege_memory import PrivilegeMemory
+from pgrole_controller.controller.privilege_round import run_round
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.backoff import Backoff
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.capabilities import Identity
+from pgrole_controller.postgres.database_session import DatabaseMissing, DatabaseSession, open_database
+from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
+from pgrole_controller.postgres.errors import UnexpectedError
+from pgrole_controller.postgres.session import first_error
+from pgrole_controller.signals import Signal
+
+log = logging.getLogger(__name__)
+
+#: How long changes are collected before they are read, in seconds.
+COALESCE_SECONDS = 0.001
+#: After a look that found nothing, at most so long until the next one, in seconds: anyone can send notifications.
+LONGEST_REST = 0.1
+
+#: Between two attempts to begin a session, in seconds.
+_RECONNECT = Backoff(0.25, 15.0)
+#: A session that lasted as long is no failure, in seconds.
+_HEALTHY_SECONDS = 10.0
+#: After a role whose privileges could not be applied, in seconds.
+_RETRY = Backoff(1.0, 300.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseContext:
+    """What the workers of one server's databases share. `server`: identity of the server of the home session, whose
+    database is `home`. `suspended`: whether changes are suspended there.
+    """
+
+    config: Callable[[], ServerConfig]
+    grantees: Grantees
+    leadership: Leadership
+    cluster: str
+    server: Identity
+    home: str
+    suspended: Callable[[], bool]
+
+
+class DatabaseWorker:
+    """`mode` None: no session. `trouble`: why there is none."""
+
+    def __init__(self, database: str, context: DatabaseContext) -> None:
+        self.database = database
+        self.mode: DatabaseMode | None = None
+        self.trouble: PgRoleError | None = None
+        self._context = context
+        self._wake = Signal()
+        self._noticed = False
+        self._changed: set[Key] = set()
+        self._everything = False
+        self._retry_now = Signal()
+        self._failures = 0
+        self._access: object = None
+        self._scope: anyio.CancelScope | None = None
+        self._memory = PrivilegeMemory()
+        self._retries: dict[Key, tuple[int, float]] = {}  # failures in a row, and when it is tried again
+
+    def note_grantee(self, key: Key) -> None:
+        """The role was published, changed or withdrawn."""
+        self._changed.add(key)
+        self._retries.pop(key, None)
+        self._wake.set()
+        if self.mode is None and self.trouble is not None:
+            self._report_trouble(self.trouble)
+
+    def note_everything(self) -> None:
+        self._everything = True
+        self._wake.set()
+
+    def note_config(self) -> None:
+        """The server's declaration changed: another way to connect or to detect changes begins another session."""
+        if self._access is not None and self._access != self._describe_access() and self._scope is not None:
+            self._scope.cancel()
+        else:
+            self.note_everything()
+
+    def retry(self) -> None:
+        """What made the session fail may be over."""
+        self._retry_now.pulse()
+
+    @property
+    def _grantees(self) -> tuple[Grantee, ...]:
+        return self._context.grantees.of_database(self._context.config().name, self.database)
+
+    def _describe_access(self) -> object:
+        config = self._context.config()
+        detection = config.databases.detection if config.databases else None
+        return config.endpoint, config.may_install, config.interval, detection
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            began = anyio.current_time()
+            try:
+                with anyio.CancelScope() as self._scope:
+                    await self._run_session()
+                self._failures = 0
+                continue  # to connect in another way
+            except PgRoleError as error:
+                failure = error
+            except Exception as error:  # noqa: BLE001 -- this database's error
+                failure = UnexpectedError(error)
+            finally:
+                self.mode = None
+            if anyio.current_time() - began >= _HEALTHY_SECONDS:
+                self._failures = 0
+            self._failures += 1
+            self._fail(failure)
+            with anyio.move_on_after(_RECONNECT.delay(self._failures, random.random())):  # noqa: S311 -- no secret
+                await self._retry_now.wait()
+
+    def _fail(self, error: PgRoleError) -> None:
+        extra = {"server": self._context.config().name, "database": self.database, "error": error.message}
+        if isinstance(error, UnexpectedError):
+            metrics.INTERNAL_ERRORS.labels("session").inc()
+            extra |= describe_error(error.__cause__ or error)
+        news = self.trouble is None or self.trouble.message != error.message
+        log.log(logging.WARNING if news else logging.DEBUG, "no session with a database", extra=extra)
+        if self._failures > 1 or error.reason is not Reason.SERVER_NOT_READY:
+            self.trouble = error
+            self._report_trouble(error)
+
+    def _report_trouble(self, error: PgRoleError) -> None:
+        """On every object that names the database. A database that does not exist holds nothing to revoke."""
+        gone = isinstance(error, DatabaseMissing)
+        for grantee in self._grantees:
+            given_up = gone and self.database not in grantee.declared
+            before = self._context.grantees.results(self._context.config().name, grantee.key).get(self.database)
+            self.report(
+                PrivilegeResult(
+                    grantee.key,
+                    grantee.uid,
+                    self.database,
+                    grantee.digest_of(self.database),
+                    None if given_up else error,
+                    confirmed=given_up,
+                    drift_count=before.drift_count if before else 0,
+                    last_drift=before.last_drift if before else None,
+                )
+            )
+
+    def report(self, result: PrivilegeResult) -> None:
+        """An error with the same text is not news."""
+        server = self._context.config().name
+        before = self._context.grantees.results(server, result.key).get(self.database)
+        if before is not None and _are_equal(before.error, result.error):
+            result = replace(result, error=before.error)
+        self._context.grantees.report(server, result)
+
+    async def _run_session(self) -> None:
+        config = self._context.config()
+        if config.endpoint is None or config.databases is None:
+            raise Transient(Reason.SERVER_NOT_READY, "the controller cannot connect to the server")
+        self._access = self._describe_access()
+        async with open_database(
+            config.endpoint,
+            self.database,
+            self._context.home,
+            self._context.server,
+            detection=config.databases.detection,
+            interval=config.interval,
+            may_install=config.may_install,
+            candidate=self._context.leadership.candidate(_stand_by),
+            on_notice=self._notice,
+        ) as session:
+            await self._serve(session)
+
+    async def _serve(self, session: DatabaseSession) -> None:
+        log.info(
+            "session with a database begins",
+            extra={
+                "server": self._context.config().name,
+                "database": self.database,
+                "detection": session.mode.value,
+                "why": session.installation.remedy,
+            },
+        )
+        self.mode, self.trouble, self._everything = session.mode, None, True
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(session.run)
+                await self._work(session)
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
+
+    async def _work(self, session: DatabaseSession) -> None:
+        resync_at = -math.inf
+        rest = 0.0
+        while True:
+            self._wake.clear()
+            now = anyio.current_time()
+            if now >= resync_at:
+                self._everything = True
+                resync_at = now + self._context.config().resync_seconds
+            look, keys = await self._collect(session, now)
+            if look.scope is not Scope.NOTHING or keys:
+                rest = 0.0
+                await self._round(session, look, keys)
+            else:
+                rest = min(max(2 * rest, COALESCE_SECONDS), LONGEST_REST)
+            due = min([resync_at, self._memory.next_check(), *(at for _, at in self._retries.values())])
+            with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
+                await self._wake.wait()
+            await anyio.sleep(max(COALESCE_SECONDS, rest))
+
+    async def _collect(self, session: DatabaseSession, now: float) -> tuple[Look, frozenset[Key]]:
+        """What to read for all roles; and roles for which to read everything."""
+        noticed, self._noticed = self._noticed, False
+        everything, self._everything = self._everything, False
+        changed, self._changed = self._changed, set()
+        due = {key for key, (_, at) in self._retries.items() if at <= now} | self._memory.due_contests(now)
+        look = EVERYTHING if everything else Look()
+        if noticed or everything:
+            look |= await session.look()
+        return look, frozenset(changed | due)
+
+    async def _round(self, session: DatabaseSession, look: Look, keys: frozenset[Key]) -> None:
+        grantees = self._grantees
+        context = self._context
+        results = await run_round(
+            session, grantees, look, keys, self._memory, context.config(), context.cluster, context.suspended
+        )
+        for result in results:
+            self._note_retry(result)
+            self.report(result)
+
+    def _note_retry(self, result: PrivilegeResult) -> None:
+        if result.error is None or result.error.reason in (Reason.CONTESTED, Reason.SUSPENDED):
+            self._retries.pop(result.key, None)
+            return
+        failures = self._retries.get(result.key, (0, 0.0))[0] + 1
+        delay = _RETRY.delay(failures, random.random())  # noqa: S311 -- no secret
+        self._retries[result.key] = failures, anyio.current_time() + delay
+
+    def _notice(self) -> None:
+        self._noticed = True
+        self._wake.set()
+
+
+async def _stand_by() -> None:
+    """A worker exists only while this process leads."""
+
+
+def _are_equal(one: PgRoleError | None, other: PgRoleError | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (type(one), one.reason, one.message) == (type(other), other.reason, other.message)

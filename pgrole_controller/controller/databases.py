@@ -1,0 +1,173 @@
+"""Which databases of one server have a worker: those that published roles name, and the server's owner allows.
+
+Guarantees: workers live inside the session with the home database, and end with it or with the lead; whatever happens
+to one database delays neither the home database nor another one.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
+from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.session import Session
+from pgrole_controller.signals import Signal
+
+log = logging.getLogger(__name__)
+
+
+class DatabasesSummary(NamedTuple):
+    """For status and metrics: databases with managed privileges, those with a session, and in which modes."""
+
+    managed: int = 0
+    connected: int = 0
+    modes: tuple[tuple[DatabaseMode, int], ...] = ()
+    troubles: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class _Running:
+    worker: DatabaseWorker
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Databases:
+    """Of one server. `config` gives its current declaration."""
+
+    def __init__(
+        self,
+        config: Callable[[], ServerConfig],
+        grantees: Grantees,
+        leadership: Leadership,
+        cluster: str,
+        suspended: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._grantees = grantees
+        self._leadership = leadership
+        self._cluster = cluster
+        self._suspended = suspended
+        self._running: dict[str, _Running] = {}
+        self._ending: dict[str, anyio.Event] = {}
+        self._changed = Signal()
+
+    async def run(self, session: Session, home: str) -> None:
+        """Until cancelled, with every worker in it. `session` is with the home database, whose name is `home`."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    self._changed.clear()
+                    self._update(tasks, session, home)
+                    await self._changed.wait()
+        finally:
+            self._running, self._ending = {}, {}
+
+    def note_change(self, key: Key, names: frozenset[str]) -> None:
+        """A role with privileges in these databases was published, changed or withdrawn."""
+        for name in names:
+            if name in self._running:
+                self._running[name].worker.note_grantee(key)
+        self._changed.set()
+
+    def note_config(self) -> None:
+        """The server's declaration changed."""
+        for running in self._running.values():
+            running.worker.note_config()
+        self._changed.set()
+
+    def note_database(self, name: str) -> None:
+        """The database was created, or something about it changed: whoever waits for it tries again at once."""
+        if name in self._running:
+            self._running[name].worker.retry()
+
+    def read_all(self) -> None:
+        """Changes are allowed again, or everything may have changed."""
+        for running in self._running.values():
+            running.worker.note_everything()
+
+    def summary(self) -> DatabasesSummary:
+        workers = {name: running.worker for name, running in self._running.items()}
+        modes = [worker.mode for worker in workers.values() if worker.mode is not None]
+        troubles = [(name, worker.trouble.message) for name, worker in workers.items() if worker.trouble is not None]
+        return DatabasesSummary(
+            managed=len(self._grantees.databases(self._config().name)),
+            connected=len(modes),
+            modes=tuple((mode, modes.count(mode)) for mode in DatabaseMode if mode in modes),
+            troubles=tuple(sorted(troubles)),
+        )
+
+    def _update(self, tasks: TaskGroup, session: Session, home: str) -> None:
+        """Starts and stops workers as declared. A database that has a worker keeps it before others get one."""
+        config = self._config()
+        named = self._grantees.databases(config.name)
+        allowed = {name for name in named if config.databases is not None and config.databases.admits(name)}
+        most = 0 if config.databases is None else config.databases.max
+        chosen = sorted(allowed, key=lambda name: (name not in self._running, name))[:most]
+        for name in self._running.keys() - set(chosen):
+            self._stop(name)
+        for name in chosen:
+            if name not in self._running:
+                self._start(name, tasks, session, home)
+        for name in named - allowed:
+            self._report(name, _not_allowed(name))
+        for name in allowed - set(chosen):
+            self._report(name, _too_many(name, most))
+
+    def _start(self, name: str, tasks: TaskGroup, session: Session, home: str) -> None:
+        context = DatabaseContext(
+            self._config, self._grantees, self._leadership, self._cluster, session.identity, home, self._suspended
+        )
+        running = self._running[name] = _Running(DatabaseWorker(name, context))
+        tasks.start_soon(self._run, name, running, self._ending.get(name))
+
+    def _stop(self, name: str) -> None:
+        running = self._running.pop(name)
+        self._ending[name] = running.ended
+        running.scope.cancel()
+
+    async def _run(self, name: str, running: _Running, before: anyio.Event | None) -> None:
+        """One worker, once the previous one of this database has ended."""
+        try:
+            if before is not None:
+                await before.wait()
+            with running.scope:
+                await running.worker.run()
+        finally:
+            running.ended.set()
+            if self._ending.get(name) is running.ended:
+                del self._ending[name]
+
+    def _report(self, database: str, error: PgRoleError) -> None:
+        server = self._config().name
+        for grantee in self._grantees.of_database(server, database):
+            digest = grantee.digest_of(database)
+            before = self._grantees.results(server, grantee.key).get(database)
+            if before is None or before.digest != digest or str(before.error) != str(error):
+                self._grantees.report(server, PrivilegeResult(grantee.key, grantee.uid, database, digest, error))
+
+
+def _not_allowed(database: str) -> PgRoleError:
+    return Refused(
+        Reason.NOT_ALLOWED,
+        f'database "{database}": the controller may not connect to it: ask the server\'s administrator to add it to '
+        "PgServer.spec.databases",
+    )
+
+
+def _too_many(database: str, most: int) -> PgRoleError:
+    return Waiting(
+        Reason.PRIVILEGE_PENDING,
+        f'database "{database}": the controller already serves {most} databases of this server: raise '
+        "PgServer.spec.databases.max",
+    )

@@ -1,0 +1,110 @@
+"""What one database's worker remembers between rounds. It is lost with the process, which costs accuracy of what is
+called drift, and nothing else.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pgrole_controller.core.acl import ObjectId, ObservedAcl
+from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.privilege_result import PrivilegeDrift
+from pgrole_controller.core.request import Key
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedState:
+    """What was last applied for one role. `digest` is empty if nothing was."""
+
+    digest: str = ""
+    drift_count: int = 0
+
+
+@dataclass(slots=True)
+class RoleMemory:
+    """Of one role. `pending`, `reported`, `confirmed`: of the last complete read. `told`: what was announced as
+    reported.
+    """
+
+    uid: str
+    digest: str = ""
+    contest: FieldContest | None = None
+    pending: tuple[PgRoleError, ...] = ()
+    reported: tuple[str, ...] = ()
+    confirmed: bool = False
+    failed: bool = False
+    told: frozenset[str] = frozenset()
+    last_drift: PrivilegeDrift | None = None
+
+
+@dataclass(slots=True)
+class PrivilegeMemory:
+    """`applied`: by oid of the role, where the database stores nothing."""
+
+    applied: dict[int, AppliedState] = field(default_factory=dict)
+    _roles: dict[Key, RoleMemory] = field(default_factory=dict)
+    _known: dict[ObjectId, int] | None = None
+    _fresh: set[ObjectId] = field(default_factory=set)
+
+    def role(self, key: Key, uid: str, digest: str) -> RoleMemory:
+        """A changed declaration ends a contest."""
+        known = self._roles.get(key)
+        if known is None or known.uid != uid:
+            known = self._roles[key] = RoleMemory(uid)
+        if known.digest != digest:
+            known.digest, known.contest, known.pending, known.reported, known.confirmed = digest, None, (), (), False
+        return known
+
+    def keep_only(self, grantees: Iterable[Grantee]) -> None:
+        """Roles that are no longer published are forgotten."""
+        some = list(grantees)
+        kept, roles = {one.key for one in some}, {one.oid for one in some}
+        self._roles = {key: one for key, one in self._roles.items() if key in kept}
+        self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}
+
+    def unsettled(self) -> frozenset[Key]:
+        """Roles for which a partial read does not tell everything."""
+        return frozenset(key for key, one in self._roles.items() if one.pending or one.reported or one.failed)
+
+    def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
+        """Objects that were not there at the last complete read, or had another name. None: there was none."""
+        found = {one.object.id: hash((one.object.schema, one.object.name, one.object.arguments)) for one in acls}
+        if self._known is None:
+            self._known = found if complete else None
+            return None
+        self._fresh.update(oid for oid, name in found.items() if self._known.get(oid) != name)
+        if complete:
+            self._known = found
+            self._fresh &= found.keys()
+        else:
+            self._known.update(found)
+        return frozenset(self._fresh)
+
+    def settle(self, unfinished: Iterable[ObjectId]) -> None:
+        """What new objects need was granted, except on these."""
+        self._fresh &= set(unfinished)
+
+    def next_check(self) -> float:
+        """When a contested role is due, on the loop's clock."""
+        contests = [one.contest for one in self._roles.values() if one.contest is not None and one.contest.contested]
+        return min((one.next_check.seconds for one in contests), default=math.inf)
+
+    def due_contests(self, now: float) -> frozenset[Key]:
+        return frozenset(
+            key
+            for key, one in self._roles.items()
+            if one.contest is not None and one.contest.contested and one.contest.next_check.seconds <= now
+        )
+
+
+def hold(role: RoleMemory, now: Moment, *, drifts: bool) -> bool:
+    """Whether the repair is held back, since something else keeps changing the privileges."""
+    if role.contest is not None:
+        role.contest = notice(role.contest, now, drifts=drifts)
+    return role.contest is not None and role.contest.holds(now)
+
+
+def note_repair(role: RoleMemory, now: Moment) -> None:
+    role.contest = repair(role.contest, now)

@@ -1,0 +1,379 @@
+"""One round in one database: read, decide for each role, apply, read back, and what to report.
+
+Guarantees: an error of one role or object delays no other; the digest of what was applied, the count of drifts and
+their history are written by the transaction of the last repair; a role is reported without an error only after
+everything was read back.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import anyio
+
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.privilege_memory import AppliedState, PrivilegeMemory, RoleMemory, hold, note_repair
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.acl import AclChange, DefaultAclChange, ObjectId, ObservedAcl
+from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.attribution import GRANTED, REVOKED, ChangedRow
+from pgrole_controller.core.contest import Moment, describe_field
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
+from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
+from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.acl_apply import AclRepair, Statement
+from pgrole_controller.postgres.database_session import DatabaseSession
+from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
+from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
+
+#: After so many passes, what is still not as declared is left to a retry.
+PASSES = 3
+
+#: So many culprits are told apart in one round; the rest of the drift is told with the last one.
+_MOST_CULPRITS = 10
+
+_STORE = "SELECT pgrole.store_applied($1::oid, $2::text, $3::text, $4::text, $5::bigint, $6::jsonb)"
+
+#: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
+_Told = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct."""
+
+    grantee: Grantee
+    role: RoleMemory
+    applied: AppliedState = field(default_factory=AppliedState)
+    decision: PrivilegeDecision = field(default_factory=PrivilegeDecision)
+    changes: tuple[AclChange, ...] = ()
+    default_changes: tuple[DefaultAclChange, ...] = ()
+    told: tuple[_Told, ...] = ()
+    error: PgRoleError | None = None
+    held: bool = False
+    touched: bool = False
+    news: list[PrivilegeNews] = field(default_factory=list)
+
+    @property
+    def needs_storing(self) -> bool:
+        return self.applied.digest != self.role.digest and not (self.held or self.grantee.suspended or self.error)
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self.changes or self.default_changes)
+
+
+async def run_round(
+    session: DatabaseSession,
+    grantees: Sequence[Grantee],
+    look: Look,
+    keys: frozenset[Key],
+    memory: PrivilegeMemory,
+    config: ServerConfig,
+    cluster: str,
+    suspended: Callable[[], bool],
+) -> list[PrivilegeResult]:
+    """Reads what `look` asks for, for all roles, and everything for those of `keys`. Raises PgRoleError if the session
+    fails.
+    """
+    memory.keep_only(grantees)
+    everyone = frozenset(one.key for one in grantees)
+    match look.scope:
+        case Scope.NOTHING:
+            complete, partial = keys, frozenset[Key]()
+        case Scope.FULL:
+            complete, partial = everyone, frozenset()
+        case _:
+            complete = keys | memory.unsettled()
+            partial = everyone - complete
+    async with session.lock:
+        one_round = _Round(session, memory, config, cluster, suspended)
+        results = await one_round.settle([one for one in grantees if one.key in partial], look)
+        results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
+    return results
+
+
+class _Round:
+    def __init__(
+        self,
+        session: DatabaseSession,
+        memory: PrivilegeMemory,
+        config: ServerConfig,
+        cluster: str,
+        suspended: Callable[[], bool],
+    ) -> None:
+        self._session = session
+        self._memory = memory
+        self._config = config
+        self._cluster = cluster
+        self._suspended = suspended
+        self._now = Moment(anyio.current_time(), datetime.now(UTC))
+
+    async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
+        every = [self._begin(one) for one in grantees]
+        some, complete = every, look.scope is Scope.FULL
+        for last in (*(False,) * (PASSES - 1), True):
+            if not some:
+                break
+            observed = await self._read(some, look)
+            await self._decide(some, observed)
+            if not any(one.has_changes or one.needs_storing for one in some):
+                break
+            if last:
+                self._give_up(some)
+            elif (error := await self._why_not()) is not None:
+                for one in some:
+                    one.error = error if one.has_changes else None
+                break
+            else:
+                await self._apply(some, observed)
+                some = [one for one in some if one.has_changes]
+                if not complete:
+                    look = _where_changed(some)
+        self._memory.settle([change.object.id for one in every for change in one.changes])
+        return [self._result(one, complete=complete) for one in every if complete or one.touched]
+
+    def _begin(self, grantee: Grantee) -> _Progress:
+        digest = grantee.digest_of(self._session.database)
+        return _Progress(grantee, self._memory.role(grantee.key, grantee.uid, digest))
+
+    async def _read(self, some: Sequence[_Progress], look: Look) -> ObservedDatabase:
+        reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
+        oids = [one.grantee.oid for one in some]
+        observed = await self._session.read(oids, reach, look)
+        stored = await self._session.read_applied(oids) if self._session.stores else None
+        for one in some:
+            oid = one.grantee.oid
+            if stored is None:
+                one.applied = self._memory.applied.get(oid, AppliedState())
+            else:
+                found = stored.get(oid)
+                one.applied = (
+                    AppliedState(found.digest, found.drift_count)
+                    if found is not None and found.holder == one.grantee.uid
+                    else AppliedState()
+                )
+        return observed
+
+    async def _decide(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
+        new_objects = self._memory.note_objects(observed.acls, complete=observed.complete)
+        for one in some:
+            try:
+                one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
+                self._hold(one)
+            except Exception as error:  # noqa: BLE001 -- this role's error
+                one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
+                one.error = contain(error, one.grantee.key)
+        await self._attribute([one for one in some if one.decision.drift and one.has_changes], observed)
+
+    def _hold(self, one: _Progress) -> None:
+        """Leaves out repairs of what something else changes again and again."""
+        decision = one.decision
+        one.changes, one.default_changes = decision.changes, decision.default_changes
+        one.held = hold(one.role, self._now, drifts=bool(decision.drift))
+        if one.held:
+            drifted = {difference.object.id for difference in decision.drift if difference.object is not None}
+            one.changes = tuple(change for change in decision.changes if change.object.id not in drifted)
+            if any(difference.object is None for difference in decision.drift):
+                one.default_changes = ()
+        one.touched = one.touched or one.has_changes or one.held
+
+    async def _attribute(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
+        """Finds who caused the drift, before it is repaired."""
+        if not some:
+            return
+        acls = {one.object.id: one for one in observed.acls}
+        rows = {
+            difference: _row_of(difference, acls, one.grantee.role_name)
+            for one in some
+            for difference in one.decision.drift
+            if not one.held
+        }
+        culprits = await self._session.read_culprits([row for row in rows.values() if row is not None])
+        for one in some:
+            if one.held:
+                one.told = ()
+                continue
+            grouped: dict[Culprit, list[PrivilegeDifference]] = {}
+            for difference in one.decision.drift:
+                row = rows[difference]
+                by = culprits.get(row, Culprit()) if row is not None else Culprit()
+                if by not in grouped and len(grouped) >= _MOST_CULPRITS:
+                    by = next(reversed(grouped))
+                grouped.setdefault(by, []).append(difference)
+            one.told = tuple(
+                (self._describe(by, differences), tuple(differences), by) for by, differences in grouped.items()
+            )
+
+    def _describe(
+        self, by: Culprit, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
+    ) -> PrivilegeDrift:
+        exposed = self._config.attribution.exposes_all
+        return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
+
+    async def _why_not(self) -> PgRoleError | None:
+        """Why nothing may be written now."""
+        if self._session.blocked is not None:
+            return self._session.blocked
+        if self._suspended() or await self._session.is_suspended():
+            return Refused(
+                Reason.SUSPENDED,
+                f'changes are suspended in database "{self._session.database}" (pgrole.suspend): the controller '
+                "changes nothing there until a superuser resets it",
+            )
+        return None
+
+    async def _apply(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
+        acls = {one.object.id: one for one in observed.acls}
+        by_object: dict[ObjectId, list[AclChange]] = {}
+        for one in some:
+            for change in one.changes:
+                by_object.setdefault(change.object.id, []).append(change)
+        repairs = [AclRepair(acls[identity], tuple(changes)) for identity, changes in by_object.items()]
+        defaults = [change for one in some for change in one.default_changes]
+        session = self._session
+        applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))
+        for one in some:
+            errors = [applied.errors[change.object.id] for change in one.changes if change.object.id in applied.errors]
+            errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
+            one.error = errors[0] if errors else None
+        failed = frozenset(applied.errors)
+        failed_defaults = frozenset(applied.default_errors)
+        if not applied.stored and (applied.errors or applied.default_errors):
+            extra = self._extra([one for one in some if one.error is None])
+            if extra:
+                await session.apply([], [], [one.grantee.oid for one in some], extra)
+        for one in some:
+            self._conclude(one, failed, bool(failed_defaults))
+
+    def _conclude(self, one: _Progress, failed: Collection[ObjectId], defaults_failed: bool) -> None:
+        """After a transaction that had changes of this role."""
+
+        def succeeded(difference: PrivilegeDifference) -> bool:
+            return not defaults_failed if difference.object is None else difference.object.id not in failed
+
+        database, corrected = self._session.database, False
+        for drift, differences, _ in one.told:
+            if all(succeeded(difference) for difference in differences):
+                corrected = True
+                one.role.last_drift = drift
+                one.news.append(announce_drift(database, drift, differences))
+        extended = [difference for difference in one.decision.extended if succeeded(difference)]
+        if extended:
+            one.news.append(announce_extension(database, extended))
+        if corrected:
+            note_repair(one.role, self._now)
+        if one.error is None:
+            count = one.applied.drift_count + bool(one.told)
+            one.applied = AppliedState(one.role.digest, count)
+            if not self._session.stores:
+                self._memory.applied[one.grantee.oid] = one.applied
+        one.told = ()
+
+    def _extra(self, some: Iterable[_Progress]) -> list[Statement]:
+        """What records that everything is applied."""
+        if not self._session.stores:
+            return []
+        statements: list[Statement] = []
+        history: list[RecordedDrift] = []
+        for one in some:
+            if not (one.needs_storing or one.told):
+                continue
+            grantee = one.grantee
+            last = json.dumps(_short(one.told[-1][0])) if one.told else None
+            arguments = (grantee.oid, grantee.role_name, grantee.uid, one.role.digest, int(bool(one.told)), last)
+            statements.append((_STORE, arguments))
+            history += [self._record(grantee, drift, by) for drift, _, by in one.told]
+        if history:
+            statements.append((build_record_statement(history, self._config.history), ()))
+        return statements
+
+    def _record(self, grantee: Grantee, drift: PrivilegeDrift, by: Culprit) -> RecordedDrift:
+        return RecordedDrift(
+            grantee.role_name,
+            drift.words,
+            drift.corrected,
+            database=self._session.database,
+            at=drift.time,
+            by=by,
+            cluster=self._cluster,
+        )
+
+    def _give_up(self, some: Iterable[_Progress]) -> None:
+        for one in some:
+            if one.has_changes and one.error is None:
+                one.error = Transient(
+                    Reason.PROGRESSING,
+                    f'privileges in database "{self._session.database}" change while they are applied',
+                )
+
+    def _result(self, one: _Progress, *, complete: bool) -> PrivilegeResult:
+        role, decision, database = one.role, one.decision, self._session.database
+        if complete:
+            self._announce_reported(one)
+            role.pending, role.reported = decision.pending, phrases(decision.reported)
+            role.confirmed = decision.confirmed
+        error = self._error(one)
+        role.failed = error is not None
+        return PrivilegeResult(
+            one.grantee.key,
+            one.grantee.uid,
+            database,
+            role.digest,
+            error,
+            confirmed=role.confirmed and error is None,
+            drift_count=one.applied.drift_count,
+            last_drift=role.last_drift,
+            reported=role.reported,
+            news=tuple(one.news),
+        )
+
+    def _announce_reported(self, one: _Progress) -> None:
+        """Drift that is left as it is, once."""
+        new = [difference for difference in one.decision.reported if difference.words not in one.role.told]
+        one.role.told = frozenset(difference.words for difference in one.decision.reported)
+        if new:
+            drift = self._describe(Culprit(), new, corrected=False)
+            one.role.last_drift = drift
+            one.news.append(announce_drift(self._session.database, drift, new))
+
+    def _error(self, one: _Progress) -> PgRoleError | None:
+        if one.held and one.role.contest is not None:
+            told = describe_field(f'privileges in database "{self._session.database}"', one.role.contest)
+            return Transient(Reason.CONTESTED, told)
+        if one.error is not None:
+            return one.error
+        refused = [error for error in one.role.pending if isinstance(error, Refused)]
+        return next(iter([*refused, *one.role.pending]), None)
+
+
+def _where_changed(some: Iterable[_Progress]) -> Look:
+    changed = list(some)
+    objects = frozenset(change.object.id for one in changed for change in one.changes)
+    return Look(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))
+
+
+def _row_of(difference: PrivilegeDifference, acls: Mapping[ObjectId, ObservedAcl], role_name: str) -> ChangedRow | None:
+    """The row that shows who changed this privilege. None: unknown, e.g. of default privileges."""
+    if difference.object is None:
+        return None
+    found = acls.get(difference.object.id)
+    if found is None or not found.xmin:
+        return None
+    tags = GRANTED if difference.held else REVOKED
+    return ChangedRow(found.xmin[0], tags, (difference.object.name, role_name), difference.object.id.oid)
+
+
+def _short(drift: PrivilegeDrift) -> dict[str, object]:
+    return {
+        "time": drift.time.isoformat(),
+        "words": [words[:120] for words in drift.words[:5]],
+        "count": drift.count,
+        "login": drift.by.login,
+        "proof": drift.by.proof.value,
+    }

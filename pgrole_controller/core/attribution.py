@@ -1,0 +1,140 @@
+"""Who changed a privilege: the choice among the DDL events whose transaction may have written the changed row.
+
+Expected flow: the event trigger records each command with its transaction's id; a changed row carries the id (xmin) of
+the transaction or subtransaction that wrote it; `find_culprit_of` compares the two.
+
+Guarantees: proof TRANSACTION means that the row has the very id of the transaction, or that no other recorded one can
+have written it with a command that fits, or that all that can have the same author, or that the event has the next id
+after the row's. Otherwise the proof is SESSION. (A subtransaction's parent cannot be asked for. Ids of transactions
+that run at the same time are interleaved, but a command's event directly follows its change.)
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from itertools import groupby
+
+from pgrole_controller.core.privilege_result import Culprit, Evidence
+
+_ON_ALL = re.compile(r"\bon\s+all\s|\balter\s+default\s")
+
+#: Maximum length of a statement in a Culprit.
+STATEMENT_LENGTH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DdlEvent:
+    """A command that the event trigger recorded.
+
+    - `id`: in the order of execution within a session.
+    - `xid`: its transaction's, with epoch.
+    - `login`: who logged in; `role`: whom the session acted as.
+    - `exact`: the changed row has that very id, or the id of the event's row: no other transaction can have written it.
+    - `distance`: transaction ids between the changed row and the event's row.
+    - `kind`: of the object, as PostgreSQL spells it: `TABLE` for GRANT, `table` for others.
+    - `object`: oid, or 0: GRANT and REVOKE name none.
+    - `statement`: empty unless it was a GRANT, REVOKE or ALTER DEFAULT PRIVILEGES alone.
+    """
+
+    id: int
+    xid: int
+    login: str
+    role: str
+    application: str
+    address: str
+    time: datetime
+    tag: str
+    kind: str
+    exact: bool = True
+    distance: int = 0
+    object: int = 0
+    statement: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRow:
+    """A row whose ACL someone changed, as far as it is known. `xmin`: of the changed version.
+
+    `tags`: commands that make such a change, e.g. GRANT. `names`: that such a statement contains: of the object, of the
+    grantee. `oid`: of the object, else 0.
+    """
+
+    xmin: int
+    tags: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    oid: int = 0
+
+
+GRANTED = ("GRANT",)
+REVOKED = ("REVOKE",)
+DEFAULTS = ("ALTER DEFAULT PRIVILEGES",)
+
+
+def find_culprit_of(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
+    """Who changed the row, by the events that may have. Without any, a Culprit with proof NONE."""
+    exact = [event for event in events if event.exact]
+    if exact:
+        return _culprit(_best(changed, exact), Evidence.TRANSACTION)
+    candidates = [event for event in events if _is_possible(changed, event)] or list(events)
+    if not candidates:
+        return Culprit()
+    naming = {event.xid for event in candidates if _fit(changed, event) is Fit.NAMED}
+    nearest = min(candidates, key=lambda event: (event.distance, event.id))
+    xid = naming.pop() if len(naming) == 1 else nearest.xid
+    chosen = [event for event in candidates if event.xid == xid]
+    alike = len({(event.login, event.application, event.address) for event in candidates}) == 1
+    certain = alike or (xid == nearest.xid and nearest.distance == 1) or len({event.xid for event in candidates}) == 1
+    return _culprit(_best(changed, chosen), Evidence.TRANSACTION if certain else Evidence.SESSION)
+
+
+def _best(changed: ChangedRow, events: Sequence[DdlEvent]) -> DdlEvent:
+    """The command of one transaction that explains the change best; of equal ones the last."""
+    return max(
+        events,
+        key=lambda event: (
+            changed.oid != 0 and event.object == changed.oid,
+            event.tag in changed.tags,
+            _fit(changed, event).value,
+            event.id,
+        ),
+    )
+
+
+class Fit(Enum):
+    """Whether a statement is about the changed row."""
+
+    OTHER = 0
+    UNKNOWN = 1  # e.g. in a DO block
+    NAMED = 2
+
+
+def _fit(changed: ChangedRow, event: DdlEvent) -> Fit:
+    if not event.statement or not changed.names or len(event.statement) >= STATEMENT_LENGTH:
+        return Fit.UNKNOWN
+    statement = event.statement.casefold()
+    if all(re.search(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", statement) for name in changed.names):
+        return Fit.NAMED
+    return Fit.UNKNOWN if _ON_ALL.search(statement) else Fit.OTHER
+
+
+def _is_possible(changed: ChangedRow, event: DdlEvent) -> bool:
+    return (not changed.tags or event.tag in changed.tags) and _fit(changed, event) is not Fit.OTHER
+
+
+def _culprit(event: DdlEvent, proof: Evidence) -> Culprit:
+    return Culprit(
+        proof,
+        login=event.login,
+        role=event.role,
+        application=event.application,
+        address=event.address,
+        time=event.time,
+        statement=event.statement[:STATEMENT_LENGTH],
+    )
+
+
+def group_by_row(pairs: Sequence[tuple[int, DdlEvent]]) -> dict[int, tuple[DdlEvent, ...]]:
+    """Events by the xmin of the row that they may have written. `pairs` are sorted by it."""
+    return {xmin: tuple(event for _, event in some) for xmin, some in groupby(pairs, key=lambda pair: pair[0])}

@@ -1,0 +1,192 @@
+"""Lines of PostgreSQL's jsonlog about role DDL: those of pgaudit, and those of the statement log.
+
+Statements of role DDL may contain passwords: only the identifiers in them are kept, never a literal or the text.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+from pgrole_controller.core.privilege_result import Culprit, Evidence
+
+#: Transaction ids that a subtransaction's may be above its transaction's.
+MOST_BELOW = 64
+
+_LONGEST_STATEMENT = 100_000
+_MOST_NAMES = 200
+_NAME_BYTES = 63
+_XIDS = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCommand:
+    """A command that changes roles, as the log has it. Every field can be a tenant's.
+
+    - `txid`: of the transaction, 32 bits; 0 in the statement log, which is written before the command has one.
+    - `command`: as pgaudit spells it, e.g. `ALTER ROLE`; empty in the statement log.
+    - `names`: identifiers in the statement, keywords included.
+    """
+
+    txid: int
+    command: str
+    names: frozenset[str]
+    login: str
+    application: str
+    address: str
+    time: datetime | None
+
+    def to_culprit(self, proof: Evidence) -> Culprit:
+        """Without a statement, which may contain a password."""
+        return Culprit(proof, self.login, "", self.application, self.address, self.time)
+
+
+def read_lines(lines: Iterable[bytes], zone: int = 0) -> Iterator[RoleCommand]:
+    """The role commands among lines of jsonlog; anything else is left out.
+
+    `zone`: the log's, in seconds east of UTC, for times whose zone is an abbreviation.
+    """
+    for line in lines:
+        if (b"AUDIT: " in line and b",ROLE," in line) or _MAY_BE_STATEMENT.search(line):
+            command = _read_line(line, zone)
+            if command is not None:
+                yield command
+
+
+_MAY_BE_STATEMENT = re.compile(
+    rb'"message":"(?:statement|execute [^:"]{0,100}): .*?(?:role|user|group|grant|revoke)', re.IGNORECASE
+)
+_ROLE_DDL = re.compile(r"\b(?:(?:alter|create|drop|comment\s+on)\s+(?:role|user|group)|grant|revoke)\b", re.IGNORECASE)
+_STATEMENT = re.compile(r"(?:statement|execute [^:]{0,100}): ")
+
+
+def _read_line(line: bytes, zone: int) -> RoleCommand | None:
+    try:
+        entry = json.loads(line.decode(errors="backslashreplace"))
+    except (ValueError, RecursionError):  # partial, or not JSON
+        return None
+    if not isinstance(entry, dict) or not isinstance(message := entry.get("message"), str):
+        return None
+    if message.startswith("AUDIT: "):
+        fields = _split(message.removeprefix("AUDIT: "))
+        if len(fields) < 8 or fields[3] != "ROLE":
+            return None
+        return _command(entry, fields[4], fields[7], zone)
+    said = _STATEMENT.match(message)
+    if said is None or not _ROLE_DDL.search(message, said.end(), said.end() + _LONGEST_STATEMENT):
+        return None
+    return _command(entry, "", message[said.end() :], zone)
+
+
+def _split(fields: str) -> list[str]:
+    """pgaudit: AUDIT_TYPE,STATEMENT_ID,SUBSTATEMENT_ID,CLASS,COMMAND,OBJECT_TYPE,OBJECT_NAME,STATEMENT,PARAMETER."""
+    try:
+        return next(csv.reader([fields], strict=False), [])
+    except csv.Error:
+        return []
+
+
+def _command(entry: dict[str, Any], command: str, statement: str, zone: int) -> RoleCommand:
+    txid = entry.get("txid")
+    return RoleCommand(
+        txid=txid if type(txid) is int and 0 <= txid < _XIDS else 0,
+        command=command[:_NAME_BYTES],
+        names=frozenset(_identifiers(statement[:_LONGEST_STATEMENT])),
+        login=_short(entry.get("user")),
+        application=_short(entry.get("application_name")),
+        address=_short(entry.get("remote_host")),
+        time=_time(entry.get("timestamp"), zone),
+    )
+
+
+def _short(value: object) -> str:
+    text = value[:255] if isinstance(value, str) else ""
+    return "".join(character if character.isprintable() else " " for character in text).strip()
+
+
+_TOKEN = re.compile(
+    r"""--[^\n]*|/\*.*?(?:\*/|\Z)                                  # comments
+    |[eE]'(?:[^'\\]|''|\\.)*(?:'|\Z)|'(?:[^']|'')*(?:'|\Z)         # literals
+    |\$(?P<tag>[A-Za-z_\x80-\U0010ffff]?\w*)\$.*?(?:\$(?P=tag)\$|\Z)
+    |"(?P<quoted>(?:[^"]|"")*)(?:"|\Z)
+    |(?P<plain>[A-Za-z_\x80-\U0010ffff][\w$]*)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _identifiers(statement: str) -> Iterator[str]:
+    """Identifiers as PostgreSQL stores them, at most 200. Literals and comments are skipped."""
+    count = 0
+    for token in _TOKEN.finditer(statement):
+        if token["quoted"] is not None:
+            name = token["quoted"].replace('""', '"')
+        elif token["plain"] is not None:
+            name = token["plain"].lower()
+        else:
+            continue
+        yield name.encode(errors="replace")[:_NAME_BYTES].decode(errors="ignore")
+        count += 1
+        if count >= _MOST_NAMES:
+            return
+
+
+_ZONE = re.compile(r"(?P<sign>[+-])(?P<hours>\d\d)(?::?(?P<minutes>\d\d))?")
+
+
+def _time(value: object, seconds: int) -> datetime | None:
+    """`2026-11-22 18:17:37.326 UTC`."""
+    if not isinstance(value, str):
+        return None
+    moment, _, zone = value.rpartition(" ")
+    try:
+        naive = datetime.strptime(moment, "%Y-%m-%d %H:%M:%S.%f")  # noqa: DTZ007 -- the zone follows
+        if zone in ("UTC", "GMT"):
+            return naive.replace(tzinfo=UTC)
+        if (offset := _ZONE.fullmatch(zone)) is not None:
+            seconds = int(offset["hours"]) * 3600 + int(offset["minutes"] or 0) * 60
+            seconds = -seconds if offset["sign"] == "-" else seconds
+        return naive.replace(tzinfo=timezone(timedelta(seconds=seconds))).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRole:
+    """A role that someone changed.
+
+    `xmins`: of its rows with the change, if they were read before the repair. `since`: the role was as declared then,
+    by the server's clock; without `xmins`, only later commands count.
+    """
+
+    role_name: str
+    xmins: tuple[int, ...] = ()
+    since: datetime | None = None
+
+
+def find_author(commands: Iterable[RoleCommand], changed: ChangedRole, own_login: str = "") -> Culprit | None:
+    """Who changed the role, by the log. `commands`: oldest first.
+
+    Proof is TRANSACTION if a command of pgaudit has the transaction id of a changed row, or names the role and has an
+    id at most MOST_BELOW below (the row was written in a subtransaction). Otherwise the last command that names the
+    role, with proof LOG. `own_login`: the controller's, whose commands are left out. None if no command fits.
+    """
+    others = [one for one in reversed(list(commands)) if not _is_own(one, own_login)]
+    naming = [one for one in others if changed.role_name in one.names]
+    for xmin in changed.xmins:
+        for one in (*naming, *others):
+            if one.txid >= 3 and one.txid == xmin:
+                return one.to_culprit(Evidence.TRANSACTION)
+        for one in naming:
+            if one.txid >= 3 and 0 < (xmin - one.txid) % _XIDS <= MOST_BELOW:
+                return one.to_culprit(Evidence.TRANSACTION)
+    since = changed.since
+    recent = [one for one in naming if since is None or (one.time is not None and one.time >= since)]
+    return recent[0].to_culprit(Evidence.LOG) if recent else None
+
+
+def _is_own(command: RoleCommand, own_login: str) -> bool:
+    """Everyone can call an application so, but not log in as this role."""
+    return bool(own_login) and command.login == own_login and command.application.startswith("pgrole-controller")

@@ -1,0 +1,56 @@
+"""What a server's owner allows the controller to do in its databases beside the home database."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pgrole_controller.core.policy import matches
+
+
+class DatabaseMode(StrEnum):
+    """How changes of privileges in a database are noticed: as declared, or (except AUTO) as in effect."""
+
+    AUTO = "Auto"  # the best one that the database supports
+    EVENTS = "Events"  # event triggers in schema pgrole announce every change
+    POLL = "Poll"  # a fingerprint of all privileges is read every interval
+    RESYNC = "Resync"  # only when everything is read again
+
+
+class AuditSource(StrEnum):
+    """Which log of the server may be read to find who caused a drift."""
+
+    NEVER = "Never"
+    PGAUDIT = "Pgaudit"
+    STATEMENTS = "Statements"  # the statement log: top-level statements only, with passwords in clear text
+
+
+@dataclass(frozen=True, slots=True)
+class DatabasesConfig:
+    """The databases that the controller may connect to. `match`, `but`: patterns of names with * and ?.
+
+    `max`: how many have a connection of their own.
+    """
+
+    match: tuple[str, ...]
+    but: tuple[str, ...] = ()
+    max: int = 50
+    detection: DatabaseMode = DatabaseMode.AUTO
+
+    def admits(self, database: str) -> bool:
+        return matches(database, self.match) and not matches(database, self.but)
+
+
+@dataclass(frozen=True, slots=True)
+class AttributionConfig:
+    """How the cause of a drift is found, and whether status and Events show its address and statement."""
+
+    audit_log: AuditSource = AuditSource.NEVER
+    exposes_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryConfig:
+    """What is kept of drifts in the databases. `addresses`: the client's address is stored, too."""
+
+    retention_seconds: float = 90 * 86400.0
+    max_rows: int = 1_000_000
+    addresses: bool = True

@@ -1,0 +1,116 @@
+"""Drifts as status records them: the last one in full, and the last ten in short."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pgrole_controller.core.errors import make_legible
+from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift
+
+#: Entries of status.driftHistory, and bytes of JSON of each.
+MOST = 10
+LARGEST = 512
+
+_FEW = 5
+_NAME = 63
+_ADDRESS = 64
+_DETAIL = 512
+_SHORT_DETAIL = 120
+_STATEMENT = 120
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRecord:
+    """One drift of a role, or of its privileges in one `database`.
+
+    `fields`: of spec. `details`: what happened, one phrase each. `count`: of fields or ACL entries that differed.
+    """
+
+    time: datetime
+    fields: tuple[str, ...]
+    corrected: bool
+    count: int
+    database: str = ""
+    details: tuple[str, ...] = ()
+    by: Culprit = field(default_factory=Culprit)
+
+
+def record_of(database: str, drift: PrivilegeDrift) -> DriftRecord:
+    return DriftRecord(drift.time, ("privileges",), drift.corrected, drift.count, database, drift.words, drift.by)
+
+
+def describe_last(record: DriftRecord, *, exposes_all: bool) -> dict[str, Any]:
+    """Returns status.lastDrift. `exposes_all`: it shows application, address and statement, too."""
+    described: dict[str, Any] = {
+        "time": rfc3339(record.time),
+        "fields": list(record.fields),
+        "corrected": record.corrected,
+    }
+    if record.database:
+        described["database"] = make_legible(record.database, _NAME)
+        described["details"] = [make_legible(words, _DETAIL) for words in record.details[: 2 * _FEW + 1]]
+    cause = _describe_cause(record.by, exposes_all=exposes_all)
+    return {**described, "by": cause} if cause else described
+
+
+def _describe_cause(by: Culprit, *, exposes_all: bool) -> dict[str, Any]:
+    if by == Culprit():
+        return {}
+    named = {"login": by.login, "role": by.role if by.role != by.login else ""}
+    if exposes_all:
+        named["application"] = by.application
+    described: dict[str, Any] = {name: make_legible(text, _NAME) for name, text in named.items() if text}
+    if exposes_all and by.address:
+        described["address"] = make_legible(by.address, _ADDRESS)
+    if by.time is not None:
+        described["time"] = rfc3339(by.time)
+    if exposes_all and by.statement:
+        described["statement"] = make_legible(by.statement, _STATEMENT)
+    return {**described, "proof": by.proof.value}
+
+
+def _describe_shortly(record: DriftRecord) -> dict[str, Any]:
+    """Returns an entry of status.driftHistory."""
+    described: dict[str, Any] = {
+        "time": rfc3339(record.time),
+        "fields": list(record.fields[:_FEW]),
+        "count": record.count,
+        "corrected": record.corrected,
+    }
+    if record.database:
+        described["database"] = make_legible(record.database, _NAME)
+        described["details"] = [make_legible(words, _SHORT_DETAIL) for words in record.details[:_FEW]]
+    if record.by.login:
+        described["by"] = {"login": make_legible(record.by.login, _NAME), "proof": record.by.proof.value}
+    for shortened in ("details", "fields"):
+        while described.get(shortened) and _size(described) > LARGEST:
+            described[shortened].pop()
+    return described
+
+
+def _size(described: Mapping[str, Any]) -> int:
+    return len(json.dumps(described, ensure_ascii=False).encode())
+
+
+def extend_history(previous: Sequence[Mapping[str, Any]], records: Iterable[DriftRecord]) -> list[dict[str, Any]]:
+    """Returns status.driftHistory, newest first: what it was, with these drifts, as far as they are new."""
+    history = [dict(entry) for entry in previous]
+    known = {_identity(entry) for entry in history}
+    for record in records:
+        described = _describe_shortly(record)
+        if _identity(described) not in known:
+            known.add(_identity(described))
+            history.append(described)
+    return sorted(history, key=lambda entry: str(entry.get("time")), reverse=True)[:MOST]
+
+
+def _identity(entry: Mapping[str, Any]) -> str:
+    """Who caused it may be found later."""
+    return json.dumps({name: value for name, value in entry.items() if name != "by"}, sort_keys=True)
+
+
+def rfc3339(moment: datetime) -> str:
+    """Formats a moment in UTC with whole seconds, like metav1.Time."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,92 @@
+"""What is known of the privileges of one object's role: as published to its databases, and as these have answered."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.privilege_result import PrivilegeResult
+
+#: Messages are read by people: what was found beyond this number is only counted.
+_SHOWN = 5
+
+#: Of status.privileges; an object declares at most 16 databases, and may have given up others.
+_MOST_DATABASES = 32
+_MESSAGE_LIMIT = 1024
+
+
+def name_some(texts: Sequence[str], separator: str) -> str:
+    """Returns the first of these texts, and how many more there are."""
+    more = len(texts) - _SHOWN
+    return separator.join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedPrivileges:
+    """What is known of one object's privileges after a reconcile.
+
+    - `grantee`: as published; None: nothing is.
+    - `results`: the latest of each database.
+    - `problems`: databases in which nothing can be done, and why, whatever the results say.
+    - `exposes_all`: status shows everything that is known about the cause of a drift.
+    """
+
+    grantee: Grantee | None = None
+    results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
+    problems: Mapping[str, PgRoleError] = field(default_factory=dict)
+    exposes_all: bool = False
+
+    def error_in(self, database: str) -> PgRoleError | None:
+        """What keeps the privileges in this database from being as declared, unless that is unknown."""
+        result = self.current_result(database)
+        return self.problems.get(database) or (result.error if result else None)
+
+    def current_result(self, database: str) -> PrivilegeResult | None:
+        """The result about what is declared now."""
+        result, grantee = self.results.get(database), self.grantee
+        if result is None or grantee is None:
+            return None
+        known = result.uid, result.digest
+        return result if known == (grantee.uid, grantee.digest_of(database)) else None
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """What differs and stays as it is, in words, with the database."""
+        databases = sorted(self.grantee.databases) if self.grantee else ()
+        some = [(database, self.current_result(database)) for database in databases]
+        return tuple(f"{words} (database {database})" for database, one in some if one for words in one.reported)
+
+    @property
+    def last_results(self) -> tuple[PrivilegeResult, ...]:
+        """Every result of this object, current or not, in the order of the databases."""
+        uid = self.grantee.uid if self.grantee else None
+        return tuple(self.results[name] for name in sorted(self.results) if self.results[name].uid == uid)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Returns status.privileges."""
+        databases = sorted(self.grantee.databases) if self.grantee else []
+        return [self._describe(database) for database in databases[:_MOST_DATABASES]]
+
+    def _describe(self, database: str) -> dict[str, Any]:
+        error, result = self.error_in(database), self.current_result(database)
+        if error is not None:
+            return _entry(database, error.reason, error.message)
+        if result is None:
+            return _entry(database, Reason.PROGRESSING, "the privileges are being applied")
+        if result.reported:
+            return _entry(database, Reason.DRIFT_REPORTED, name_some(result.reported, "; "))
+        if self.grantee is not None and database not in self.grantee.declared:
+            return _entry(
+                database, Reason.PROGRESSING, "privileges that spec.privileges no longer declares are revoked"
+            )
+        return {"database": database, "ready": True, "reason": Reason.RECONCILED.value}
+
+
+def _entry(database: str, reason: Reason, message: str) -> dict[str, Any]:
+    return {
+        "database": database,
+        "ready": False,
+        "reason": reason.value,
+        "message": make_legible(message, _MESSAGE_LIMIT),
+    }

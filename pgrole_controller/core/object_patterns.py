@@ -1,0 +1,342 @@
+"""Which privileges one declaration wants on an object of a database, by the object's kind, schema and name.
+
+A declaration is compiled once and then asked for each object: literal names are looked up, and what depends only on
+schema and kind is decided once for all objects of a schema.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, DatabaseObject, ObjectKind
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.policy import FIRST_NORMAL_OID
+
+_READ: Mapping[ObjectKind, str] = {
+    **dict.fromkeys(TABLE_KINDS, "SELECT"),
+    ObjectKind.SEQUENCE: "SELECT",
+    ObjectKind.SCHEMA: "USAGE",
+}
+_WRITE: Mapping[ObjectKind, str] = {
+    **dict.fromkeys(TABLE_KINDS, "SELECT INSERT UPDATE DELETE"),
+    ObjectKind.SEQUENCE: "SELECT USAGE UPDATE",
+    ObjectKind.SCHEMA: "USAGE",
+}
+_EXECUTE: Mapping[ObjectKind, str] = {ObjectKind.ROUTINE: "EXECUTE", ObjectKind.SCHEMA: "USAGE"}
+
+#: What each access gives, by kind of object.
+ACCESS: Mapping[Access, Mapping[ObjectKind, frozenset[str]]] = {
+    access: {kind: frozenset(privileges.split()) for kind, privileges in given.items()}
+    for access, given in ((Access.READ, _READ), (Access.WRITE, _WRITE), (Access.EXECUTE, _EXECUTE))
+}
+
+#: Schemas whose objects are never matched by a pattern.
+SYSTEM_SCHEMAS = frozenset({"pgrole", "pg_catalog", "information_schema"})
+
+#: How the names of schemas begin that belong to sessions, or to PostgreSQL's storage.
+TEMPORARY_SCHEMAS = ("pg_temp_", "pg_toast")
+
+#: server_version_num of the first version with MAINTAIN.
+MAINTAIN_SINCE = 170000
+
+_NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a declaration wants on one object. Columns are by privilege.
+
+    `literal`, `literal_columns`: the part of it that names the schema and the object exactly.
+    """
+
+    privileges: frozenset[str] = frozenset()
+    columns: Mapping[str, frozenset[str]] = field(default_factory=lambda: _NOTHING)
+    literal: frozenset[str] = frozenset()
+    literal_columns: Mapping[str, frozenset[str]] = field(default_factory=lambda: _NOTHING)
+
+    def __bool__(self) -> bool:
+        return bool(self.privileges or self.columns)
+
+    def has(self, privilege: str, column: str = "") -> bool:
+        """Tells whether it wants the privilege on the whole object, or on the column."""
+        return column in self.columns.get(privilege, ()) if column else privilege in self.privileges
+
+    def has_literal(self, privilege: str, column: str = "") -> bool:
+        return column in self.literal_columns.get(privilege, ()) if column else privilege in self.literal
+
+
+NOTHING_WANTED = Wanted()
+
+
+@dataclass(frozen=True, slots=True)
+class LiteralName:
+    """A schema or an object that a declaration names exactly; a schema has no `name`. `kind` TABLE stands for all
+    TABLE_KINDS.
+    """
+
+    kind: ObjectKind
+    schema: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """Part of a declaration, for objects of one kind in one schema. `literal`: names this schema exactly."""
+
+    privileges: frozenset[str]
+    columns: tuple[str, ...] = ()
+    literal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a declaration wants of the objects of one kind in one schema.
+
+    `always`: of every object. `access`: of every object but those whose name matches; `by_access`: the sums of these,
+    by which of them apply. Names of routines are by (name, arguments), where arguments None stands for every overload.
+    """
+
+    always: Wanted
+    reserved: bool
+    access: tuple[tuple[frozenset[str], re.Pattern[str]], ...]
+    named: Mapping[tuple[str, str | None], tuple[_Wish, ...]]
+    patterns: tuple[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish], ...]
+    by_access: dict[tuple[bool, ...], Wanted] = field(default_factory=dict)
+
+
+class CompiledPrivileges:
+    """A declaration, ready to be asked for many objects. `version`: server_version_num."""
+
+    def __init__(self, declared: DatabasePrivileges, version: int) -> None:
+        self.declared = declared
+        self._without = frozenset[str]() if version >= MAINTAIN_SINCE else frozenset({"MAINTAIN"})
+        self._parts: dict[tuple[str, ObjectKind], _Part] = {}
+        self._schemas = [(_compile([one.schema]), one) for one in declared.schemas]
+        self._objects = [(_compile([one.schema]), one) for one in declared.objects]
+        self._unmanaged = _compile(declared.unmanaged) if declared.unmanaged else None
+        self._left_alone: dict[str, bool] = {}
+
+    def wanted(self, obj: DatabaseObject) -> Wanted:
+        """Returns what the declaration wants of this object; nothing of kinds that cannot be declared."""
+        part = self._parts.get((obj.schema, obj.kind))
+        if part is None:
+            part = self._parts[obj.schema, obj.kind] = self._part(obj.schema, obj.kind)
+        if part.reserved or obj.extension or (obj.id.oid < FIRST_NORMAL_OID and is_reserved(obj)):
+            return self._wanted_of_reserved(obj, part)
+        if not part.access and not part.named and not part.patterns:
+            return part.always
+        return _collect(part, obj)
+
+    def is_unmanaged(self, schema: str) -> bool:
+        """Tells whether the declaration leaves the role's other privileges in this schema alone."""
+        if self._unmanaged is None:
+            return False
+        known = self._left_alone.get(schema)
+        if known is None:
+            known = self._left_alone[schema] = self._unmanaged.fullmatch(schema) is not None
+        return known
+
+    def literal_names(self) -> Iterator[LiteralName]:
+        """Yields the schemas and objects that the declaration names exactly, in its order."""
+        for access in self.declared.schemas:
+            if not is_pattern(access.schema):
+                yield LiteralName(ObjectKind.SCHEMA, access.schema)
+        for one in self.declared.objects:
+            if one.kind is ObjectKind.SCHEMA:
+                for name in _schema_names(one):
+                    if not is_pattern(name):
+                        yield LiteralName(ObjectKind.SCHEMA, name)
+            elif not is_pattern(one.schema):
+                yield LiteralName(ObjectKind.SCHEMA, one.schema)
+                for name in one.names:
+                    if not is_pattern(name):
+                        yield LiteralName(one.kind, one.schema, name)
+
+    def _part(self, schema: str, kind: ObjectKind) -> _Part:
+        possible = frozenset(DECLARABLE.get(kind, ())) - self._without
+        if kind is ObjectKind.DATABASE:
+            privileges = self.declared.on_database & possible
+            return _Part(Wanted(privileges, literal=privileges), False, (), {}, ())
+        always: list[_Wish] = []
+        excepted: list[tuple[frozenset[str], re.Pattern[str]]] = []
+        named: dict[tuple[str, str | None], list[_Wish]] = {}
+        patterns: list[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish]] = []
+        for matcher, access in self._schemas:
+            if not matcher.fullmatch(schema):
+                continue
+            privileges = _given(access, kind) & possible
+            if kind is ObjectKind.SCHEMA:
+                always.append(_Wish(privileges, literal=access.schema == schema and not is_pattern(schema)))
+            elif privileges and access.exceptions:
+                excepted.append((privileges, _compile(access.exceptions)))
+            elif privileges:
+                always.append(_Wish(privileges))
+        for matcher, one in self._objects:
+            if one.kind is ObjectKind.SCHEMA and kind is ObjectKind.SCHEMA:
+                names = _schema_names(one)
+                if _compile(names).fullmatch(schema):
+                    exact = schema in names and not is_pattern(schema)
+                    always.append(_Wish(one.privileges & possible, literal=exact))
+            elif covers(one.kind, kind) and kind is not ObjectKind.SCHEMA and matcher.fullmatch(schema):
+                exact = one.schema == schema and not is_pattern(schema)
+                wish = _Wish(one.privileges & possible, one.columns, literal=exact)
+                _sort_names(one.names, kind, wish, named, patterns)
+        return _Part(
+            _combine((wish, wish.literal) for wish in always),
+            _is_of_system(schema),
+            tuple(excepted),
+            {name: tuple(wishes) for name, wishes in named.items()},
+            tuple(patterns),
+        )
+
+    def _wanted_of_reserved(self, obj: DatabaseObject, part: _Part) -> Wanted:
+        """Only what names both the schema and the object exactly."""
+        if obj.kind is ObjectKind.SCHEMA:
+            return Wanted(part.always.literal, literal=part.always.literal)
+        return _combine((wish, True) for wish in _named(part, obj) if wish.literal)
+
+
+def wanted(declared: DatabasePrivileges, obj: DatabaseObject, version: int) -> Wanted:
+    """Returns what a declaration wants of one object; use CompiledPrivileges for several. `version`: as there."""
+    return CompiledPrivileges(declared, version).wanted(obj)
+
+
+def is_reserved(obj: DatabaseObject) -> bool:
+    """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. Schema
+    `public` comes with every database, but is for its users.
+    """
+    if obj.extension or _is_of_system(obj.schema):
+        return True
+    return obj.id.oid < FIRST_NORMAL_OID and not (
+        obj.kind is ObjectKind.DATABASE or (obj.kind is ObjectKind.SCHEMA and obj.name == "public")
+    )
+
+
+def _is_of_system(schema: str) -> bool:
+    return schema in SYSTEM_SCHEMAS or schema.startswith(TEMPORARY_SCHEMAS)
+
+
+def covers(declared: ObjectKind, kind: ObjectKind) -> bool:
+    """Tells whether a declared kind includes this one: Table includes views and foreign tables."""
+    return declared is kind or (declared is ObjectKind.TABLE and kind in TABLE_KINDS)
+
+
+def is_pattern(name: str) -> bool:
+    return "*" in name or "?" in name
+
+
+def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | None:
+    """Returns why a server of this version (server_version_num) cannot have what is declared; None if it can."""
+    if version < MAINTAIN_SINCE:
+        for index, one in enumerate(declared.objects):
+            if "MAINTAIN" in one.privileges:
+                return Refused(
+                    Reason.INVALID_SPEC,
+                    f'spec.privileges: database "{declared.database}": objects[{index}].privileges: MAINTAIN requires '
+                    f"PostgreSQL 17 or later, this server has {version // 10000}: remove it",
+                )
+    return None
+
+
+def normalize_arguments(arguments: str) -> str:
+    """Returns a routine's argument types in the form in which they are compared: lower case, single spaces."""
+    return ",".join(" ".join(one.split()) for one in arguments.lower().split(","))
+
+
+def _given(access: SchemaAccess, kind: ObjectKind) -> frozenset[str]:
+    return frozenset[str]().union(*(ACCESS[one].get(kind, frozenset()) for one in access.access))
+
+
+def _schema_names(one: ObjectPrivileges) -> tuple[str, ...]:
+    return one.names or ((one.schema,) if one.schema else ())
+
+
+def _sort_names(
+    names: Iterable[str],
+    kind: ObjectKind,
+    wish: _Wish,
+    named: dict[tuple[str, str | None], list[_Wish]],
+    patterns: list[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish]],
+) -> None:
+    """Adds each name to those that are looked up, or to those that are patterns."""
+    wide = []
+    for text in names:
+        for name, arguments in split_signature(text) if kind is ObjectKind.ROUTINE else [(text, None)]:
+            if not is_pattern(text):
+                named.setdefault((name, arguments), []).append(wish)
+            elif arguments is None:
+                wide.append(name)
+            else:
+                patterns.append((_compile([name]), _compile([arguments]), wish))
+    if wide:
+        patterns.append((_compile(wide), None, wish))
+
+
+def split_signature(text: str) -> list[tuple[str, str | None]]:
+    """Returns the ways to read a declared routine: its name and normalized arguments, None for every overload.
+
+    A name may contain parentheses; only one way can be that of an existing routine, since PostgreSQL quotes types
+    whose names have some.
+    """
+    if not (text.endswith(")") and "(" in text):
+        return [(text, None)]
+    return [
+        (text[:at], normalize_arguments(text[at + 1 : -1])) for at, character in enumerate(text) if character == "("
+    ]
+
+
+def _named(part: _Part, obj: DatabaseObject) -> tuple[_Wish, ...]:
+    wishes = part.named.get((obj.name, None), ())
+    if obj.kind is ObjectKind.ROUTINE:
+        wishes += part.named.get((obj.name, normalize_arguments(obj.arguments)), ())
+    return wishes
+
+
+def _collect(part: _Part, obj: DatabaseObject) -> Wanted:
+    wishes = [(wish, wish.literal) for wish in _named(part, obj)] if part.named else []
+    for matcher, arguments, wish in part.patterns:
+        if matcher.fullmatch(obj.name) and (
+            arguments is None or arguments.fullmatch(normalize_arguments(obj.arguments))
+        ):
+            wishes.append((wish, False))
+    given = tuple(exceptions.fullmatch(obj.name) is None for _, exceptions in part.access)
+    found = part.by_access.get(given)
+    if found is None:
+        some = (privileges for (privileges, _), is_given in zip(part.access, given, strict=True) if is_given)
+        found = part.by_access[given] = Wanted(part.always.privileges.union(*some))
+    if not wishes:
+        return found
+    more = _combine(wishes)
+    return Wanted(found.privileges | more.privileges, more.columns, more.literal, more.literal_columns)
+
+
+def _combine(wishes: Iterable[tuple[_Wish, bool]]) -> Wanted:
+    privileges, literal = set[str](), set[str]()
+    columns: dict[str, frozenset[str]] = {}
+    literal_columns: dict[str, frozenset[str]] = {}
+    for wish, exact in wishes:
+        if not wish.columns:
+            privileges |= wish.privileges
+            literal |= wish.privileges if exact else set()
+            continue
+        some = frozenset(wish.columns)
+        for privilege in wish.privileges:
+            columns[privilege] = columns.get(privilege, frozenset()) | some
+            if exact:
+                literal_columns[privilege] = literal_columns.get(privilege, frozenset()) | some
+    return Wanted(frozenset(privileges), columns, frozenset(literal), literal_columns)
+
+
+def _compile(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(_expression, patterns)) or r"(?!)", re.DOTALL)
+
+
+def _expression(pattern: str) -> str:
+    """Atomic groups keep a pattern with many asterisks from taking exponential time."""
+    first, *others = ("".join("." if one == "?" else re.escape(one) for one in part) for part in pattern.split("*"))
+    if not others:
+        return first
+    *middle, last = others
+    return first + "".join(f"(?>.*?{part})" for part in middle if part) + ".*" + last

@@ -1,0 +1,155 @@
+"""Differences between declared and held privileges, one by one, and what people read about them."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.privilege_policy import Denial
+
+#: What a message names before it counts the rest.
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeDifference:
+    """One privilege that is held though undeclared (`held`), or declared and not held.
+
+    `object` None: a default privilege; `place` then says which one, for people. `option`: only the grant option
+    differs. `grantor_name`: of a held one, who granted it.
+    """
+
+    privilege: str
+    object: DatabaseObject | None = None
+    column: str = ""
+    held: bool = True
+    grantor_name: str = ""
+    option: bool = False
+    place: str = ""
+
+    @property
+    def what(self) -> str:
+        """For people, without quotes: `SELECT on column hr.people.id`."""
+        return f"{'grant option for ' if self.option else ''}{self.privilege} on {self._where}"
+
+    @property
+    def words(self) -> str:
+        """For people, as something that happened: `DELETE on table app.orders was granted`."""
+        return f"{self.what} was {'granted' if self.held else 'revoked'}"
+
+    @property
+    def _where(self) -> str:
+        if self.object is None:
+            return self.place
+        return label_column(self.object, self.column) if self.column else self.object.label
+
+
+def label_column(obj: DatabaseObject, column: str) -> str:
+    """For people, without quotes: `column hr.people.id`."""
+    return f"column {obj.schema}.{obj.name}.{column}"
+
+
+def phrases(differences: Sequence[PrivilegeDifference], most: int = 10) -> tuple[str, ...]:
+    """Returns the words of at most `most` of them, then one phrase that counts the others."""
+    words = tuple(one.words for one in differences[:most])
+    return words if len(differences) <= most else (*words, f"and {len(differences) - most} more")
+
+
+class DifferenceLedger:
+    """Notes each difference as drift, extension or neither, and tells whether something is done about it.
+
+    Before the declaration is applied (`current` False), no difference is drift. Under `report_only` drift is left as it
+    is; what a new object needs is granted.
+    """
+
+    def __init__(
+        self,
+        *,
+        current: bool,
+        report_only: bool,
+        new_objects: frozenset[ObjectId] | None,
+        granted_before: Collection[tuple[ObjectId, str]],
+    ) -> None:
+        self._current = current
+        self._left = report_only
+        self._new_objects = new_objects
+        self._granted_before = granted_before
+        self.drift: list[PrivilegeDifference] = []
+        self.extended: list[PrivilegeDifference] = []
+        self.reported: list[PrivilegeDifference] = []
+
+    def note_held(self, difference: PrivilegeDifference) -> bool:
+        """Notes a privilege that is held though undeclared; tells whether to revoke it."""
+        if self._current:
+            self._add_drift(difference)
+        return not (self._current and self._left)
+
+    def note_missing(self, difference: PrivilegeDifference, *where: ObjectId) -> bool:
+        """Notes a declared privilege that is not held; tells whether to grant it. It is no drift if any object of
+        `where` is new.
+        """
+        if not self._current:
+            return True
+        if self._new_objects is None:
+            drifted = (where[0], difference.privilege) in self._granted_before
+        else:
+            drifted = self._new_objects.isdisjoint(where)
+        if drifted:
+            self._add_drift(difference)
+        elif self._left and self._new_objects is None:
+            self.reported.append(difference)
+        else:
+            self.extended.append(difference)
+            return True
+        return not self._left
+
+    def note_left(self, difference: PrivilegeDifference) -> None:
+        """Notes a privilege that is held though undeclared, and that the controller does not revoke."""
+        self.reported.append(difference)
+
+    def _add_drift(self, difference: PrivilegeDifference) -> None:
+        self.drift.append(difference)
+        if self._left:
+            self.reported.append(difference)
+
+
+class PendingNames:
+    """What could not be done, for messages that name a few of it and count the rest."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._missing: dict[str, None] = {}
+        self._denied: dict[str, list[str]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add_missing(self, what: str) -> None:
+        self._missing[what] = None
+
+    def add_denied(self, denial: Denial) -> None:
+        self._counts[denial.remedy] += 1
+        if self._counts[denial.remedy] <= MOST_NAMED:
+            self._denied.setdefault(denial.remedy, []).append(denial.what)
+
+    def errors(self) -> tuple[PgRoleError, ...]:
+        """Returns Refused for each remedy, and one Waiting for everything that does not exist."""
+        where = f'spec.privileges: database "{self._database}"'
+        found: list[PgRoleError] = []
+        for remedy, named in self._denied.items():
+            what = _enumerate(named, self._counts[remedy])
+            found.append(Refused(Reason.NOT_ALLOWED, f"{where}: the server's policy does not allow {what}: {remedy}"))
+        if self._missing:
+            what = _enumerate(list(self._missing)[:MOST_NAMED], len(self._missing))
+            message = f"{where}: waiting for {what}: the privileges are granted when it exists"
+            found.append(Waiting(Reason.PRIVILEGE_PENDING, message))
+        return tuple(found)
+
+
+def _enumerate(named: Sequence[str], count: int) -> str:
+    return ", ".join(named) + (f" and {count - len(named)} more" if count > len(named) else "")
+
+
+def label_of(kind: ObjectKind, schema: str, name: str) -> str:
+    """For people, of an object that does not exist: `table app.orders`."""
+    word = {ObjectKind.MATERIALIZED_VIEW: "materialized view", ObjectKind.FOREIGN_TABLE: "foreign table"}.get(kind)
+    return f"{word or kind.value.lower()} {schema}.{name}"

@@ -1,0 +1,62 @@
+"""What people read about drift and new objects in a database: status and Events."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
+from pgrole_controller.core.privilege_result import Culprit, News, PrivilegeDrift, PrivilegeNews
+
+#: PostgreSQL's and Kubernetes' limits are far away; people stop reading sooner.
+MOST_WORDS = 5
+_LONGEST_NOTE = 1000
+
+
+def describe_drift(
+    differences: Sequence[PrivilegeDifference], by: Culprit, now: datetime, *, corrected: bool, exposed: bool
+) -> PrivilegeDrift:
+    """One drift. `exposed`: address, application and statement may be shown."""
+    shown = by if exposed else replace(by, application="", address="", statement="")
+    return PrivilegeDrift(by.time or now, phrases(differences), len(differences), corrected, shown)
+
+
+def announce_drift(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
+    """`DELETE on table app.orders (database orders) was granted by alice at 16:04:09.113 and revoked`."""
+    reason = News.DRIFT_CORRECTED if drift.corrected else News.DRIFT_REPORTED
+    return PrivilegeNews(reason, _cut(f"{_sentence(database, drift, differences)}"))
+
+
+def _sentence(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> str:
+    where, by = f"(database {database})", _name(drift)
+    if len(differences) == 1:
+        (one,) = differences
+        done, undone = ("granted", "revoked") if one.held else ("revoked", "granted again")
+        end = f" and {undone}" if drift.corrected else "; not corrected, since spec.drift.policy is Report"
+        return f"{one.what} {where} was {done}{by}{end}"
+    words = "; ".join(phrases(tuple(differences), MOST_WORDS))
+    end = "corrected" if drift.corrected else "not corrected, since spec.drift.policy is Report"
+    return f"{len(differences)} privileges {where} were changed{by} and {end}: {words}"
+
+
+def _name(drift: PrivilegeDrift) -> str:
+    by = drift.by
+    if not by.login:
+        return ""
+    role = f" as {by.role}" if by.role and by.role != by.login else ""
+    place = ", ".join(filter(None, (by.application, by.address)))
+    at = f" at {by.time.astimezone(UTC).strftime('%H:%M:%S.%f')[:-3]}" if by.time else ""
+    return f" by {by.login}{role}{f' ({place})' if place else ''}{at}"
+
+
+def announce_extension(database: str, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
+    """Privileges were granted on new objects."""
+    words = [one.what for one in differences[:MOST_WORDS]]
+    if len(differences) > MOST_WORDS:
+        words.append(f"and {len(differences) - MOST_WORDS} more")
+    return PrivilegeNews(
+        News.PRIVILEGES_EXTENDED, _cut(f"granted on new objects (database {database}): {'; '.join(words)}")
+    )
+
+
+def _cut(note: str) -> str:
+    return note if len(note) <= _LONGEST_NOTE else f"{note[: _LONGEST_NOTE - 1]}…"

@@ -1,0 +1,89 @@
+"""The outcome of an object whose role has privileges: that of the role, and those of its databases."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.granted_privileges import GrantedPrivileges, name_some
+from pgrole_controller.core.grantee import Grantee, PrivilegePolicy
+from pgrole_controller.core.policy import matches
+from pgrole_controller.core.status import PROGRESSING, Outcome, Phase, of_error
+
+
+def why_not_connected(policy: PrivilegePolicy, database: str) -> str | None:
+    """Returns why the controller does not connect to this database, with the remedy; None if it does."""
+    if policy.databases is None:
+        return (
+            "the PgServer allows no connection to databases: ask the server's administrator to set spec.databases there"
+        )
+    if not matches(database, policy.databases) or matches(database, policy.but):
+        allowed = ", ".join(policy.databases) or "none"
+        besides = f", except {', '.join(policy.but)}" if policy.but else ""
+        return (
+            f"the PgServer's spec.databases allows no connection to this database; allowed: {allowed}{besides}. "
+            f"Remove it from spec.privileges, or ask the server's administrator"
+        )
+    return None
+
+
+def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRoleError]:
+    """Returns, by database, what keeps a worker from serving it. `existing`: those of its databases that exist."""
+    problems: dict[str, PgRoleError] = {}
+    for database in sorted(grantee.databases):
+        why = why_not_connected(grantee.policy, database)
+        if why is not None:
+            problems[database] = Refused(Reason.NOT_ALLOWED, f'spec.privileges: database "{database}": {why}')
+        elif database not in existing and database in grantee.declared:
+            problems[database] = Waiting(
+                Reason.PRIVILEGE_PENDING, f'spec.privileges: database "{database}" does not exist yet'
+            )
+    return problems
+
+
+def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Sequence[str]) -> Outcome:
+    """Returns the outcome of role and privileges. `expected`: databases in which privileges are declared, or were.
+
+    The role's own outcome goes first. The databases' workers retry what failed there.
+    """
+    if not expected or not (outcome.ready or outcome.reason is Reason.DRIFT_REPORTED):
+        return outcome
+    databases = sorted(expected)
+    errors = {name: error for name in databases if (error := privileges.error_in(name))}
+    if errors:
+        return replace(_of_errors(errors), by_databases=next(iter(errors)) not in privileges.problems)
+    unanswered = [name for name in databases if privileges.current_result(name) is None]
+    if unanswered:
+        return replace(PROGRESSING, message=_being_applied(unanswered), by_databases=True)
+    if privileges.reported:
+        return replace(_of_reported(outcome, privileges), by_databases=True)
+    if outcome.ready:
+        return replace(
+            outcome, message=outcome.message.replace("the role matches", "the role and its privileges match")
+        )
+    return outcome
+
+
+def _of_errors(errors: Mapping[str, PgRoleError]) -> Outcome:
+    database, error = next(iter(errors.items()))
+    named = f'"{database}"' in error.message
+    message = error.message if named else f'privileges in database "{database}": {error.message}'
+    others = [f'"{name}"' for name in errors if name != database]
+    if others:
+        message += f" (also not as declared in {name_some(others, ', ')})"
+    return replace(of_error(error), message=message)
+
+
+def _being_applied(databases: Sequence[str]) -> str:
+    more = f" (and in {len(databases) - 1} more)" if len(databases) > 1 else ""
+    return f'privileges in database "{databases[0]}"{more} are being applied'
+
+
+def _of_reported(outcome: Outcome, privileges: GrantedPrivileges) -> Outcome:
+    words = name_some(privileges.reported, "; ")
+    if outcome.reason is Reason.DRIFT_REPORTED:
+        return replace(outcome, message=f"{outcome.message}; {words}")
+    if privileges.grantee is not None and privileges.grantee.report_only:
+        why = "drift detected but not corrected, since spec.drift.policy is Report"
+    else:
+        why = "privileges that no PgRole can declare are reported and not revoked: revoke those that are not wanted"
+    return Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, f"{why}: {words}")

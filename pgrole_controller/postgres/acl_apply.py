@@ -1,0 +1,431 @@
+"""Applies changes to privileges in one database.
+
+A transaction changes at most OBJECTS objects, in the order of their oids. It locks the tables among them, verifies that
+every object still has the owner and the ACL that were read, runs one statement for each (privileges, grantee), and
+reads the ACLs back before it commits: PostgreSQL only warns when a REVOKE does nothing.
+
+If it fails, each of its objects is tried in a transaction of its own, so that one object does not delay the others.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import anyio
+import anyio.lowlevel
+
+from pgrole_controller.core import grant_ddl
+from pgrole_controller.core.acl import AclChange, AclEntry, DefaultAclChange, ObjectId, ObservedAcl
+from pgrole_controller.core.ddl import seen_name
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.acl_catalog import read_defaults, read_named_acls
+from pgrole_controller.postgres.claim_store import limited_transaction
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import shorten
+from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
+from pgrole_controller.postgres.rows import fetch
+
+log = logging.getLogger(__name__)
+
+#: Of one transaction: it takes about 12 ms.
+OBJECTS = 100
+#: Time limit in seconds for trying objects one by one; the remaining ones are postponed.
+ONE_BY_ONE_SECONDS = 3.0
+
+_STATEMENT_TIMEOUT = "3500ms"
+_CHANGE_LOCK_TIMEOUT = "2s"
+_LOCK_TIMEOUT = "200ms"
+#: Pauses in seconds before another attempt for an object that another transaction changed at the same time.
+_PAUSES = (0.01, 0.05)
+_RETRIED = ("XX000", "23505", "40P01", "40001")
+_LOCK_NOT_FREE = "55P03"
+_DEPENDENT = "2BP01"
+_ROW_TOO_BIG = "54000"
+_NOT_PERMITTED = "42501"
+#: The object, its schema or the role was dropped or renamed.
+_GONE = ("42P01", "42883", "3F000", "42704", "42703")
+
+#: A statement and its arguments.
+Statement: TypeAlias = tuple[str, Sequence[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class AclRepair:
+    """The changes of one object, and the ACL that they were decided from, whose `entries` are of all `grantees`."""
+
+    observed: ObservedAcl
+    changes: tuple[AclChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AclDialect:
+    """How to change privileges in one database.
+
+    `version`: server_version_num. `fence`: this process's lead in this database; None: nothing is installed there.
+    `foreign_triggers`: an event trigger that is not ours and that the session cannot disable would run: nothing is
+    changed.
+    """
+
+    version: int
+    fence: Fence | None = None
+    foreign_triggers: bool = False
+
+    def opening(self) -> list[str]:
+        statements = [queries.without_schema("check_not_suspended")]
+        if self.fence is None or self.fence.statement is None:
+            return statements
+        guard = [queries.inspect("guard").strip()] if self.fence.guarded else []
+        return [*guard, "SELECT pgrole.lock_changes()", *statements, self.fence.statement]
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedAcls:
+    """`errors`: of the objects that were not changed. `default_errors`: likewise, of default privileges.
+
+    `stored`: the transaction of the last change ran the `extra` statements. They are left out if there are errors.
+    """
+
+    errors: Mapping[ObjectId, PgRoleError] = field(default_factory=dict)
+    default_errors: Mapping[DefaultAclChange, PgRoleError] = field(default_factory=dict)
+    stored: bool = False
+
+
+async def apply_acls(
+    connection: Connection,
+    repairs: Sequence[AclRepair],
+    defaults: Sequence[DefaultAclChange],
+    grantees: Collection[int],
+    dialect: AclDialect,
+    extra: Sequence[Statement] = (),
+) -> AppliedAcls:
+    """Applies the changes; nothing is sent if there are none. `grantees`: whose entries were read.
+
+    `extra` runs in the transaction of the last change, if there was no error: pass what records that everything is
+    applied. Without changes, it gets a transaction of its own. Raises PgRoleError if the connection is lost, another
+    process leads, or changes are suspended; what was committed before stays.
+    """
+    due = sorted(
+        (one for one in repairs if one.changes), key=lambda one: (one.observed.object.id.oid, one.observed.object.id)
+    )
+    if not (due or defaults or extra):
+        return AppliedAcls()
+    if dialect.foreign_triggers:
+        return _refused(due, defaults)
+    pass_ = _Pass(connection, frozenset(grantees), dialect, tuple(extra))
+    steps: list[Sequence[AclRepair]] = [due[start : start + OBJECTS] for start in range(0, len(due), OBJECTS)]
+    for place, some in enumerate(steps):
+        await pass_.change(some, last=place == len(steps) - 1 and not defaults)
+    if defaults:
+        await pass_.change_defaults(defaults)
+    elif not steps:
+        await pass_.transact((), extra=True)
+    return AppliedAcls(pass_.errors, pass_.default_errors, pass_.stored)
+
+
+def _refused(repairs: Iterable[AclRepair], defaults: Iterable[DefaultAclChange]) -> AppliedAcls:
+    error = Transient(
+        Reason.DATABASE_ERROR,
+        "an event trigger of another role would run with the controller's privileges, so the controller changes "
+        "nothing in this database: drop the event trigger, or make a superuser its owner and that of its function",
+    )
+    return AppliedAcls({one.observed.object.id: error for one in repairs}, dict.fromkeys(defaults, error))
+
+
+class _Ineffective(Transient):
+    """Statements succeeded, and yet these objects do not have the privileges that they should."""
+
+    def __init__(self, wrong: Mapping[ObjectId, str]) -> None:
+        super().__init__(Reason.DATABASE_ERROR, next(iter(wrong.values())))
+        self.wrong = wrong
+
+
+class _Pass:
+    """One call of `apply_acls`."""
+
+    def __init__(
+        self, connection: Connection, grantees: frozenset[int], dialect: AclDialect, extra: tuple[Statement, ...]
+    ) -> None:
+        self._connection = connection
+        self._grantees = grantees
+        self._dialect = dialect
+        self._extra = extra
+        self._ends = 0.0
+        self.errors: dict[ObjectId, PgRoleError] = {}
+        self.default_errors: dict[DefaultAclChange, PgRoleError] = {}
+        self.stored = False
+
+    async def change(self, repairs: Sequence[AclRepair], *, last: bool) -> None:
+        """`last`: nothing follows."""
+        await anyio.lowlevel.checkpoint()
+        try:
+            await self.transact(repairs, extra=last)
+        except PgRoleError as error:
+            self._raise_if_common(error)
+            log.debug("changing objects one by one", extra={"objects": len(repairs), "error": error.message})
+        else:
+            return
+        self._ends = self._ends or anyio.current_time() + ONE_BY_ONE_SECONDS
+        for place, one in enumerate(repairs):
+            error_of_one = await self._change_one(one, last=last and place == len(repairs) - 1)
+            if error_of_one is not None:
+                self.errors[one.observed.object.id] = error_of_one
+
+    async def _change_one(self, repair: AclRepair, *, last: bool) -> PgRoleError | None:
+        cascade = False
+        pauses = iter(_PAUSES)
+        while True:
+            await anyio.lowlevel.checkpoint()
+            if anyio.current_time() >= self._ends:
+                return Transient(Reason.PROGRESSING, "postponed, since other objects in its transaction wait for locks")
+            try:
+                await self.transact([repair], extra=last, cascade=cascade)
+            except PgRoleError as error:
+                self._raise_if_common(error)
+                code = _sqlstate(error)
+                if code == _DEPENDENT and not cascade:
+                    cascade = True
+                elif code in _RETRIED and (pause := next(pauses, None)) is not None:
+                    await anyio.sleep(pause)
+                else:
+                    return _explained(error, repair)
+            else:
+                return None
+
+    async def change_defaults(self, changes: Sequence[DefaultAclChange]) -> None:
+        await anyio.lowlevel.checkpoint()
+        try:
+            await self.transact((), changes, extra=True)
+        except PgRoleError as error:
+            self._raise_if_common(error)
+        else:
+            return
+        for place, one in enumerate(changes):
+            try:
+                await self.transact((), [one], extra=place == len(changes) - 1)
+            except PgRoleError as error:
+                self._raise_if_common(error)
+                self.default_errors[one] = error
+
+    def _raise_if_common(self, error: PgRoleError) -> None:
+        """Raises what concerns every object."""
+        common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
+        if common or self._connection.is_closed():
+            raise error
+
+    async def transact(
+        self,
+        repairs: Sequence[AclRepair],
+        defaults: Sequence[DefaultAclChange] = (),
+        *,
+        extra: bool = False,
+        cascade: bool = False,
+    ) -> None:
+        """One transaction. Objects that changed since they were read get their error, and the others are changed.
+
+        `extra`: nothing follows, so that the extra statements run too if no object had an error. Raises PgRoleError;
+        nothing is changed then.
+        """
+        if self._dialect.fence is not None:
+            self._dialect.fence.check_clock()
+        async with self._transaction(repairs):
+            stale = await self._find_stale(repairs)
+            fresh = [one for one in repairs if one.observed.object.id not in stale]
+            changes = [change for one in fresh for change in one.changes]
+            await self._run(changes, defaults, cascade=cascade)
+            await self._verify(fresh)
+            await self._verify_defaults(defaults)
+            storing = extra and not (self.errors or self.default_errors or stale)
+            if storing:
+                for statement, arguments in self._extra:
+                    await self._connection.execute(statement, *arguments)
+        self.errors.update(stale)
+        self.stored = self.stored or storing
+
+    @asynccontextmanager
+    async def _transaction(self, repairs: Sequence[AclRepair]) -> AsyncIterator[None]:
+        """Its BEGIN, settings and locks are one message."""
+        oids = ",".join(str(one.observed.object.id.oid) for one in repairs)
+        begin = [
+            "BEGIN",
+            f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
+            f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
+            *self._dialect.opening(),
+            f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'",
+        ]
+        if repairs:
+            begin += [f"SELECT pg_catalog.set_config('pgrole.objects', '{{{oids}}}', true)", queries.privileges("lock")]
+        with limited_transaction():
+            try:
+                await self._connection.execute(";\n".join(begin))
+                yield
+                await self._connection.execute("COMMIT")
+            except BaseException:
+                if not self._connection.is_closed() and self._connection.is_in_transaction():
+                    await self._connection.execute("ROLLBACK")
+                raise
+
+    async def _find_stale(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, PgRoleError]:
+        now = await self._read(repairs)
+        stale: dict[ObjectId, PgRoleError] = {}
+        for one in repairs:
+            before = one.observed
+            found = now.get(before.object.id)
+            if found is None or found.seen != before.seen or _identity(found) != _identity(before):
+                text = f"{before.object.label} changed while the controller read it"
+                stale[before.object.id] = Transient(Reason.PROGRESSING, text)
+        return stale
+
+    async def _run(
+        self, changes: Sequence[AclChange], defaults: Sequence[DefaultAclChange] = (), *, cascade: bool = False
+    ) -> None:
+        for one in grant_ddl.statements(changes, defaults, self._dialect.version, cascade=cascade):
+            text = one.text
+            if one.acting_as:
+                acting = f"SELECT pg_catalog.set_config('role', {seen_name(one.acting_as)}, true)"
+                text = f"{acting};\n{text};\nRESET ROLE"
+            await self._connection.execute(text)
+
+    async def _verify(self, repairs: Sequence[AclRepair]) -> None:
+        """Reads the ACLs back. What was lost with something that was revoked, e.g. by CASCADE, is granted again.
+
+        Raises PgRoleError if an object does not have the privileges that it should.
+        """
+        if not repairs:
+            return
+        after = await self._read(repairs)
+        lost = [(one, entry) for one in repairs for entry in _lost(one, after.get(one.observed.object.id))]
+        if lost:
+            names = await _read_role_names(self._connection, {entry.grantee for _, entry in lost})
+            await self._run([_granting(one, entry, names) for one, entry in lost if entry.grantee in names])
+            after = await self._read(repairs)
+        wrong = {
+            one.observed.object.id: text for one in repairs if (text := _wrong(one, after.get(one.observed.object.id)))
+        }
+        if wrong:
+            raise _Ineffective(wrong)
+
+    async def _verify_defaults(self, changes: Sequence[DefaultAclChange]) -> None:
+        if not changes:
+            return
+        held = {
+            (one.creator, one.schema, one.object_type, entry.grantee, entry.privilege)
+            for one in await read_defaults(self._connection, {change.grantee for change in changes})
+            for entry in one.entries
+        }
+        for change in changes:
+            for privilege in () if change.option_only else change.privileges:
+                key = (change.creator, change.schema, change.object_type, change.grantee, privilege)
+                if (key in held) == change.revoke:
+                    word = "revoke" if change.revoke else "grant"
+                    text = f'PostgreSQL did not {word} the default {privilege} of creator "{change.creator_name}"'
+                    raise Transient(Reason.DATABASE_ERROR, text)
+
+    async def _read(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, ObservedAcl]:
+        oids = [one.observed.object.id.oid for one in repairs]
+        return {one.object.id: one for one in await read_named_acls(self._connection, self._grantees, oids)}
+
+
+def _identity(one: ObservedAcl) -> tuple[object, ...]:
+    """What statements refer to an object by, and its owner."""
+    found = one.object
+    return found.kind, found.schema, found.name, found.arguments, found.owner
+
+
+def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:
+    return {(entry.grantee, entry.column, entry.privilege) for entry in one.entries} if one is not None else set()
+
+
+def _revokes(change: AclChange, entry: AclEntry) -> bool:
+    by = entry.grantor_name == change.grantor if change.grantor else entry.grantor == change.object.owner
+    return (
+        change.revoke
+        and by
+        and entry.grantee == change.grantee
+        and entry.privilege in change.privileges
+        and entry.column in (change.columns or ("",))
+    )
+
+
+def _lost(repair: AclRepair, after: ObservedAcl | None) -> list[AclEntry]:
+    """Entries that no change revokes, and that are gone. One of several grantors is enough."""
+    held = _held(after)
+    kept = [
+        entry
+        for entry in repair.observed.entries
+        if not any(_revokes(change, entry) and not change.option_only for change in repair.changes)
+    ]
+    return [entry for entry in kept if (entry.grantee, entry.column, entry.privilege) not in held]
+
+
+def _wrong(repair: AclRepair, after: ObservedAcl | None) -> str:
+    """What is not as it should be after the changes, for people; empty if all is."""
+    label = repair.observed.object.label
+    if after is None:
+        return f"{label} was dropped"
+    held = _held(after)
+    for change in repair.changes:
+        if change.revoke:
+            left = [e for e in after.entries if _revokes(change, e) and (e.grantable or not change.option_only)]
+            if left and not _granted_too(repair, left[0]):
+                text = f'PostgreSQL did not revoke {left[0].privilege} on {label} from "{change.grantee_name}"'
+                return f'{text}, which "{left[0].grantor_name}" granted'
+            continue
+        for entry in _entries_of(change):
+            if entry not in held:
+                return f'PostgreSQL did not grant {entry[2]} on {label} to "{change.grantee_name}"'
+    lost = _lost(repair, after)
+    return f"PostgreSQL revoked {lost[0].privilege} on {label}, too, and did not grant it again" if lost else ""
+
+
+def _granted_too(repair: AclRepair, entry: AclEntry) -> bool:
+    key = (entry.grantee, entry.column, entry.privilege)
+    return any(key in _entries_of(change) for change in repair.changes if not change.revoke)
+
+
+def _entries_of(change: AclChange) -> set[tuple[int, str, str]]:
+    return {
+        (change.grantee, column, privilege) for column in change.columns or ("",) for privilege in change.privileges
+    }
+
+
+def _granting(repair: AclRepair, entry: AclEntry, names: Mapping[int, str]) -> AclChange:
+    return AclChange(
+        object=repair.observed.object,
+        grantee=entry.grantee,
+        grantee_name=names[entry.grantee],
+        privileges=(entry.privilege,),
+        columns=(entry.column,) if entry.column else (),
+    )
+
+
+async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:
+    rows = await fetch(connection, "", queries.privileges("role_names"), list(oids))
+    return {row.get("oid", int): row.text("name") for row in rows}
+
+
+def _sqlstate(error: PgRoleError) -> str:
+    return getattr(error.__cause__, "sqlstate", None) or ""
+
+
+def _explained(error: PgRoleError, repair: AclRepair) -> PgRoleError:
+    """The error to report on the object that declares the privileges."""
+    label, code = repair.observed.object.label, _sqlstate(error)
+    if isinstance(error, _Ineffective):
+        return error
+    said = str(getattr(error.__cause__, "message", "")) or error.message
+    if code == _LOCK_NOT_FREE:
+        return Transient(Reason.PROGRESSING, f"another transaction has locked {label}; the controller tries again")
+    if code in _RETRIED or code in _GONE:
+        return Transient(Reason.PROGRESSING, f"a concurrent transaction changed {label} first: {shorten(said)}")
+    if code == _ROW_TOO_BIG:
+        remedy = "grant it to a group role, and make the roles members of that"
+        return Transient(Reason.DATABASE_ERROR, f"the ACL of {label} has no room for another role: {remedy}")
+    grantors = sorted({change.grantor for change in repair.changes if change.grantor})
+    if code == _NOT_PERMITTED and grantors:
+        named = ", ".join(f'"{name}"' for name in grantors)
+        remedy = f"let the controller's role act as {named}, who granted privileges on it, or revoke them yourself"
+        return Transient(Reason.DATABASE_ERROR, f"{label}: {shorten(said)}: {remedy}")
+    return Transient(Reason.DATABASE_ERROR, f"{label}: {shorten(said)}")

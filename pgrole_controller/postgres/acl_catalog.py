@@ -1,0 +1,416 @@
+"""Reads the privileges of some roles, the grantees, in the database of a connection.
+
+Every read works on distinct ACLs: PostgreSQL groups the objects by schema, kind, owner and ACL, and parses each ACL
+once. So few rows arrive, whatever the number of objects, and those that concern no declaration and no grantee never do.
+
+Names are sent as bytes: in a database of encoding SQL_ASCII they need not be UTF-8 (`rows.Row.text`).
+"""
+
+import struct
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cmp_to_key
+from typing import TypeAlias, TypeVar
+
+import anyio.lowlevel
+
+from pgrole_controller.core.acl import (
+    AclEntry,
+    DatabaseObject,
+    DefaultAcl,
+    ObjectId,
+    ObjectKind,
+    ObservedAcl,
+)
+from pgrole_controller.core.acl_decision import ObservedDatabase
+from pgrole_controller.core.parameters import elements
+from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
+
+T = TypeVar("T")
+
+#: Whether a declaration may match objects of this kind in the schema with this name. It is asked for TABLE, which
+#: stands for every kind of relation and for sequences, and for ROUTINE.
+SchemaFilter: TypeAlias = Callable[[str, ObjectKind], bool]
+
+#: PostgreSQL's fixed oids of the catalogs whose rows have an ACL.
+_CATALOGS = {
+    1259: "pg_class",
+    1255: "pg_proc",
+    2615: "pg_namespace",
+    1262: "pg_database",
+    1247: "pg_type",
+    2612: "pg_language",
+    2328: "pg_foreign_data_wrapper",
+    1417: "pg_foreign_server",
+    2613: "pg_largeobject",
+}
+
+_RELATION_KINDS = {
+    "r": ObjectKind.TABLE,
+    "p": ObjectKind.TABLE,
+    "v": ObjectKind.VIEW,
+    "m": ObjectKind.MATERIALIZED_VIEW,
+    "f": ObjectKind.FOREIGN_TABLE,
+    "S": ObjectKind.SEQUENCE,
+}
+
+_KINDS = {
+    "pg_proc": ObjectKind.ROUTINE,
+    "pg_namespace": ObjectKind.SCHEMA,
+    "pg_database": ObjectKind.DATABASE,
+    "pg_type": ObjectKind.TYPE,
+    "pg_language": ObjectKind.LANGUAGE,
+    "pg_foreign_data_wrapper": ObjectKind.FOREIGN_DATA_WRAPPER,
+    "pg_foreign_server": ObjectKind.FOREIGN_SERVER,
+    "pg_largeobject": ObjectKind.LARGE_OBJECT,
+}
+
+#: Objects made from rows without a pause, in which other servers' tasks run.
+_AT_ONCE = 2000
+
+_MEMBER = struct.Struct("!II")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """One number over the identity and the version of every row with an ACL, and the snapshot it was read with."""
+
+    snapshot: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Objects with the same owner and ACL. `oids`, `names`, `versions` and `arguments` have the same length."""
+
+    row: Row
+    catalog: str
+    oids: tuple[int, ...]
+    names: tuple[str, ...]
+    versions: tuple[int, ...]
+
+
+async def read_database(
+    connection: Connection,
+    grantees: Collection[int],
+    creators: Collection[str],
+    touched: SchemaFilter,
+    with_columns: Callable[[DatabaseObject], bool],
+) -> tuple[str, ObservedDatabase]:
+    """A full read of everything that is decided about, in one snapshot; and that snapshot's text.
+
+    `creators`: roles that declarations name. `with_columns`: whether declarations name columns of this table.
+    """
+    async with _one_snapshot(connection):
+        row = await fetch_row(connection, "", "SELECT pg_catalog.pg_current_snapshot()::text AS snapshot")
+        schemas = await read_schemas(connection)
+        acls = await _read_acls(connection, grantees, schemas, touched)
+        facts, roles = await read_facts(connection, creators)
+        tables = [one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and with_columns(one.object)]
+        observed = ObservedDatabase(
+            facts=facts,
+            acls=acls,
+            defaults=await read_defaults(connection, grantees),
+            roles=roles,
+            schemas=frozenset(schemas.values()),
+            columns=await read_columns(connection, tables),
+        )
+    return row.get("snapshot", str), observed
+
+
+async def read_acls(connection: Connection, grantees: Collection[int], touched: SchemaFilter) -> list[ObservedAcl]:
+    """Every object that a declaration may match, or on which a grantee that does not own it holds something: all of
+    them in touched schemas, every schema, the database, and in other schemas those with entries of a grantee.
+
+    Objects of PostgreSQL itself are left out. Raises PgRoleError.
+    """
+    async with _one_snapshot(connection):
+        return await _read_acls(connection, grantees, await read_schemas(connection), touched)
+
+
+async def _read_acls(
+    connection: Connection, grantees: Collection[int], schemas: Mapping[int, str], touched: SchemaFilter
+) -> list[ObservedAcl]:
+    columns = await _read_column_entries(connection, grantees)
+    return await _read_objects(connection, "every_object", grantees, schemas, touched, columns, list(columns))
+
+
+async def read_recent_acls(
+    connection: Connection,
+    grantees: Collection[int],
+    age: int,
+    touched: SchemaFilter,
+    tables: Collection[int] = (),
+) -> list[ObservedAcl]:
+    """As `read_acls`, of the objects whose ACL a recent transaction may have written.
+
+    `age`: of the oldest of these, in transactions. `tables`: always read. Pass those with declared columns: a column
+    whose last privilege was revoked is found in no catalog but pg_attribute, which is not searched.
+    """
+    async with _one_snapshot(connection):
+        schemas = await read_schemas(connection)
+        recent = await _read_column_entries(connection, grantees, age=age)
+        apart = sorted({*recent, *tables})
+        found = await _read_objects(connection, "recent_objects", grantees, schemas, touched, {}, apart, age)
+        return await _with_columns(connection, grantees, found)
+
+
+async def read_named_acls(
+    connection: Connection,
+    grantees: Collection[int],
+    oids: Collection[int] = (),
+    names: Collection[str] = (),
+    touched: SchemaFilter | None = None,
+) -> list[ObservedAcl]:
+    """As `read_acls`, of objects with these oids, in whichever catalog, or these names, in whichever schema.
+
+    `touched` None: whatever their schema. Its duration does not depend on the number of objects in the database.
+    """
+    searched = [name.encode(errors="surrogateescape")[:63] for name in names]
+    valid = [name.decode() for name in searched if _is_utf8(name)]  # no statement that we were sent has another one
+    async with _one_snapshot(connection):
+        schemas = await read_schemas(connection) if touched is not None else {}
+        found = await _read_objects(
+            connection, "named_objects", grantees, schemas, touched, {}, (), sorted(oids), sorted(valid)
+        )
+        return await _with_columns(connection, grantees, found)
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+async def read_schemas(connection: Connection) -> dict[int, str]:
+    """The names of all schemas by oid; without those of temporary tables."""
+    rows = await fetch(connection, "look_for_schemas", _query(connection, "schemas"))
+    return {row.get("oid", int): row.text("name") for row in rows}
+
+
+async def read_columns(connection: Connection, tables: Collection[int]) -> dict[ObjectId, frozenset[str]]:
+    """The columns of each of these relations that exists."""
+    if not tables:
+        return {}
+    rows = await fetch(connection, "look_for_columns", _query(connection, "column_names"), list(tables))
+    return {ObjectId("pg_class", row.get("relation", int)): frozenset(row.texts("columns")) for row in rows}
+
+
+async def read_defaults(connection: Connection, grantees: Collection[int]) -> list[DefaultAcl]:
+    """Default privileges for the grantees, except those of a creator for itself."""
+    rows = await fetch(connection, "look_for_defaults", _query(connection, "defaults"), list(grantees))
+    return [
+        DefaultAcl(
+            creator=row.get("creator", int),
+            creator_name=row.text("creator_name"),
+            schema=row.text("schema"),
+            object_type=row.get("object_type", str),
+            entries=tuple(_entries(row)),
+        )
+        for row in rows
+    ]
+
+
+async def read_facts(connection: Connection, creators: Collection[str]) -> tuple[DatabaseFacts, dict[str, int]]:
+    """What policies need to know of the database, and the oids of those of these roles that exist, by name."""
+    row = await fetch_row(connection, "look_for_facts", _query(connection, "facts"), list(creators))
+    facts = DatabaseFacts(
+        database=row.text("database"),
+        version=row.get("version", int),
+        superusers=frozenset(row.some("superusers", int)),
+        own_roles=frozenset(row.some("own_roles", int)),
+        search_path_schemas=frozenset(name for path in row.texts("search_paths") for name in _schemas_of(path)),
+    )
+    return facts, dict(_pairs(row, row.texts("creator_names"), row.some("creators", int), "creators"))
+
+
+def _schemas_of(search_path: str) -> Iterable[str]:
+    try:
+        return elements(search_path, folding=True)
+    except ValueError:  # PostgreSQL ignores it with a warning
+        return ()
+
+
+async def read_fingerprint(connection: Connection, since: Fingerprint | None = None) -> Fingerprint | None:
+    """None: nothing can have changed since that one, because no transaction with an id has ended."""
+    before = None if since is None else since.snapshot
+    row = await fetch_row(connection, "look_at_fingerprint", _query(connection, "fingerprint"), before)
+    number = row.find("fingerprint", int)
+    return None if number is None else Fingerprint(row.get("snapshot", str), number)
+
+
+def _query(connection: Connection, name: str, objects: str = "") -> str:
+    raw = connection.get_settings().server_encoding == "SQL_ASCII"
+    return queries.privileges(name, objects=objects, raw=raw)
+
+
+@asynccontextmanager
+async def _one_snapshot(connection: Connection) -> AsyncIterator[None]:
+    """All queries see the same state. Within a transaction, they see what that sees."""
+    if connection.is_in_transaction():
+        yield
+        return
+    with translate_errors():
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            yield
+
+
+async def _with_columns(
+    connection: Connection, grantees: Collection[int], found: Sequence[ObservedAcl]
+) -> list[ObservedAcl]:
+    tables = [one.object.id.oid for one in found if one.object.id.catalog == "pg_class"]
+    columns = await _read_column_entries(connection, grantees, tables=tables) if tables else {}
+    return [_joined(one, columns) for one in found]
+
+
+def _joined(one: ObservedAcl, columns: Mapping[int, tuple[list[AclEntry], set[int]]]) -> ObservedAcl:
+    entries, versions = columns.get(one.object.id.oid, ((), ()))
+    if not entries or one.object.id.catalog != "pg_class":
+        return one
+    return replace(one, entries=(*one.entries, *entries), xmin=_newest_first({*one.xmin, *versions}))
+
+
+def _newest_first(versions: Iterable[int]) -> tuple[int, ...]:
+    """Transaction ids compare modulo 2^32."""
+
+    def order(one: int, other: int) -> int:
+        return (other - one + (1 << 31)) % (1 << 32) - (1 << 31)
+
+    return tuple(sorted(versions, key=cmp_to_key(order)))
+
+
+async def _read_column_entries(
+    connection: Connection,
+    grantees: Collection[int],
+    *,
+    tables: Sequence[int] | None = None,
+    age: int | None = None,
+) -> dict[int, tuple[list[AclEntry], set[int]]]:
+    """Entries of the grantees on columns, and the columns' versions, by oid of the table."""
+    found: dict[int, tuple[list[AclEntry], set[int]]] = {}
+    query = _query(connection, "columns")
+    for row in await fetch(connection, "look_for_column_privileges", query, list(grantees), tables, age):
+        entries = [
+            replace(entry, column=column)
+            for column, entry in _pairs(row, row.texts("columns"), list(_entries(row)), "columns")
+        ]
+        found[row.get("relation", int)] = entries, set(row.some("versions", int))
+    return found
+
+
+async def _read_objects(
+    connection: Connection,
+    source: str,
+    grantees: Collection[int],
+    schemas: Mapping[int, str],
+    touched: SchemaFilter | None,
+    columns: Mapping[int, tuple[list[AclEntry], set[int]]],
+    apart: Sequence[int] = (),
+    *arguments: object,
+) -> list[ObservedAcl]:
+    """`columns`: entries to add. `arguments`: of the source, after those of sql/privileges/objects.sql."""
+    relations = routines = None
+    if touched is not None:
+        relations = [oid for oid, name in schemas.items() if touched(name, ObjectKind.TABLE)]
+        routines = [oid for oid, name in schemas.items() if touched(name, ObjectKind.ROUTINE)]
+    query = _query(connection, "objects", source)
+    rows = await fetch(
+        connection, "look_for_privileges", query, list(grantees), relations, routines, list(apart), *arguments
+    )
+    groups = [_group(row) for row in rows]
+    if not groups:
+        return []
+    signatures = await _read_arguments(
+        connection, [oid for one in groups if one.catalog == "pg_proc" for oid in one.oids]
+    )
+    members = await _read_members(connection)
+    found: list[ObservedAcl] = []
+    for group in groups:
+        for one in _observed(group, signatures, members):
+            found.append(_joined(one, columns))
+            if len(found) % _AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
+    return found
+
+
+def _group(row: Row) -> _Group:
+    catalog = _CATALOGS.get(row.get("catalog", int))
+    if catalog is None:
+        raise row.wrong("catalog")
+    oids, versions = _numbers(row, "oids"), _numbers(row, "versions")
+    names = row.text("names").split("\0")
+    if not len(oids) == len(versions) == len(names):
+        raise row.wrong("names")
+    return _Group(row, catalog, oids, tuple(names), versions)
+
+
+def _observed(group: _Group, signatures: Mapping[int, str], members: Collection[ObjectId]) -> Iterator[ObservedAcl]:
+    row, catalog = group.row, group.catalog
+    kind = _RELATION_KINDS.get(row.get("kind", str)) if catalog == "pg_class" else _KINDS[catalog]
+    if kind is None:
+        raise row.wrong("kind")
+    schema, owner, owner_name = row.find_text("schema") or "", row.get("owner", int), row.text("owner_name")
+    security_definer, seen = row.get("security_definer", bool), row.get("seen", str)
+    entries = tuple(_entries(row))
+    for oid, name, version in zip(group.oids, group.names, group.versions, strict=True):
+        identity = ObjectId(catalog, oid)
+        if kind is ObjectKind.ROUTINE and oid not in signatures:
+            continue  # dropped meanwhile
+        found = DatabaseObject(
+            id=identity,
+            kind=kind,
+            schema=schema,
+            name=name,
+            owner=owner,
+            owner_name=owner_name,
+            arguments=signatures.get(oid, "") if kind is ObjectKind.ROUTINE else "",
+            extension=identity in members,
+            security_definer=security_definer,
+        )
+        yield ObservedAcl(found, entries, seen, (version,))
+
+
+def _entries(row: Row) -> Iterator[AclEntry]:
+    grantees, grantors = row.some("grantees", int), row.some("grantors", int)
+    names, privileges = row.texts("grantor_names"), row.some("privileges", str)
+    grantable = row.some("grantable", bool)
+    if any(len(part) != len(grantees) for part in (grantors, names, privileges, grantable)):
+        raise row.wrong("grantees")
+    return map(AclEntry, grantees, grantors, names, privileges, grantable)
+
+
+async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
+    if not oids:
+        return {}
+    rows = await fetch(connection, "look_for_arguments", _query(connection, "arguments"), oids)
+    return {row.get("oid", int): row.text("arguments") for row in rows}
+
+
+async def _read_members(connection: Connection) -> frozenset[ObjectId]:
+    rows = await fetch(connection, "look_for_extensions", _query(connection, "extension_members"))
+    row = first(rows)
+    members = row.find("members", bytes) or b""
+    if len(members) % _MEMBER.size:
+        raise row.wrong("members")
+    pairs = [(_CATALOGS.get(catalog), oid) for catalog, oid in _MEMBER.iter_unpack(members)]
+    return frozenset(ObjectId(catalog, oid) for catalog, oid in pairs if catalog is not None)
+
+
+def _numbers(row: Row, column: str) -> tuple[int, ...]:
+    value = row.get(column, bytes)
+    if len(value) % 4:
+        raise row.wrong(column)
+    return struct.unpack(f"!{len(value) // 4}I", value)
+
+
+def _pairs(row: Row, names: Sequence[str], values: Sequence[T], column: str) -> Iterator[tuple[str, T]]:
+    if len(names) != len(values):
+        raise row.wrong(column)
+    return zip(names, values, strict=True)

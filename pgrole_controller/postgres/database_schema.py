@@ -1,0 +1,215 @@
+"""Installs what each database with managed privileges needs, and removes it: schema `pgrole` and its event triggers.
+
+The parts are those of sql/database. They protect themselves as the home database's do (`schema`): nothing in the schema
+is called before every object in it is known to belong to the controller's role or to a superuser. The home database
+has the same parts beside its own, in one version; there, only the event triggers are added here.
+
+Leader, applied digests and history are installed wherever the controller may create a schema, also where event triggers
+are not permitted: privileges are polled then, and repairs still know who leads and what was applied.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+import asyncpg
+
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.postgres import queries, schema
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import shorten, translate_errors
+from pgrole_controller.postgres.rows import Row, fetch_row
+
+log = logging.getLogger(__name__)
+
+_SCHEMA = "CREATE SCHEMA pgrole"
+_LOCK = "COMMENT ON SCHEMA pgrole IS 'is being installed'"
+_WITHOUT_EVENT_TRIGGERS = "SET LOCAL event_triggers = off"
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseInstallation:
+    """What of schema pgrole is in the connected database.
+
+    - `database`: quoted, for people. `home`: it is the home database, too.
+    - `present`: complete, trusted and of a version this controller works with (`version`).
+    - `current`: present, and of this version or a later one.
+    - `armed`: both event triggers record what changes.
+    - `foreign_parts`: parts of the schema that an untrusted role owns, for people; nothing in it may be called.
+    - `foreign_event_triggers`: enabled ones (quoted, at most 5) whose owner, or whose function's owner, is neither a
+      superuser nor the controller's role. `spared`: none fires in this session.
+    - `max_prepared_transactions`: unless it is 0, events send no notification.
+    - `others_may_create`: call the guard (sql/inspect/guard.sql) before anything in the schema is called.
+    - `remedy`: if something could not be installed, why, and what an administrator can do.
+    """
+
+    database: str
+    home: bool
+    present: bool
+    current: bool
+    version: int | None
+    armed: bool
+    foreign_parts: str
+    foreign_event_triggers: tuple[str, ...]
+    spared: bool
+    max_prepared_transactions: int
+    may_create: bool
+    may_create_event_triggers: bool
+    others_may_create: bool
+    remedy: str = ""
+
+    @property
+    def notifies(self) -> bool:
+        """Whether each change sends a notification; if only `armed`, its row has to be looked for."""
+        return self.armed and self.max_prepared_transactions == 0
+
+    @property
+    def endangered(self) -> bool:
+        """Whether DDL in this session would run code of a role that is not trusted."""
+        return bool(self.foreign_event_triggers) and not self.spared
+
+
+class _InstalledMeanwhile(Exception):
+    """Another controller installed it first. It may be a later version, which must not be replaced."""
+
+
+async def inspect_database(connection: Connection) -> DatabaseInstallation:
+    """Changes nothing, and calls nothing of a schema that is not trusted. Raises PgRoleError.
+
+    A later version than the next one is not worked with: Refused.
+    """
+    with translate_errors("install"):
+        parts = await fetch_row(connection, "", queries.inspect("installation"))
+        row = await fetch_row(connection, "", queries.inspect("database_installation"))
+        version = None
+        if not parts["foreign_parts"] and row.get("versioned", bool):
+            version = await schema.read_version(connection, parts)
+        return DatabaseInstallation(
+            database=_text(row, "database"),
+            home=parts.get("home", bool),
+            present=version is not None,
+            current=version is not None and version >= schema.VERSION,
+            version=version,
+            armed=row.get("armed", bool) and version is not None,
+            foreign_parts=_text(parts, "foreign_parts"),
+            foreign_event_triggers=tuple(
+                name.decode(errors="replace") for name in row.some("foreign_event_triggers", bytes)
+            ),
+            spared=row.get("spared", bool),
+            max_prepared_transactions=row.get("max_prepared_transactions", int),
+            may_create=parts.get("may_create", bool),
+            may_create_event_triggers=row.get("superuser", bool) or row.get("administers", bool),
+            others_may_create=parts.get("others_may_create", bool),
+        )
+
+
+async def install_database(connection: Connection, *, allowed: bool) -> DatabaseInstallation:
+    """Installs what is missing, if `allowed`; does nothing where all of it is in place.
+
+    What the controller's role may not install is left out: `present`, `armed` and `remedy` of the result tell. Raises
+    Refused if the schema is not trusted, or if installing would run the code of an untrusted role's event trigger;
+    Transient if the server fails.
+    """
+    found = await inspect_database(connection)
+    if found.foreign_parts:
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            f"schema pgrole in database {found.database} is not trusted, and nothing in it is called: the controller's "
+            f"role or a superuser must own the schema and everything in it, but does not own: {found.foreign_parts}. "
+            "An administrator must inspect and drop it (DROP SCHEMA pgrole CASCADE)",
+        )
+    if (found.current and found.armed) or not allowed:
+        return _explain(found, allowed=allowed)
+    await _check_event_triggers(connection, found)
+    with translate_errors("install"):
+        if not found.current:
+            try:
+                await _install_parts(connection, found)
+            except (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, _InstalledMeanwhile):
+                log.info("another controller installed schema pgrole", extra={"database": found.database})
+            except asyncpg.InsufficientPrivilegeError as error:
+                return _explain(await inspect_database(connection), refused=shorten(str(error)))
+        refused = await _install_event_triggers(connection)
+    return _explain(await inspect_database(connection), refused=refused)
+
+
+async def remove(connection: Connection) -> None:
+    """Removes schema and event triggers from the connected database; does nothing if there are none.
+
+    Raises PgRoleError, in particular if the controller's role does not own them. A schema `pgrole` of an untrusted role
+    stays.
+    """
+    found = await inspect_database(connection)
+    if found.foreign_parts:
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            f"schema pgrole in database {found.database} is not the controller's: {found.foreign_parts}",
+        )
+    with translate_errors("remove"):
+        async with connection.transaction():
+            await connection.execute(queries.remove())
+
+
+async def _check_event_triggers(connection: Connection, found: DatabaseInstallation) -> None:
+    """Raises Refused if a statement of the installation would fire an event trigger that is not trusted."""
+    if found.endangered and not await _can_be_spared(connection):
+        names = ", ".join(found.foreign_event_triggers)
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            f"in database {found.database}, DDL runs event triggers that belong to neither a superuser nor the "
+            f"controller's role: {names}. The controller writes nothing there. An administrator can disable them "
+            "(ALTER EVENT TRIGGER … DISABLE) or make a superuser the owner of each and of its function",
+        )
+
+
+async def _can_be_spared(connection: Connection) -> bool:
+    """Whether the controller may turn event triggers off for its own transactions (PostgreSQL 17, superusers)."""
+    try:
+        async with connection.transaction():
+            await connection.execute(_WITHOUT_EVENT_TRIGGERS)
+    except (asyncpg.UndefinedObjectError, asyncpg.InsufficientPrivilegeError):
+        return False
+    return True
+
+
+async def _install_parts(connection: Connection, found: DatabaseInstallation) -> None:
+    if found.home:
+        await schema.install(connection)
+        return
+    async with connection.transaction():
+        if found.endangered:
+            await connection.execute(_WITHOUT_EVENT_TRIGGERS)
+        if await connection.fetchval("SELECT pg_catalog.to_regnamespace('pgrole') IS NULL"):
+            await connection.execute(_SCHEMA)
+        await connection.execute(_LOCK)
+        if (await inspect_database(connection)).current:
+            raise _InstalledMeanwhile
+        await connection.execute(queries.install_database())
+
+
+async def _install_event_triggers(connection: Connection) -> str:
+    """Empty, or why PostgreSQL does not permit them."""
+    try:
+        async with connection.transaction():
+            if (await inspect_database(connection)).endangered:
+                await connection.execute(_WITHOUT_EVENT_TRIGGERS)
+            await connection.execute(queries.install_event_triggers())
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError) as error:
+        return shorten(str(error))
+    return ""
+
+
+def _explain(found: DatabaseInstallation, *, allowed: bool = True, refused: str = "") -> DatabaseInstallation:
+    """With the remedy for what is missing."""
+    if found.current and found.armed:
+        return found
+    what = "event triggers" if found.current else "schema pgrole"
+    why = f": {refused}" if refused else "" if allowed else ": it is not allowed to install anything there"
+    return replace(
+        found,
+        remedy=f"the controller cannot install {what} in database {found.database}{why}. A superuser can, with the "
+        "output of `pgrole-controller sql --database`",
+    )
+
+
+def _text(row: Row, column: str) -> str:
+    return (row.find(column, bytes) or b"").decode(errors="replace")

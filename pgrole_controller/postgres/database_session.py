@@ -1,0 +1,451 @@
+"""One connection to one database whose privileges are managed: installs its part of schema pgrole, takes the lead
+there, detects changes, and serves the worker's reads and writes.
+
+The same connection LISTENs and works: notifications that arrive during a transaction are delivered at its end. Without
+the installed part, a fingerprint of all privileges is read every interval.
+
+Guarantees: nothing is written unless this process leads in this database; what was committed while no session existed
+is never missed, since the worker reads everything when a session begins.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NoReturn
+
+import anyio
+
+from pgrole_controller import resources
+from pgrole_controller.core.acl import DefaultAclChange
+from pgrole_controller.core.acl_decision import ObservedDatabase
+from pgrole_controller.core.attribution import ChangedRow
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privilege_result import Culprit
+from pgrole_controller.postgres.acl_apply import AclDialect, AclRepair, AppliedAcls, Statement, apply_acls
+from pgrole_controller.postgres.acl_catalog import (
+    read_columns,
+    read_database,
+    read_defaults,
+    read_facts,
+    read_named_acls,
+    read_recent_acls,
+)
+from pgrole_controller.postgres.attribution import read_culprits_of
+from pgrole_controller.postgres.capabilities import Identity, identify
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_schema import DatabaseInstallation, install_database
+from pgrole_controller.postgres.ddl_events import EVERYTHING, EventReader, Look, Scope
+from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
+from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
+from pgrole_controller.postgres.framing import NotificationFilter
+from pgrole_controller.postgres.protocol import protocol_of, reason_of
+from pgrole_controller.postgres.rows import fetch, fetch_row, first
+from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
+
+#: Between two looks at the events where no notification can be sent, in seconds.
+TICK_SECONDS = 0.05
+#: Between two heartbeats, in seconds, and the deadline of each.
+BEAT_SECONDS = 5.0
+_DEADLINE = 3.0
+_FINGERPRINT_SECONDS = 15.0
+_GREETING_SECONDS = 5.0
+#: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
+BACKSTOP_SECONDS = 60.0
+
+_DATABASE_MISSING = "3D000"
+_NOT_ACCEPTING = "55000"
+_FORBIDDEN = "42501"
+_FULL = "53300"
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedDigest:
+    """What was last applied for one role in a database, by the object with uid `holder`."""
+
+    holder: str
+    digest: str
+    drift_count: int
+
+
+@dataclass(slots=True)
+class DatabaseSession:
+    """`oid`: of the database. `mode` is never Auto. `fence` None: no other process can lead.
+
+    Hold `lock` while calling `read*`, `apply` and `is_suspended`.
+    """
+
+    database: str
+    home: str
+    connection: Connection
+    identity: Identity
+    installation: DatabaseInstallation
+    fence: Fence | None
+    oid: int
+    mode: DatabaseMode = DatabaseMode.RESYNC
+    interval: float = 1.0
+    on_notice: Callable[[], None] = _nothing
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    _reader: EventReader | None = None
+    _ticks: bool = False
+    _fingerprints: "_Fingerprints | None" = None
+    _changed: bool = False
+
+    @property
+    def stores(self) -> bool:
+        """Whether the database stores what was applied, and the history of drifts."""
+        return self.installation.present
+
+    @property
+    def blocked(self) -> PgRoleError | None:
+        """Why nothing may be written here."""
+        if not self.installation.endangered:
+            return None
+        names = ", ".join(self.installation.foreign_event_triggers)
+        return Transient(
+            Reason.DATABASE_ERROR,
+            f'database "{self.database}": event triggers that belong to neither a superuser nor the controller\'s role '
+            f"would run with the controller's privileges: {names}. The controller writes nothing there: disable them "
+            "(ALTER EVENT TRIGGER … DISABLE), or make a superuser the owner of each and of its function",
+        )
+
+    async def look(self) -> Look:
+        """What was changed since the last call. Raises PgRoleError."""
+        changed, self._changed = self._changed, False
+        look = EVERYTHING if changed else Look()
+        if self._reader is not None:
+            async with self.lock:
+                look |= await self._reader.read()
+        return look
+
+    async def is_suspended(self) -> bool:
+        """Whether a superuser has suspended all changes, here or in the home database."""
+        row = await fetch_row(self.connection, "suspended", _query("suspended"), self.home, seconds=_DEADLINE)
+        return row.get("suspended", bool)
+
+    async def read(self, grantees: Collection[int], reach: PrivilegeReach, look: Look) -> ObservedDatabase:
+        """The privileges of these roles, as much as `look` asks for. Raises PgRoleError."""
+        connection = self.connection
+        if look.scope is Scope.FULL:
+            _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
+            return observed
+        with translate_errors():
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                if look.scope is Scope.RECENT:
+                    row = await fetch_row(connection, "", _query("age"), look.xid)
+                    acls = await read_recent_acls(connection, grantees, row.get("age", int), reach.touches)
+                else:
+                    oids = [identity.oid for identity in look.objects]
+                    acls = await read_named_acls(connection, grantees, oids, look.names, reach.touches)
+                facts, roles = await read_facts(connection, reach.creators)
+                tables = [
+                    one.object.id.oid
+                    for one in acls
+                    if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
+                ]
+                return ObservedDatabase(
+                    facts,
+                    acls,
+                    await read_defaults(connection, grantees) if look.defaults else None,
+                    roles,
+                    complete=False,
+                    columns=await read_columns(connection, tables) if tables else {},
+                )
+
+    async def read_applied(self, roles: Sequence[int]) -> dict[int, AppliedDigest]:
+        """By oid of the role; only where `stores`. Raises PgRoleError."""
+        rows = await fetch(self.connection, "applied", _query("applied"), list(roles), seconds=_DEADLINE)
+        return {
+            row.get("role", int): AppliedDigest(row.text("holder"), row.text("digest"), row.get("drift_count", int))
+            for row in rows
+        }
+
+    async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
+        """Who changed these rows, as far as it is known. Raises PgRoleError."""
+        return await read_culprits_of(self.connection, rows) if rows and self.installation.armed else {}
+
+    async def apply(
+        self,
+        repairs: Sequence[AclRepair],
+        defaults: Sequence[DefaultAclChange],
+        grantees: Collection[int],
+        extra: Sequence[Statement],
+    ) -> AppliedAcls:
+        """As `apply_acls`."""
+        dialect = AclDialect(self.identity.version_number, self.fence, self.installation.endangered)
+        return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
+
+    async def detect(self, detection: DatabaseMode) -> None:
+        """Begins the best possible mode. Raises PgRoleError, also if a requested mode is not possible."""
+        if detection is DatabaseMode.RESYNC:
+            return
+        why = self.installation.remedy
+        if detection in (DatabaseMode.AUTO, DatabaseMode.EVENTS) and self.installation.armed:
+            try:
+                if self.installation.notifies:
+                    await self._listen()
+            except NotDelivered as error:
+                why = error.message
+            else:
+                self._ticks = not self.installation.notifies
+                self._reader = EventReader(self.connection)
+                await self._reader.begin()
+                self.mode = DatabaseMode.EVENTS
+        if detection is DatabaseMode.EVENTS and self.mode is not detection:
+            raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
+        self._fingerprints = _Fingerprints(self.connection, self.identity)
+        if self.mode is not DatabaseMode.EVENTS:
+            await self._fingerprints.compare()
+            self.mode = DatabaseMode.POLL
+
+    async def _listen(self) -> None:
+        """LISTENs, and verifies that notifications arrive, which a pooler may prevent. Raises NotDelivered."""
+        greeted, hello = anyio.Event(), greeting(secrets.token_hex(8))
+        row = await fetch_row(self.connection, "", _query("place"))
+        own = row.get("pid", int)
+
+        def receive(noted: list[tuple[int, bytes]], left_out: bool) -> None:
+            if any(payload == hello.encode() for _, payload in noted):
+                greeted.set()
+            if left_out or any(pid != own for pid, _ in noted):
+                self.on_notice()
+
+        with translate_errors():
+            protocol_of(self.connection).listen(NotificationFilter(CHANNEL, own, receive))
+            await self.connection.execute(f"LISTEN {CHANNEL}")
+            await self.connection.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, hello)
+        with anyio.move_on_after(_GREETING_SECONDS):
+            await greeted.wait()
+            return
+        raise NotDelivered(
+            Reason.SERVER_NOT_READY,
+            "notifications do not arrive: connect to the server itself, not through a pooler in transaction mode",
+        )
+
+    async def run(self) -> None:
+        """Detects changes and keeps the lead, until cancelled. Raises PgRoleError when the session fails."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._await_end)
+            tasks.start_soon(self._beat)
+            if self._ticks:
+                tasks.start_soon(self._look_often)
+            if self._fingerprints is not None:
+                tasks.start_soon(self._compare, self._fingerprints)
+
+    async def _await_end(self) -> NoReturn:
+        ended = anyio.Event()
+        self.connection.add_termination_listener(lambda _connection: ended.set())
+        if not self.connection.is_closed():
+            await ended.wait()
+        reason = reason_of(self.connection)
+        why = f": {shorten(str(reason))}" if reason else ""
+        raise Transient(Reason.SERVER_NOT_READY, f"the connection to the database ended{why}")
+
+    async def _beat(self) -> NoReturn:
+        """A lost connection receives nothing and raises no error by itself."""
+        while True:
+            async with self.lock:
+                if self.fence is not None and (self.fence.is_leading() or self.fence.enforcing):
+                    await self.fence.beat(self.connection)
+                query = "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)"
+                channels = await fetch(self.connection, "heartbeat", query, seconds=_DEADLINE)
+            listens = self.mode is DatabaseMode.EVENTS and not self._ticks
+            if listens and CHANNEL not in {row.get("channel", str) for row in channels}:
+                raise Transient(Reason.SERVER_NOT_READY, "the connection to the database no longer listens")
+            await anyio.sleep(BEAT_SECONDS)
+
+    async def _look_often(self) -> NoReturn:
+        """Where a notification would break PREPARE TRANSACTION."""
+        before = ""
+        while True:
+            async with self.lock:
+                row = await fetch_row(self.connection, "", _query("snapshot"), seconds=_DEADLINE)
+            snapshot = row.get("snapshot", str)
+            if snapshot != before:
+                before = snapshot
+                self.on_notice()
+            await anyio.sleep(TICK_SECONDS)
+
+    async def _compare(self, fingerprints: "_Fingerprints") -> NoReturn:
+        pause = BACKSTOP_SECONDS if self.mode is DatabaseMode.EVENTS else self.interval
+        while True:
+            await anyio.sleep(pause)
+            began = anyio.current_time()
+            async with self.lock:
+                changed = await fingerprints.compare()
+            if changed:
+                self._changed = True
+                self.on_notice()
+            # At most about 2 % of the time, however large the catalog is.
+            if self.mode is DatabaseMode.POLL:
+                pause = max(self.interval, 50 * (anyio.current_time() - began))
+
+
+class _Fingerprints:
+    """Compares each fingerprint of all privileges with the previous one."""
+
+    def __init__(self, connection: Connection, identity: Identity) -> None:
+        self._connection = connection
+        self._started_at = identity.started_at
+        self._key = secrets.randbits(64) - 2**63
+        self._snapshot: str | None = None
+        self._fingerprint: int | None = None
+
+    async def compare(self) -> bool:
+        """Whether it differs from the last one; False the first time. Raises PgRoleError."""
+        rows = await fetch(
+            self._connection,
+            "fingerprint",
+            _query("fingerprint"),
+            self._snapshot,
+            self._key,
+            seconds=_FINGERPRINT_SECONDS,
+            reason=Reason.SERVER_NOT_READY,
+        )
+        row = first(rows)
+        if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
+            raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
+        before, known = self._fingerprint, self._snapshot is not None
+        self._snapshot = row.get("snapshot", str)
+        found = row.find("fingerprint", int)
+        if found is None:
+            return False
+        self._fingerprint = found
+        return known and found != before
+
+
+@asynccontextmanager
+async def open_database(
+    endpoint: Endpoint,
+    database: str,
+    home: str,
+    server: Identity,
+    *,
+    detection: DatabaseMode,
+    interval: float,
+    may_install: bool,
+    candidate: Candidate | None,
+    on_notice: Callable[[], None],
+) -> AsyncIterator[DatabaseSession]:
+    """A session with one database of the server that `server` identifies. `home`: the name of the home database.
+
+    `on_notice` is called when something may have changed. Raises PgRoleError if the session cannot begin; what is wrong
+    with the database itself is Waiting or names the remedy.
+    """
+    with convert_unexpected():
+        async with _connect(endpoint.at(database), database) as connection:
+            identity = await _identify(connection, database)
+            if not identity.is_same_server(server):
+                raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
+            await _silence_triggers(connection, identity)
+            installation = await install_database(connection, allowed=may_install)
+            fence = await _lead(connection, candidate, installation)
+            place = await fetch_row(connection, "", _query("place"))
+            session = DatabaseSession(
+                database,
+                home,
+                connection,
+                identity,
+                installation,
+                fence,
+                place.get("oid", int),
+                interval=interval,
+                on_notice=on_notice,
+            )
+            await session.detect(detection)
+            yield session
+
+
+def _query(name: str) -> str:
+    return resources.text("sql", "events", f"{name}.sql")
+
+
+@asynccontextmanager
+async def _connect(endpoint: Endpoint, database: str) -> AsyncIterator[Connection]:
+    """Raises PgRoleError that is about the database where the database is at fault."""
+    opened = False
+    try:
+        async with connect(endpoint, "database") as connection:
+            opened = True
+            yield connection
+    except PgRoleError as error:
+        if opened:
+            raise
+        raise explain(error, database) from error.__cause__
+
+
+def explain(error: PgRoleError, database: str) -> PgRoleError:
+    """An error of connecting to the database, for the objects that declare privileges there."""
+    codes = _codes(error, set())
+    if _DATABASE_MISSING in codes:
+        return DatabaseMissing(database)
+    if _NOT_ACCEPTING in codes:
+        return Waiting(
+            Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
+        )
+    if _FORBIDDEN in codes:
+        return Transient(
+            Reason.DATABASE_ERROR,
+            f'the controller\'s role may not connect to database "{database}": GRANT CONNECT ON DATABASE "{database}" '
+            "TO the controller's role",
+        )
+    if _FULL in codes:
+        return Transient(
+            Reason.DATABASE_ERROR, f'the controller cannot connect to database "{database}": {error.message}'
+        )
+    return error
+
+
+class DatabaseMissing(Waiting):
+    """The database does not exist: nothing can be granted there, and nothing is left to revoke."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(Reason.PRIVILEGE_PENDING, f'database "{database}" does not exist')
+
+
+def _codes(error: BaseException | None, within: set[int]) -> set[str]:
+    """SQLSTATEs of an error and its causes."""
+    if error is None or id(error) in within:
+        return set()
+    within.add(id(error))
+    found = {str(getattr(error, "sqlstate", None) or "")}
+    if isinstance(error, BaseExceptionGroup):
+        found |= {code for one in error.exceptions for code in _codes(one, within)}
+    return (found | _codes(error.__cause__, within)) - {""}
+
+
+async def _identify(connection: Connection, database: str) -> Identity:
+    try:
+        return await identify(connection)
+    except PgRoleError as error:
+        if connection.is_closed():
+            raise
+        raise type(error)(error.reason, error.message.replace("the home database", f'database "{database}"')) from error
+
+
+async def _silence_triggers(connection: Connection, identity: Identity) -> None:
+    """The controller's changes fire no event trigger of others where a role may decide that."""
+    if identity.superuser and identity.version_number >= 170_000:
+        with translate_errors():
+            await connection.execute("SET event_triggers = off")
+
+
+async def _lead(
+    connection: Connection, candidate: Candidate | None, installation: DatabaseInstallation
+) -> Fence | None:
+    if candidate is None:
+        return None
+    guarded = installation.others_may_create
+    if not candidate.is_leading() and installation.present and candidate.away() > 0.0:
+        fence = await lead_while_away(connection, candidate, guarded=guarded)
+        if fence is None:
+            raise Transient(Reason.PROGRESSING, "another process leads in this database")
+        return fence
+    return await take_lead(connection, candidate, guarded=guarded, fencing=installation.present)

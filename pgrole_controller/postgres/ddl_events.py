@@ -1,0 +1,189 @@
+"""What other sessions' DDL in one database changed, as its event triggers recorded it, and what to read for that.
+
+Guarantees: an event is read once, in whatever order transactions commit. Texts of statements and names come from anyone
+who may run DDL, so they only suggest where to look: whatever they do not explain widens the read.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum
+
+from pgrole_controller import resources
+from pgrole_controller.core.acl import ObjectId
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
+
+#: So many events of one transaction mean that its list was cut (sql/database).
+CUT = 100
+#: So many events in one answer mean that it was cut (sql/events/new.sql).
+MOST_EVENTS = 1000
+
+_SECONDS = 5.0
+
+
+class Scope(IntEnum):
+    """How much to read, from the least to the most.
+
+    NOTHING. NAMED: objects whose rows are recent, and that an event names. RECENT: every object whose row is recent.
+    FULL: everything.
+    """
+
+    NOTHING = 0
+    NAMED = 1
+    RECENT = 2
+    FULL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DdlEvent:
+    """One command. `xid`: of its transaction, 64 bits. `object` None: of GRANT and the like. `said`: the text of the
+    statement, if it is a single GRANT or REVOKE. `siblings`: events of the same transaction, itself included.
+    """
+
+    xid: int
+    command: str
+    kind: str = ""
+    object: ObjectId | None = None
+    said: str = ""
+    at: datetime | None = None
+    siblings: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What to read. `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one
+    wrote (0: none).
+
+    `defaults`: default privileges, too. `created`: objects that did not exist, or had another name, before. `since`:
+    when the first change was made.
+    """
+
+    scope: Scope = Scope.NOTHING
+    names: frozenset[str] = frozenset()
+    objects: frozenset[ObjectId] = frozenset()
+    xid: int = 0
+    defaults: bool = False
+    created: frozenset[ObjectId] = frozenset()
+    since: datetime | None = None
+
+    def __or__(self, other: "Look") -> "Look":
+        """Everything that either asks for."""
+        moments = [one.since for one in (self, other) if one.since is not None]
+        return Look(
+            max(self.scope, other.scope),
+            self.names | other.names,
+            self.objects | other.objects,
+            min(filter(None, (self.xid, other.xid)), default=0),
+            self.defaults or other.defaults,
+            self.created | other.created,
+            min(moments, default=None),
+        )
+
+
+EVERYTHING = Look(Scope.FULL)
+
+_CATALOGS = {1247: "pg_type", 1255: "pg_proc", 1259: "pg_class", 2615: "pg_namespace"}
+
+#: Commands after which an object can match a declaration that it did not match before.
+_CREATING = ("CREATE ", "SELECT INTO", "IMPORT FOREIGN SCHEMA")
+#: Commands whose effect on names and owners reaches objects that have no event of their own.
+_FAR_REACHING = ("DROP", "ALTER SCHEMA", "CREATE SCHEMA", "ALTER EXTENSION", "CREATE EXTENSION", "REASSIGN OWNED")
+#: Commands that change ACLs and name no object.
+_GRANTING = ("GRANT", "REVOKE")
+_DEFAULTS = "ALTER DEFAULT PRIVILEGES"
+
+_STATEMENT = re.compile(r"\s*(?:grant|revoke)\b(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+_EVERY = re.compile(r"\ball\s+(?:tables|sequences|functions|procedures|routines)\s+in\s+schema\b", re.IGNORECASE)
+_NAME = re.compile(r'"(?P<quoted>(?:[^"]|"")+)"|(?P<plain>[^\W\d][\w$]*)')
+_MOST_NAMES = 100
+
+
+def read_names(said: str) -> frozenset[str] | None:
+    """Names that a GRANT or REVOKE may be about, with all its other words; None if they cannot be told."""
+    found = _STATEMENT.match(said)
+    if found is None or _EVERY.search(said) or "U&" in said or "u&" in said:
+        return None
+    names = set()
+    for name in _NAME.finditer(found["rest"]):
+        quoted = name["quoted"]
+        names.add(name["plain"].lower() if quoted is None else quoted.replace('""', '"'))
+        if len(names) > _MOST_NAMES:
+            return None
+    return frozenset(names)
+
+
+def choose(events: Iterable[DdlEvent]) -> Look:
+    """What to read after these events."""
+    look = Look()
+    for event in events:
+        look |= _choose(event)
+    return look
+
+
+def _choose(event: DdlEvent) -> Look:
+    command = event.command.upper()
+    if event.siblings >= CUT or command.startswith(_FAR_REACHING):
+        return Look(Scope.FULL, xid=event.xid, since=event.at)
+    if command in _GRANTING:
+        names = read_names(event.said) if event.said else None
+        if names is None:
+            return Look(Scope.RECENT, xid=event.xid, since=event.at)
+        return Look(Scope.NAMED, names=names, xid=event.xid, since=event.at)
+    if command == _DEFAULTS:
+        return Look(Scope.NAMED, xid=event.xid, defaults=True, since=event.at)
+    if event.object is None:
+        return Look(Scope.RECENT, xid=event.xid, since=event.at)
+    objects = frozenset({event.object})
+    created = objects if command.startswith((*_CREATING, "ALTER ")) else frozenset()
+    return Look(Scope.NAMED, objects=objects, xid=event.xid, created=created, since=event.at)
+
+
+@dataclass(slots=True)
+class EventReader:
+    """Reads the events of one database on one connection."""
+
+    connection: Connection
+    snapshot: str = ""
+    _query: str = field(default_factory=lambda: resources.text("sql", "events", "new.sql"))
+
+    async def begin(self) -> None:
+        """What is committed from now on is new. A full read must follow. Raises PgRoleError."""
+        query = resources.text("sql", "events", "snapshot.sql")
+        row = await fetch_row(self.connection, "events", query)
+        self.snapshot = row.get("snapshot", str)
+
+    async def read(self, *, gated: bool = False) -> Look:
+        """What the events since the last call ask for. `gated`: cheap if no transaction ended. Raises PgRoleError."""
+        rows = await fetch(
+            self.connection,
+            "events",
+            self._query,
+            self.snapshot,
+            gated,
+            seconds=_SECONDS,
+            reason=Reason.SERVER_NOT_READY,
+        )
+        events = _read(rows)
+        look = choose(events)
+        self.snapshot = first(rows).get("snapshot", str)
+        return EVERYTHING | look if len(events) >= MOST_EVENTS else look
+
+
+def _read(rows: Sequence[Row]) -> list[DdlEvent]:
+    return [_read_event(row) for row in rows if row.find("id", int) is not None]
+
+
+def _read_event(row: Row) -> DdlEvent:
+    catalog, oid = _CATALOGS.get(row.find("class", int) or 0), row.find("object", int)
+    return DdlEvent(
+        xid=row.get("xid", int),
+        command=row.get("command", str),
+        kind=row.find("kind", str) or "",
+        object=None if catalog is None or not oid else ObjectId(catalog, oid),
+        said=row.find_text("said") or "",
+        at=row.get("at", datetime),
+        siblings=row.get("count", int),
+    )

@@ -1,0 +1,150 @@
+"""The history of drifts, in table pgrole.drift_history of the database where each was found.
+
+A repairing transaction records its drifts itself, so a committed repair has its row. Another database's rows are copied
+to the home database, at least once, identified by their uuid. Statements of role DDL are never recorded.
+
+Equal drifts of a minute share a row (in SQL), so a contest adds one row a minute. A drift that is only reported is
+recorded once, by its `key`, whatever number of resyncs finds it.
+
+Leave the history out of dumps with `pg_dump --exclude-table-data='pgrole.*'`.
+"""
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from pgrole_controller import resources
+from pgrole_controller.core.database_options import HistoryConfig
+from pgrole_controller.core.ddl import quote_literal
+from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import fetch, first
+
+#: Drifts that one statement records, and that one round copies.
+MOST_RECORDED = 1000
+MOST_COPIED = 100
+
+#: Characters of a statement that are kept, and entries that `read_history` returns.
+STATEMENT_SHOWN = 120
+MOST_READ = 10
+
+_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDrift:
+    """One drift to record, or as recorded. `database` is empty for roles.
+
+    `key`: identifies a drift that may be found again; the same one is recorded once. Empty: it happens once.
+    """
+
+    role: str
+    fields: tuple[str, ...]
+    corrected: bool
+    database: str = ""
+    at: datetime | None = None  # None: now, by the database's clock
+    count: int = 1
+    by: Culprit = field(default_factory=Culprit)
+    cluster: str = ""
+    key: str = ""
+
+
+_NAMESPACE = uuid.UUID("5d9f1f2c-3f4e-5a8e-9d3b-0f4c1f0a7b11")
+
+
+def build_record_statement(drifts: Sequence[RecordedDrift], config: HistoryConfig) -> str:
+    """The statement for a repairing transaction that records these drifts, the first MOST_RECORDED.
+
+    The transaction has called pgrole.lock_changes() and has checked that schema pgrole can be trusted.
+    """
+    rows = [_to_json(drift, config) for drift in drifts[:MOST_RECORDED]]
+    return f"SELECT pgrole.record_drifts({quote_literal(json.dumps(rows))}::pg_catalog.jsonb)"
+
+
+def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
+    of_role = not drift.database
+    by = drift.by
+    row: dict[str, object] = {
+        "role": _storable(drift.role),
+        "kind": "role" if of_role else "privileges",
+        "fields": [_storable(field) for field in drift.fields],
+        "corrected": drift.corrected,
+        "count": drift.count,
+    }
+    known = {
+        "database": drift.database,
+        "login": by.login,
+        "acting": by.role,
+        "application": by.application,
+        "address": by.address if config.addresses else "",
+        "statement": "" if of_role else by.statement[:STATEMENT_SHOWN],
+        "proof": "" if by.proof is Evidence.NONE else by.proof.value,
+        "cluster": drift.cluster,
+    }
+    row |= {name: _storable(value) for name, value in known.items() if value}
+    if drift.at is not None:
+        row["at"] = drift.at.isoformat()
+    if drift.key:
+        identity = "\0".join((drift.cluster, drift.database, drift.role, drift.key)).encode(errors="surrogateescape")
+        row["drift"] = str(uuid.uuid5(_NAMESPACE, identity.hex()))
+    return row
+
+
+def _storable(text: str) -> str:
+    """jsonb takes neither NUL nor a surrogate alone."""
+    return text.replace("\0", " ").encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+async def read_history(connection: Connection, role: str) -> tuple[RecordedDrift, ...]:
+    """The last MOST_READ drifts of a role that this database knows, the latest first. Raises PgRoleError."""
+    query = resources.text("sql", "attribution", "history.sql")
+    rows = await fetch(connection, "drift_history", query, role, MOST_READ, seconds=_SECONDS)
+    return tuple(
+        RecordedDrift(
+            role=role,
+            fields=row.texts("fields"),
+            corrected=row.get("corrected", bool),
+            database="" if row.get("kind", str) == "role" else row.text("database"),
+            at=row.get("at", datetime),
+            count=row.get("count", int),
+            by=Culprit(
+                Evidence(proof) if (proof := row.get("proof", str)) in set(Evidence) else Evidence.NONE,
+                login=row.text("login"),
+                role=row.text("acting"),
+                application=row.text("application"),
+                address=row.text("address"),
+                time=row.get("at", datetime),
+                statement=row.text("statement")[:STATEMENT_SHOWN],
+            ),
+        )
+        for row in rows
+    )
+
+
+async def prune_history(connection: Connection, config: HistoryConfig) -> None:
+    """Empties partitions that are older than the retention, and deletes rows beyond the maximum; call it once an hour.
+
+    Raises PgRoleError.
+    """
+    query = resources.text("sql", "attribution", "prune_history.sql")
+    keep = timedelta(seconds=config.retention_seconds)
+    await fetch(connection, "prune_history", query, keep, config.max_rows, seconds=_SECONDS)
+
+
+async def copy_history(database: Connection, home: Connection) -> int:
+    """Copies drifts that the home database lacks, at most MOST_COPIED; returns their number. Raises PgRoleError.
+
+    A copy that was committed at home and not marked in the database is repeated, and changes nothing then.
+    """
+    question = resources.text("sql", "attribution", "history_to_copy.sql")
+    found = first(await fetch(database, "copy_history", question, MOST_COPIED, seconds=_SECONDS))
+    drifts = found.find_text("drifts")
+    if drifts is None:
+        return 0
+    record = resources.text("sql", "attribution", "record_copies.sql")
+    await fetch(home, "copy_history", record, drifts.encode(), seconds=_SECONDS)
+    mark = resources.text("sql", "attribution", "mark_copied.sql")
+    await fetch(database, "copy_history", mark, drifts.encode(), seconds=_SECONDS)
+    return found.get("count", int)

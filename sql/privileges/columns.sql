@@ -1,0 +1,23 @@
+-- Which privileges do the grantees have on columns? One row for each table on whose columns they have some. Columns with an ACL
+-- are found in pg_shdepend: pg_attribute is much larger.
+-- $1 oid[] grantees   $2 oid[] tables; NULL: all   $3 int age of the oldest transaction that wrote the column; NULL: any
+SELECT
+    f.relation, array_agg(textsend(f.name::text)) AS columns, array_agg(f.version::text::bigint) AS versions,
+    array_agg(a.grantee) AS grantees, array_agg(a.grantor) AS grantors,
+    array_agg(textsend(pg_get_userbyid(a.grantor)::text)) AS grantor_names,
+    array_agg(a.privilege_type) AS privileges, array_agg(a.is_grantable) AS grantable
+FROM (
+    SELECT c.attrelid AS relation, c.attname AS name, c.attacl AS acl, c.xmin AS version
+    FROM (
+        SELECT DISTINCT s.objid, s.objsubid
+        FROM pg_catalog.pg_shdepend AS s
+        WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+          AND s.classid = 'pg_class'::regclass AND s.objsubid > 0
+          AND ($2::oid[] IS NULL OR s.objid = ANY ($2::oid[]))
+    ) AS d
+    JOIN pg_catalog.pg_attribute AS c ON c.attrelid = d.objid AND c.attnum = d.objsubid AND NOT c.attisdropped
+    WHERE c.attrelid >= 16384 AND ($3::int IS NULL OR age(c.xmin) <= $3)
+) AS f
+CROSS JOIN LATERAL aclexplode(f.acl) AS a
+WHERE a.grantee = ANY ($1::oid[])
+GROUP BY f.relation

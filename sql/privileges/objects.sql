@@ -1,0 +1,32 @@
+-- Which objects have which ACL? One row for each distinct owner and ACL in a schema: few rows, whatever the number of objects.
+-- Rows of schemas that are not asked for are left out, unless a grantee holds something there that it does not own.
+-- Within a row, object n has bytes 4n of `oids` and `versions`, and name n of `names`, which NUL separates.
+-- Relation object: sql/privileges/sources.
+-- $1 oid[] grantees   $2 oid[] schemas whose relations are asked for, $3 oid[] whose routines are; NULL: all
+-- $4 oid[] relations that get rows of their own and are asked for
+SELECT
+    g.catalog, textsend(n.nspname::text) AS schema, g.kind::text AS kind, g.owner,
+    textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
+    g.oids, g.names, g.versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable
+FROM (
+    SELECT
+        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart,
+        string_agg(oidsend(o.oid), ''::bytea) AS oids, string_agg(textsend(o.name::text), '\x00'::bytea) AS names,
+        string_agg(xidsend(o.version), ''::bytea) AS versions,
+        to_hex(hashtextextended(format('%s %s', o.owner, o.acl) COLLATE "C", 0)) AS seen
+    FROM object AS o
+    GROUP BY o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart
+) AS g
+LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = g.schema
+CROSS JOIN LATERAL (
+    SELECT
+        array_agg(a.grantee) AS grantees, array_agg(a.grantor) AS grantors,
+        array_agg(textsend(pg_get_userbyid(a.grantor)::text)) AS grantor_names,
+        array_agg(a.privilege_type) AS privileges, array_agg(a.is_grantable) AS grantable,
+        bool_or(a.grantee <> g.owner) AS held
+    FROM aclexplode(coalesce(g.acl, acldefault(g.initial, g.owner))) AS a
+    WHERE a.grantee = ANY ($1::oid[])
+) AS e
+WHERE g.apart OR e.held
+   OR CASE WHEN g.catalog = 'pg_proc'::regclass THEN $3::oid[] IS NULL OR g.schema = ANY ($3::oid[])
+       ELSE $2::oid[] IS NULL OR g.schema = ANY ($2::oid[]) END

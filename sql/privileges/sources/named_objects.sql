@@ -1,0 +1,23 @@
+-- Tables, views, sequences, routines, schemas and the database with these oids or names, found by index. $4 as in objects.sql.
+-- $5 oid[] oids in any of the catalogs   $6 name[] names in any schema
+SELECT
+    'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
+    c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
+    c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version
+FROM pg_catalog.pg_class AS c
+WHERE (c.oid = ANY ($5::oid[]) OR c.relname = ANY ($6::name[]))
+  AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid >= 16384 AND c.relpersistence <> 't'
+UNION ALL
+SELECT
+    'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f', p.prosecdef, false, p.proname, p.xmin
+FROM pg_catalog.pg_proc AS p
+WHERE (p.oid = ANY ($5::oid[]) OR p.proname = ANY ($6::name[])) AND p.oid >= 16384
+UNION ALL
+SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin
+FROM pg_catalog.pg_namespace AS n
+WHERE (n.oid = ANY ($5::oid[]) OR n.nspname = ANY ($6::name[]))
+  AND (n.oid >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
+UNION ALL
+SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin
+FROM pg_catalog.pg_database AS d
+WHERE d.oid = ANY ($5::oid[]) AND d.datname = current_database()

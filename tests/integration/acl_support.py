@@ -1,0 +1,96 @@
+"""Shared by the tests of privileges: a database with schema app, and roles that own, grant and hold privileges."""
+
+import secrets
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import asyncpg
+
+from pgrole_controller.core.acl import ObjectKind, ObservedAcl
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+
+#: Roles of every such database; `owner` owns schema app.
+ROLES = ("owner", "heir", "delegate", "reader", "writer", "stranger")
+
+
+@dataclass(frozen=True, slots=True)
+class AclDatabase:
+    """`connection` is the controller's, as superuser; `beside` is another superuser's. `oids`: of ROLES, by name.
+
+    The roles' names in SQL: `names`, which other databases on the server do not share.
+    """
+
+    dsn: str
+    connection: Connection
+    beside: Connection
+    oids: dict[str, int] = field(default_factory=dict)
+    suffix: str = ""
+
+    async def run(self, script: str) -> None:
+        """Runs it beside the controller, with `{owner}` and so on replaced by the roles' names."""
+        await self.beside.execute(self.fill(script))
+
+    def fill(self, script: str) -> str:
+        for role in ROLES:
+            script = script.replace(f"{{{role}}}", self.name(role))
+        return script
+
+    def name(self, role: str) -> str:
+        return f"{role}_{self.suffix}"
+
+    def grantees(self, *roles: str) -> list[int]:
+        return [self.oids[role] for role in roles]
+
+
+@asynccontextmanager
+async def acl_database(server: PostgresServer, options: str = "") -> AsyncIterator[AclDatabase]:
+    suffix = secrets.token_hex(4)
+    database = f"acl_{suffix}"
+    home = await asyncpg.connect(server.dsn())
+    names = {role: f"{role}_{suffix}" for role in ROLES}
+    try:
+        await home.execute(f'CREATE DATABASE "{database}" {options}')
+        await home.execute("".join(f"CREATE ROLE {name};" for name in names.values()))
+        beside = await asyncpg.connect(server.dsn(database=database))
+        try:
+            await beside.execute(
+                f"CREATE SCHEMA app AUTHORIZATION {names['owner']};"
+                f"GRANT USAGE ON SCHEMA app TO {names['delegate']}; GRANT CREATE ON SCHEMA app TO {names['heir']}"
+            )
+            oids = {
+                role: await beside.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
+                for role, name in names.items()
+            }
+            async with connect(Endpoint(dsn=server.dsn(database=database)), "test") as connection:
+                yield AclDatabase(server.dsn(database=database), connection, beside, oids, suffix)
+        finally:
+            await beside.close()
+    finally:
+        await home.execute(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
+        await home.execute(f"DROP ROLE IF EXISTS {', '.join(names.values())}")
+        await home.close()
+
+
+def anywhere(_schema: str, _kind: ObjectKind) -> bool:
+    return True
+
+
+def nowhere(_schema: str, _kind: ObjectKind) -> bool:
+    return False
+
+
+def named(acls: Iterable[ObservedAcl], name: str, schema: str = "app") -> ObservedAcl:
+    """The only one with this name."""
+    (found,) = (one for one in acls if one.object.name == name and one.object.schema in (schema, ""))
+    return found
+
+
+def held(one: ObservedAcl, *grantees: int) -> set[tuple[str, str]]:
+    """Privileges of the grantees, as (column, privilege); of all without arguments."""
+    return {(entry.column, entry.privilege) for entry in one.entries if not grantees or entry.grantee in grantees}
+
+
+def labels(acls: Collection[ObservedAcl]) -> set[str]:
+    return {one.object.label for one in acls}

@@ -1,0 +1,340 @@
+"""postgres/acl_apply.py: what is decided takes effect, whoever granted what, and breaks no one else's DDL."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.acl import DECLARABLE, AclChange, DefaultAclChange, ObservedAcl
+from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.acl_apply import AclDialect, AclRepair, AppliedAcls, apply_acls
+from pgrole_controller.postgres.acl_catalog import read_acls, read_columns, read_defaults
+from pgrole_controller.postgres.fence import Fence
+from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named
+from tests.integration.test_acl_catalog import CREATED, OBJECTS, ODD_NAMES
+from tests.servers import Servers
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def db(postgres_server: PostgresServer) -> AsyncIterator[AclDatabase]:
+    async with acl_database(postgres_server) as made:
+        await made.run(CREATED)
+        yield made
+
+
+async def read(db: AclDatabase, *roles: str) -> list[ObservedAcl]:
+    return await read_acls(db.connection, db.grantees(*(roles or ROLES)), anywhere)
+
+
+def change(
+    db: AclDatabase,
+    found: ObservedAcl,
+    role: str,
+    *privileges: str,
+    revoke: bool = False,
+    columns: tuple[str, ...] = (),
+    grantor: str = "",
+) -> AclChange:
+    return AclChange(found.object, db.oids[role], db.name(role), privileges, revoke, columns, grantor)
+
+
+async def apply(
+    db: AclDatabase,
+    repairs: Sequence[AclRepair],
+    defaults: Sequence[DefaultAclChange] = (),
+    *,
+    extra: Sequence[tuple[str, Sequence[object]]] = (),
+    fence: Fence | None = None,
+    foreign_triggers: bool = False,
+) -> AppliedAcls:
+    version = int(await db.connection.fetchval("SELECT current_setting('server_version_num')::int"))
+    dialect = AclDialect(version, fence, foreign_triggers)
+    return await apply_acls(db.connection, repairs, defaults, db.grantees(*ROLES), dialect, extra)
+
+
+async def apply_one(db: AclDatabase, found: ObservedAcl, *changes: AclChange) -> PgRoleError | None:
+    applied = await apply(db, [AclRepair(found, changes)])
+    return applied.errors.get(found.object.id)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+async def test_every_privilege_of_every_kind_is_granted_and_revoked(
+    db: AclDatabase, name: str, servers: Servers
+) -> None:
+    kind, _ = OBJECTS[name]
+    for privilege in DECLARABLE[kind]:
+        if privilege == "MAINTAIN" and servers.version < 17:
+            continue
+        before = named(await read(db), name)
+        assert await apply_one(db, before, change(db, before, "reader", privilege)) is None
+        after = named(await read(db), name)
+        assert held(after, db.oids["reader"]) == {("", privilege)}
+        assert await apply_one(db, after, change(db, after, "reader", privilege, revoke=True)) is None
+        assert not held(named(await read(db), name), db.oids["reader"])
+
+
+async def test_privileges_on_the_database_are_granted_and_revoked(db: AclDatabase) -> None:
+    database = await db.beside.fetchval("SELECT current_database()")
+    before = named(await read(db), database)
+    assert await apply_one(db, before, change(db, before, "reader", "CREATE", "TEMPORARY")) is None
+    after = named(await read(db), database)
+    assert held(after, db.oids["reader"]) == {("", "CREATE"), ("", "TEMPORARY")}
+    assert await apply_one(db, after, change(db, after, "reader", "CREATE", revoke=True)) is None
+    assert held(named(await read(db), database), db.oids["reader"]) == {("", "TEMPORARY")}
+
+
+@pytest.mark.parametrize("name", ["t", "parts", "v", "m", "f"])
+async def test_columns_are_granted_and_revoked(db: AclDatabase, name: str) -> None:
+    before = named(await read(db), name)
+    assert await apply_one(db, before, change(db, before, "reader", "SELECT", columns=("id",))) is None
+    after = named(await read(db), name)
+    assert held(after, db.oids["reader"]) == {("id", "SELECT")}
+    assert await apply_one(db, after, change(db, after, "reader", "SELECT", columns=("id",), revoke=True)) is None
+    assert not held(named(await read(db), name), db.oids["reader"])
+
+
+async def test_revoking_a_tables_privilege_keeps_those_on_columns(db: AclDatabase) -> None:
+    await db.run("GRANT SELECT, SELECT (id) ON app.t TO {reader}")
+    before = named(await read(db), "t")
+    assert await apply_one(db, before, change(db, before, "reader", "SELECT", revoke=True)) is None
+    assert held(named(await read(db), "t"), db.oids["reader"]) == {("id", "SELECT")}
+
+
+async def test_what_a_delegate_granted_is_revoked_in_its_name(db: AclDatabase) -> None:
+    await db.run("""
+        GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION;
+        SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader}; RESET ROLE
+    """)
+    before = named(await read(db), "t")
+    wrong = await apply_one(db, before, change(db, before, "reader", "SELECT", revoke=True))
+    assert wrong is None  # the owner granted nothing: nothing to revoke
+    revoke = change(db, before, "reader", "SELECT", revoke=True, grantor=db.name("delegate"))
+    assert await apply_one(db, before, revoke) is None
+    after = named(await read(db), "t")
+    assert not held(after, db.oids["reader"])
+    assert held(after, db.oids["delegate"]) == {("", "SELECT")}
+    assert await db.connection.fetchval("SELECT current_user") == await db.beside.fetchval("SELECT current_user")
+
+
+async def test_what_depends_on_a_revoked_option_is_revoked_and_others_get_theirs_back(db: AclDatabase) -> None:
+    await db.run("""
+        GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION;
+        SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader}; GRANT SELECT ON app.t TO {writer}; RESET ROLE
+    """)
+    before = named(await read(db, "delegate", "reader"), "t")
+    repair = AclRepair(before, (change(db, before, "delegate", "SELECT", revoke=True),))
+    dialect = AclDialect(int(await db.connection.fetchval("SELECT current_setting('server_version_num')::int")))
+    applied = await apply_acls(db.connection, [repair], (), db.grantees("delegate", "reader"), dialect)
+    assert not applied.errors
+    after = named(await read(db), "t")
+    assert held(after, db.oids["delegate"], db.oids["writer"]) == set()
+    assert {entry.grantor for entry in after.entries if entry.grantee == db.oids["reader"]} == {db.oids["owner"]}
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        "ALTER TABLE app.t OWNER TO {heir}",
+        "ALTER TABLE app.t RENAME TO renamed",
+        "DROP TABLE app.t CASCADE",
+        "DROP TABLE app.t CASCADE; CREATE TABLE app.t ()",
+        "GRANT SELECT ON app.t TO {stranger}",
+        "ALTER SCHEMA app RENAME TO moved",
+    ],
+)
+async def test_an_object_that_changed_since_it_was_read_is_left_alone(db: AclDatabase, meanwhile: str) -> None:
+    acls = await read(db)
+    table, sequence = named(acls, "t"), named(acls, "s")
+    await db.run(meanwhile)
+    repairs = [
+        AclRepair(table, (change(db, table, "reader", "SELECT"),)),
+        AclRepair(sequence, (change(db, sequence, "reader", "USAGE"),)),
+    ]
+    applied = await apply(db, repairs, extra=[("CREATE TABLE public.stored ()", ())])
+    assert applied.errors[table.object.id].reason is Reason.PROGRESSING
+    assert not applied.stored
+    assert await db.beside.fetchval("SELECT to_regclass('public.stored')") is None
+    if "moved" not in meanwhile:
+        assert set(applied.errors) == {table.object.id}
+        assert held(named(await read(db), "s"), db.oids["reader"]) == {("", "USAGE")}
+
+
+async def test_a_locked_table_delays_only_itself(db: AclDatabase) -> None:
+    acls = await read(db)
+    repairs = [AclRepair(one, (change(db, one, "reader", "SELECT"),)) for one in (named(acls, n) for n in ("t", "v"))]
+    async with db.beside.transaction():
+        await db.beside.execute("LOCK TABLE app.t IN ACCESS EXCLUSIVE MODE")
+        applied = await apply(db, repairs)
+    (error,) = applied.errors.values()
+    assert (error.reason, named(acls, "t").object.id in applied.errors) == (Reason.PROGRESSING, True)
+    assert "locked table app.t" in error.message
+    assert held(named(await read(db), "v"), db.oids["reader"]) == {("", "SELECT")}
+
+
+async def test_an_alter_table_of_others_waits_instead_of_failing(db: AclDatabase) -> None:
+    """Without the lock, an ALTER TABLE that meets an open GRANT fails with XX000, up to PostgreSQL 17."""
+    stop = anyio.Event()
+    failed: list[asyncpg.PostgresError] = []
+
+    async def alter() -> None:
+        while not stop.is_set():
+            try:
+                await db.beside.execute(
+                    "ALTER TABLE app.t ALTER COLUMN id SET STATISTICS 10; COMMENT ON TABLE app.t IS ''"
+                )
+                await db.beside.execute("ALTER TABLE app.t ADD COLUMN x int; ALTER TABLE app.t DROP COLUMN x")
+            except asyncpg.PostgresError as error:
+                failed.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(alter)
+        done = 0
+        for _ in range(120):
+            found = named(await read(db, "reader"), "t")
+            revoke = ("", "SELECT") in held(found)
+            done += await apply_one(db, found, change(db, found, "reader", "SELECT", revoke=revoke)) is None
+        stop.set()
+    assert failed == []
+    assert done > 50
+
+
+async def test_1200_objects_are_changed_in_transactions_of_100(db: AclDatabase) -> None:
+    await db.run("DO $$ BEGIN FOR i IN 1..1200 LOOP EXECUTE format('CREATE TABLE app.many_%s ()', i); END LOOP; END $$")
+    acls = [one for one in await read(db, "reader") if one.object.name.startswith("many_")]
+    repairs = [AclRepair(one, (change(db, one, "reader", "SELECT"),)) for one in acls]
+    applied = await apply(db, repairs)
+    assert not applied.errors
+    after = [one for one in await read(db, "reader") if one.object.name.startswith("many_")]
+    assert len(after) == 1200
+    assert all(held(one) == {("", "SELECT")} for one in after)
+    sizes = await db.beside.fetch(
+        "SELECT count(*) FROM pg_class WHERE relname LIKE 'many\\_%' AND relkind = 'r' GROUP BY xmin::text"
+    )
+    assert [row["count"] for row in sizes] == [100] * 12
+
+
+async def test_odd_names_are_quoted(db: AclDatabase) -> None:
+    for name in ODD_NAMES:
+        quoted = '"' + name.replace('"', '""') + '"'
+        await db.beside.execute(f"CREATE SCHEMA {quoted}; CREATE TABLE {quoted}.{quoted} ({quoted} int)")
+        await db.beside.execute(f"CREATE TYPE {quoted}.typ AS ENUM (); CREATE SEQUENCE {quoted}.seq")
+        body = "LANGUAGE plpgsql AS 'BEGIN END'"
+        await db.beside.execute(f"CREATE FUNCTION {quoted}.fn({quoted}.typ[]) RETURNS int {body}")
+    odd = [one for one in await read(db) if one.object.schema in ODD_NAMES]
+    columns = await read_columns(db.connection, [one.object.id.oid for one in odd])
+    privilege = {"Schema": "USAGE", "Routine": "EXECUTE"}
+    repairs = []
+    for one in odd:
+        changes = [change(db, one, "reader", privilege.get(one.object.kind.value, "SELECT"))]
+        if one.object.kind.value == "Table":
+            changes.append(change(db, one, "writer", "UPDATE", columns=tuple(columns[one.object.id])))
+        repairs.append(AclRepair(one, tuple(changes)))
+    assert len(repairs) == 4 * len(ODD_NAMES)
+    applied = await apply(db, repairs)
+    assert not applied.errors
+    after = {one.object.id: held(one, db.oids["reader"]) for one in await read(db)}
+    assert all(after[one.object.id] for one in odd)
+
+
+ROUTINES = {
+    "FUNCTION app.over(int)": "RETURNS int",
+    "FUNCTION app.over(int[])": "RETURNS int",
+    "FUNCTION app.over(VARIADIC text[])": "RETURNS int",
+    "FUNCTION app.outs(a int, OUT b text, INOUT c bigint)": "",
+    "PROCEDURE app.proc(a int, INOUT b text)": "",
+    'FUNCTION app.quoted(a app."Odd ""type")': "RETURNS int",
+    'FUNCTION app.chars("char", char(3), bit varying)': "RETURNS int",
+}
+
+
+async def test_routines_with_every_kind_of_argument_are_granted(db: AclDatabase) -> None:
+    await db.run('CREATE TYPE app."Odd ""type" AS ENUM ()')
+    for signature, returns in ROUTINES.items():
+        await db.run(f"CREATE {signature} {returns} LANGUAGE plpgsql AS 'BEGIN END'")
+    await db.run("CREATE FUNCTION app.step(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1'")
+    await db.run("CREATE AGGREGATE app.total(int) (SFUNC = app.step, STYPE = int)")
+    await db.run("CREATE PROCEDURE app.more(a int, OUT b text) LANGUAGE plpgsql AS 'BEGIN b := 1; END'")
+    found = [one for one in await read(db) if one.object.id.catalog == "pg_proc"]
+    applied = await apply(db, [AclRepair(one, (change(db, one, "reader", "EXECUTE"),)) for one in found])
+    assert not applied.errors
+    after = [one for one in await read(db) if one.object.id.catalog == "pg_proc"]
+    assert all(held(one, db.oids["reader"]) == {("", "EXECUTE")} for one in after)
+
+
+async def test_default_privileges_are_granted_and_revoked(db: AclDatabase) -> None:
+    owner, reader = (db.oids["owner"], db.name("owner")), (db.oids["reader"], db.name("reader"))
+    grants = [
+        DefaultAclChange(*owner, "app", "r", *reader, ("SELECT",)),
+        DefaultAclChange(*owner, "", "f", *reader, ("EXECUTE",)),
+    ]
+    applied = await apply(db, (), grants, extra=[("CREATE TABLE public.stored ()", ())])
+    assert not applied.default_errors
+    assert applied.stored
+    assert await db.beside.fetchval("SELECT to_regclass('public.stored')") == "stored"
+    found = await read_defaults(db.connection, db.grantees("reader"))
+    assert {(one.schema, one.object_type) for one in found} == {("app", "r"), ("", "f")}
+    absent = DefaultAclChange(1, "absent", "app", "r", *reader, ("SELECT",))
+    revoke = DefaultAclChange(*owner, "app", "r", *reader, ("SELECT",), revoke=True)
+    applied = await apply(db, (), [absent, revoke])
+    assert set(applied.default_errors) == {absent}
+    found = await read_defaults(db.connection, db.grantees("reader"))
+    assert {(one.schema, one.object_type) for one in found} == {("", "f")}
+
+
+async def test_a_full_acl_is_the_error_of_its_object(db: AclDatabase) -> None:
+    acls = await read(db)
+    sequence, table = named(acls, "s"), named(acls, "t")
+    prefix = f"crowd_{db.suffix}_"
+    await db.run(f"DO $$ BEGIN FOR i IN 1..2600 LOOP EXECUTE 'CREATE ROLE {prefix}' || i; END LOOP; END $$")
+    try:
+        await db.run(f"""DO $$ BEGIN FOR i IN 1..2600 LOOP
+            BEGIN EXECUTE 'GRANT SELECT ON app.t TO {prefix}' || i;
+            EXCEPTION WHEN program_limit_exceeded THEN RETURN; END; END LOOP; END $$""")
+        table = named(await read(db), "t")
+        repairs = [
+            AclRepair(table, (change(db, table, "reader", "SELECT"), change(db, table, "writer", "SELECT"))),
+            AclRepair(sequence, (change(db, sequence, "reader", "USAGE"),)),
+        ]
+        applied = await apply(db, repairs)
+        assert set(applied.errors) == {table.object.id}
+        assert "group role" in applied.errors[table.object.id].message
+        assert held(named(await read(db), "s"), db.oids["reader"]) == {("", "USAGE")}
+    finally:
+        await db.run("DROP TABLE app.t CASCADE")
+        await db.run(f"DO $$ BEGIN FOR i IN 1..2600 LOOP EXECUTE 'DROP ROLE {prefix}' || i; END LOOP; END $$")
+
+
+async def test_nothing_is_sent_if_nothing_is_missing(db: AclDatabase) -> None:
+    found = named(await read(db), "t")
+    before = await db.beside.fetchval("SELECT pg_current_wal_insert_lsn()")
+    async with db.beside.transaction():  # it would wait for this lock
+        await db.beside.execute("LOCK TABLE app.t IN ACCESS EXCLUSIVE MODE")
+        assert await apply(db, [AclRepair(found, ())]) == AppliedAcls()
+    assert before is not None
+
+
+async def test_nothing_is_changed_where_event_triggers_of_others_would_run(db: AclDatabase) -> None:
+    found = named(await read(db), "t")
+    applied = await apply(db, [AclRepair(found, (change(db, found, "reader", "SELECT"),))], foreign_triggers=True)
+    assert "event trigger" in applied.errors[found.object.id].message
+    assert not held(named(await read(db), "t"), db.oids["reader"])
+
+
+async def test_a_process_that_no_longer_leads_changes_nothing(db: AclDatabase) -> None:
+    found = named(await read(db), "t")
+    repair = AclRepair(found, (change(db, found, "reader", "SELECT"),))
+    with pytest.raises(PgRoleError, match="another process leads"):
+        await apply(db, [repair], fence=Fence("x", None, guarded=False, is_leading=lambda: False))
+    await db.run("""
+        CREATE SCHEMA pgrole;
+        CREATE FUNCTION pgrole.lock_changes() RETURNS void LANGUAGE sql AS '';
+        CREATE FUNCTION pgrole.check_lead(text, bigint) RETURNS void LANGUAGE plpgsql AS
+            'BEGIN RAISE EXCEPTION ''another process leads'' USING ERRCODE = ''PGR04''; END'
+    """)
+    with pytest.raises(PgRoleError, match="another process leads"):
+        await apply(db, [repair], fence=Fence("x", 1, guarded=False, is_leading=lambda: True))
+    assert not db.connection.is_in_transaction()
+    assert not held(named(await read(db), "t"), db.oids["reader"])

@@ -1,0 +1,383 @@
+"""postgres/acl_catalog.py and sql/privileges: what is read of a database's privileges, and how little of it."""
+
+from collections.abc import AsyncIterator
+from itertools import pairwise
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.acl_catalog import (
+    read_acls,
+    read_columns,
+    read_database,
+    read_defaults,
+    read_facts,
+    read_fingerprint,
+    read_named_acls,
+    read_recent_acls,
+)
+from tests.integration.acl_support import AclDatabase, acl_database, anywhere, held, labels, named, nowhere
+from tests.servers import Servers
+
+#: One object of each kind that can be declared, by its name: kind, and its word in GRANT.
+OBJECTS = {
+    "t": (ObjectKind.TABLE, "TABLE app.t"),
+    "parts": (ObjectKind.TABLE, "TABLE app.parts"),
+    "v": (ObjectKind.VIEW, "TABLE app.v"),
+    "m": (ObjectKind.MATERIALIZED_VIEW, "TABLE app.m"),
+    "f": (ObjectKind.FOREIGN_TABLE, "TABLE app.f"),
+    "s": (ObjectKind.SEQUENCE, "SEQUENCE app.s"),
+    "fn": (ObjectKind.ROUTINE, "FUNCTION app.fn(int)"),
+    "app": (ObjectKind.SCHEMA, "SCHEMA app"),
+}
+
+CREATED = """
+SET ROLE {owner};
+CREATE TABLE app.t (id int, name text);
+CREATE TABLE app.parts (id int) PARTITION BY RANGE (id);
+CREATE TABLE app.part PARTITION OF app.parts FOR VALUES FROM (0) TO (10);
+CREATE VIEW app.v AS SELECT * FROM app.t;
+CREATE MATERIALIZED VIEW app.m AS SELECT 1 AS id;
+CREATE SEQUENCE app.s;
+CREATE FUNCTION app.fn(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+RESET ROLE;
+CREATE FOREIGN DATA WRAPPER lake;
+CREATE SERVER lake FOREIGN DATA WRAPPER lake;
+CREATE FOREIGN TABLE app.f (id int) SERVER lake;
+ALTER FOREIGN TABLE app.f OWNER TO {owner};
+"""
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def db(postgres_server: PostgresServer) -> AsyncIterator[AclDatabase]:
+    async with acl_database(postgres_server) as made:
+        await made.run(CREATED)
+        yield made
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+async def test_every_privilege_of_every_kind_is_read_as_it_was_granted(
+    db: AclDatabase, name: str, servers: Servers
+) -> None:
+    kind, words = OBJECTS[name]
+    declarable = {p for p in DECLARABLE[kind] if p != "MAINTAIN" or servers.version >= 17}
+    for privilege in declarable:
+        await db.run(f"GRANT {privilege} ON {words} TO {{reader}}")
+    found = named(await read_acls(db.connection, db.grantees("reader"), nowhere), name)
+    assert found.object.kind is kind
+    assert (found.object.owner, found.object.owner_name) == (db.oids["owner"], db.name("owner"))
+    assert held(found) == {("", privilege) for privilege in declarable}
+    assert {entry.grantor_name for entry in found.entries} == {db.name("owner")}
+    assert {entry.grantee for entry in found.entries} == {db.oids["reader"]}
+
+
+async def test_privileges_on_the_database_are_read(db: AclDatabase) -> None:
+    database = await db.beside.fetchval("SELECT current_database()")
+    await db.run(f'GRANT CREATE, CONNECT ON DATABASE "{database}" TO {{reader}}')
+    found = named(await read_acls(db.connection, db.grantees("reader"), nowhere), database)
+    assert found.object.kind is ObjectKind.DATABASE
+    assert held(found) == {("", "CREATE"), ("", "CONNECT")}
+
+
+async def test_privileges_on_columns_belong_to_their_table(db: AclDatabase) -> None:
+    await db.run("GRANT SELECT (id, name), UPDATE (name) ON app.t TO {reader}; GRANT SELECT (id) ON app.t TO {writer}")
+    reader = db.grantees("reader")
+    reads = [
+        named(await read_acls(db.connection, reader, nowhere), "t"),
+        named(await read_named_acls(db.connection, reader, names=["t"]), "t"),
+        named(await read_recent_acls(db.connection, reader, 1, nowhere), "t"),
+    ]
+    for found in reads:
+        assert held(found) == {("id", "SELECT"), ("name", "SELECT"), ("name", "UPDATE")}
+    written = await db.beside.fetchval(
+        "SELECT max(xmin::text::bigint) FROM pg_attribute WHERE attrelid = 'app.t'::regclass AND attacl IS NOT NULL"
+    )
+    assert {found.xmin[0] for found in reads} == {written}
+    assert {len(found.xmin) for found in reads} == {2}
+
+
+async def test_each_grantor_has_an_entry_of_its_own(db: AclDatabase) -> None:
+    await db.run("""
+        GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION;
+        GRANT SELECT ON app.t TO {reader};
+        SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader}; RESET ROLE
+    """)
+    found = named(await read_acls(db.connection, db.grantees("reader", "delegate"), nowhere), "t")
+    owner, delegate, reader = db.oids["owner"], db.oids["delegate"], db.oids["reader"]
+    assert set(found.entries) == {
+        AclEntry(delegate, owner, db.name("owner"), "SELECT", grantable=True),
+        AclEntry(reader, owner, db.name("owner"), "SELECT"),
+        AclEntry(reader, delegate, db.name("delegate"), "SELECT"),
+    }
+
+
+async def test_in_schemas_that_no_declaration_touches_only_what_a_grantee_holds_is_read(db: AclDatabase) -> None:
+    await db.run("""
+        CREATE SCHEMA other;
+        CREATE TABLE other.quiet (); CREATE TABLE other.held (); CREATE TABLE other.column_held (id int);
+        CREATE TABLE other.own (); ALTER TABLE other.own OWNER TO {reader};
+        CREATE FUNCTION other.fn() RETURNS int LANGUAGE sql AS 'SELECT 1';
+        GRANT SELECT ON other.held TO {reader}; GRANT SELECT (id) ON other.column_held TO {reader};
+        GRANT SELECT ON other.quiet TO {stranger}
+    """)
+    reader = db.grantees("reader")
+    found = await read_acls(db.connection, reader, lambda schema, kind: (schema, kind) == ("app", ObjectKind.ROUTINE))
+    assert {one for one in labels(found) if "." in one} == {
+        "table other.held",
+        "table other.column_held",
+        "routine app.fn(integer)",
+    }
+    found = await read_acls(db.connection, reader, lambda schema, kind: (schema, kind) == ("other", ObjectKind.TABLE))
+    assert {one for one in labels(found) if "." in one} == {
+        "table other.held",
+        "table other.column_held",
+        "table other.quiet",
+        "table other.own",
+    }
+
+
+async def test_what_an_owner_holds_implicitly_counts_as_held(db: AclDatabase) -> None:
+    found = named(await read_acls(db.connection, db.grantees("owner"), anywhere), "t")
+    assert held(found) >= {("", "SELECT"), ("", "TRIGGER")}
+
+
+async def test_objects_of_postgresql_and_of_sessions_are_left_out(db: AclDatabase) -> None:
+    await db.run("CREATE TEMP TABLE fleeting (); GRANT SELECT ON fleeting, pg_catalog.pg_authid TO {reader}")
+    found = await read_acls(db.connection, db.grantees("reader"), anywhere)
+    assert {one.object.schema for one in found} == {"", "app", "public"}
+    assert "fleeting" not in {one.object.name for one in found}
+
+
+async def test_objects_of_extensions_and_security_definers_are_marked(db: AclDatabase) -> None:
+    await db.run("ALTER EXTENSION plpgsql ADD TABLE app.t; ALTER FUNCTION app.fn SECURITY DEFINER")
+    found = await read_acls(db.connection, db.grantees("reader"), anywhere)
+    assert {one.object.name for one in found if one.object.extension} == {"t"}
+    assert {one.object.name for one in found if one.object.security_definer} == {"fn"}
+
+
+async def test_kinds_that_cannot_be_declared_are_read_where_a_grantee_holds_something(db: AclDatabase) -> None:
+    await db.run("""
+        CREATE TYPE app.color AS ENUM (); CREATE DOMAIN app.short AS text; CREATE TYPE app.quiet AS ENUM ();
+        GRANT USAGE ON TYPE app.color TO {reader}; GRANT USAGE ON DOMAIN app.short TO {reader};
+        GRANT USAGE ON LANGUAGE sql TO {reader}; GRANT USAGE ON FOREIGN DATA WRAPPER lake TO {reader};
+        GRANT USAGE ON FOREIGN SERVER lake TO {reader}; SELECT lo_create(123456);
+        GRANT SELECT ON LARGE OBJECT 123456 TO {reader}
+    """)
+    found = await read_acls(db.connection, db.grantees("reader"), nowhere)
+    others = {(one.object.kind, one.object.name) for one in found if one.object.kind not in DECLARABLE}
+    assert others == {
+        (ObjectKind.TYPE, "color"),
+        (ObjectKind.TYPE, "short"),
+        (ObjectKind.LANGUAGE, "sql"),
+        (ObjectKind.FOREIGN_DATA_WRAPPER, "lake"),
+        (ObjectKind.FOREIGN_SERVER, "lake"),
+        (ObjectKind.LARGE_OBJECT, "123456"),
+    }
+    assert all(held(one) in ({("", "USAGE")}, {("", "SELECT")}) for one in found if one.object.kind not in DECLARABLE)
+
+
+ARGUMENTS = {
+    "plain(a int, b text DEFAULT 'x')": "integer, text",
+    "none()": "",
+    "out(a int, OUT b text, INOUT c bigint)": "integer, bigint",
+    "many(VARIADIC a text[])": "text[]",
+    'quoted(a app."Odd ""type", b app."Odd ""type"[])': 'app."Odd ""type", app."Odd ""type"[]',
+    'short(a "char", b char(3), c bit varying, d timestamp)': (
+        '"char", character, bit varying, timestamp without time zone'
+    ),
+    "table_of(a int) ": "integer",
+}
+
+
+async def test_arguments_of_routines_are_their_input_types(db: AclDatabase) -> None:
+    await db.run('CREATE TYPE app."Odd ""type" AS ENUM ()')
+    for signature in ARGUMENTS:
+        returns = {"out": "record", "table_of": "TABLE (x int)"}.get(signature.split("(")[0], "int")
+        body = "LANGUAGE plpgsql AS 'BEGIN END'"
+        await db.run(f"CREATE FUNCTION app.{signature} RETURNS {returns} {body}")
+    await db.run("""
+        CREATE FUNCTION app.step(int, int, numeric) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+        CREATE AGGREGATE app.total(int, numeric) (SFUNC = app.step, STYPE = int);
+        CREATE PROCEDURE app.proc(a int, INOUT b text) LANGUAGE plpgsql AS 'BEGIN END'
+    """)
+    found = await read_acls(db.connection, db.grantees("reader"), anywhere)
+    arguments = {one.object.name: one.object.arguments for one in found if one.object.kind is ObjectKind.ROUTINE}
+    expected = {signature.split("(")[0]: text for signature, text in ARGUMENTS.items()}
+    assert arguments == {
+        "fn": "integer",
+        "step": "integer, integer, numeric",
+        "total": "integer, numeric",
+        "proc": "integer, text",
+        **expected,
+    }
+
+
+ODD_NAMES = ['a "quoted" one', "line\nbreak", "tab\tand 'single'", "%s %I $1 \\", "ü" * 31, "x" * 63, ";--", "NULL"]
+
+
+async def test_odd_names_arrive_as_they_are(db: AclDatabase) -> None:
+    for name in ODD_NAMES:
+        quoted = '"' + name.replace('"', '""') + '"'
+        await db.beside.execute(f"CREATE SCHEMA {quoted}; CREATE TABLE {quoted}.{quoted} ({quoted} int)")
+        await db.beside.execute(f"GRANT SELECT ({quoted}) ON {quoted}.{quoted} TO {db.name('reader')}")
+    found = await read_acls(db.connection, db.grantees("reader"), nowhere)
+    tables = [one for one in found if one.object.kind is ObjectKind.TABLE]
+    assert {(one.object.schema, one.object.name, *held(one)) for one in tables} == {
+        (name, name, (name, "SELECT")) for name in ODD_NAMES
+    }
+    columns = await read_columns(db.connection, [one.object.id.oid for one in tables])
+    assert sorted(columns.values(), key=str) == sorted([frozenset({name}) for name in ODD_NAMES], key=str)
+    by_name = await read_named_acls(db.connection, db.grantees("reader"), names=ODD_NAMES)
+    assert {one.object.name for one in by_name} == set(ODD_NAMES)
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("SQL_ASCII", "caf\udce9"), ("LATIN1", "café")])
+async def test_names_in_other_encodings_arrive(postgres_server: PostgresServer, encoding: str, shown: str) -> None:
+    options = f"TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+    async with acl_database(postgres_server, options) as db:
+        raw = "DO $$ BEGIN EXECUTE format('CREATE TABLE app.%I (%I int)', 'caf' || {e}, 'c' || {e}); END $$"
+        e = "convert_from('\\xe9'::bytea, 'SQL_ASCII')" if encoding == "SQL_ASCII" else "chr(233)"
+        await db.beside.execute(raw.replace("{e}", e))
+        await db.run("GRANT SELECT ON ALL TABLES IN SCHEMA app TO {reader}")
+        found = named(await read_acls(db.connection, db.grantees("reader"), nowhere), shown)
+        assert held(found) == {("", "SELECT")}
+        assert await read_columns(db.connection, [found.object.id.oid]) == {
+            found.object.id: frozenset({shown.replace("caf", "c")})
+        }
+
+
+async def test_a_recent_read_finds_what_changed_since(db: AclDatabase) -> None:
+    reader = db.grantees("reader")
+    await db.run("GRANT SELECT ON app.t TO {reader}")
+    await db.run("GRANT EXECUTE ON FUNCTION app.fn TO {reader}")
+    await db.run("GRANT SELECT (id) ON app.v TO {reader}")
+    await db.run("GRANT USAGE ON SCHEMA app TO {reader}")
+    names = {"t", "fn", "v", "app"}
+
+    async def recent(age: int) -> set[str]:
+        return {one.object.name for one in await read_recent_acls(db.connection, reader, age, nowhere)} & names
+
+    assert await recent(1) == {"app"}
+    assert await recent(2) == {"app", "v"}
+    assert await recent(4) == names
+    tables = [await db.beside.fetchval("SELECT 'app.m'::regclass::oid")]
+    found = await read_recent_acls(db.connection, reader, 1, nowhere, tables)
+    assert "m" in {one.object.name for one in found}
+
+
+async def test_objects_are_read_by_oid_and_by_name_in_every_schema(db: AclDatabase) -> None:
+    await db.run("CREATE SCHEMA other; CREATE TABLE other.t ()")
+    await db.run("CREATE FUNCTION app.t() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    reader = db.grantees("reader")
+    sequence = await db.beside.fetchval("SELECT 'app.s'::regclass::oid")
+    found = await read_named_acls(db.connection, reader, [sequence], ["t", "absent", "caf\udce9"])
+    assert labels(found) == {"table app.t", "table other.t", "routine app.t()", "sequence app.s"}
+    found = await read_named_acls(db.connection, reader, names=["t"], touched=lambda schema, _: schema == "other")
+    assert labels(found) == {"table other.t"}
+
+
+async def test_the_digest_tells_owner_and_acl(db: AclDatabase) -> None:
+    seen = []
+    for change in (
+        "SELECT",
+        "ALTER TABLE app.t OWNER TO {heir}",
+        "GRANT SELECT ON app.t TO {stranger}",
+        "GRANT SELECT ON app.t TO {stranger} WITH GRANT OPTION",
+        "REVOKE ALL ON app.t FROM {stranger}",
+        "REVOKE ALL ON app.t FROM {heir}",
+    ):
+        await db.run(change)
+        found = named(await read_acls(db.connection, [], anywhere), "t")
+        seen.append(found.seen)
+        assert found.seen == named(await read_named_acls(db.connection, db.grantees("reader"), names=["t"]), "t").seen
+    assert all(one != other for one, other in pairwise(seen))
+    await db.run("ALTER TABLE app.t ADD COLUMN other int")
+    assert named(await read_acls(db.connection, [], anywhere), "t").seen == seen[-1]
+
+
+async def test_default_privileges_are_read_by_creator_schema_and_type(db: AclDatabase) -> None:
+    await db.run("""
+        ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA app GRANT SELECT, INSERT ON TABLES TO {reader};
+        ALTER DEFAULT PRIVILEGES FOR ROLE {heir} GRANT EXECUTE ON FUNCTIONS TO {reader};
+        ALTER DEFAULT PRIVILEGES FOR ROLE {heir} GRANT USAGE ON SEQUENCES TO {stranger};
+    """)
+    found = await read_defaults(db.connection, db.grantees("reader", "heir"))
+    assert {
+        (one.creator_name, one.schema, one.object_type, tuple(sorted(entry.privilege for entry in one.entries)))
+        for one in found
+    } == {
+        (db.name("owner"), "app", "r", ("INSERT", "SELECT")),
+        (db.name("heir"), "", "f", ("EXECUTE",)),
+    }
+    assert {one.creator for one in found} == {db.oids["owner"], db.oids["heir"]}
+
+
+async def test_facts_of_the_database(db: AclDatabase, servers: Servers) -> None:
+    database = await db.beside.fetchval("SELECT current_database()")
+    await db.run(f"""
+        ALTER ROLE {{owner}} SET search_path = app, "Odd, one";
+        ALTER DATABASE "{database}" SET search_path = "$user", shared;
+        ALTER ROLE {{heir}} IN DATABASE postgres SET search_path = elsewhere
+    """)
+    facts, roles = await read_facts(db.connection, [db.name("owner"), "absent"])
+    assert roles == {db.name("owner"): db.oids["owner"]}
+    assert facts.database == database
+    assert facts.version // 10_000 == servers.version
+    assert facts.search_path_schemas == {"app", "Odd, one", "$user", "shared"}
+    superuser = await db.beside.fetchval("SELECT oid FROM pg_roles WHERE rolname = current_user")
+    assert superuser in facts.superusers
+    assert facts.own_roles == {superuser}
+    assert not facts.superusers & set(db.oids.values())
+
+
+async def test_a_full_read_has_everything_in_one_snapshot(db: AclDatabase) -> None:
+    await db.run("GRANT SELECT ON app.t TO {reader}")
+    before = await db.beside.fetchval("SELECT pg_current_snapshot()::text")
+    snapshot, observed = await read_database(
+        db.connection, db.grantees("reader"), [db.name("owner")], anywhere, lambda found: found.name == "t"
+    )
+    assert snapshot == before
+    assert observed.complete
+    assert observed.schemas == {"app", "public", "pg_catalog", "information_schema"}
+    assert observed.roles == {db.name("owner"): db.oids["owner"]}
+    table = named(observed.acls, "t").object.id
+    assert observed.columns == {table: frozenset({"id", "name"})}
+    assert {one.object.kind for one in observed.acls} >= {*TABLE_KINDS, ObjectKind.DATABASE, ObjectKind.SCHEMA}
+    assert len({one.object.id for one in observed.acls}) == len(observed.acls)
+    assert isinstance(table, ObjectId)
+
+
+async def test_the_fingerprint_tells_every_change_of_a_privilege(db: AclDatabase) -> None:
+    database = await db.beside.fetchval("SELECT current_database()")
+    last = await read_fingerprint(db.connection)
+    assert last is not None
+    for change in (
+        "GRANT SELECT ON app.t TO {reader}",
+        "GRANT SELECT (id) ON app.t TO {reader}, {writer}",
+        "GRANT UPDATE (id) ON app.t TO {reader}, {writer}",
+        "REVOKE SELECT (id), UPDATE (id) ON app.t FROM {reader}, {writer}",
+        "GRANT USAGE ON SEQUENCE app.s TO {reader}",
+        "GRANT USAGE ON SCHEMA app TO {reader}",
+        "GRANT EXECUTE ON FUNCTION app.fn TO {reader}",
+        f'GRANT CREATE ON DATABASE "{database}" TO {{reader}}',
+        "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} GRANT SELECT ON TABLES TO {reader}",
+        "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} REVOKE SELECT ON TABLES FROM {reader}",
+        "ALTER TABLE app.t OWNER TO {heir}",
+        "CREATE TABLE app.new ()",
+        "DROP TABLE app.new",
+    ):
+        await db.run(change)
+        now = await read_fingerprint(db.connection, last)
+        assert now is not None, change
+        assert now.number != last.number, change
+        last = now
+
+
+async def test_the_fingerprint_is_not_computed_while_no_transaction_ends(own_postgres: PostgresServer) -> None:
+    async with acl_database(own_postgres) as db:
+        last = await read_fingerprint(db.connection)
+        assert await read_fingerprint(db.connection, last) is None
+        await db.run("CREATE TABLE app.t ()")
+        assert await read_fingerprint(db.connection, last) is not None

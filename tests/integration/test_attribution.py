@@ -1,0 +1,234 @@
+"""postgres/attribution.py: whoever changes a privilege is named, with the transaction as proof."""
+
+import random
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
+from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.attribution import MOST_ROWS, read_culprits, read_culprits_of
+from tests.integration.event_support import PEOPLE, EventDatabase, event_database
+
+#: Each changes table `a`, as alice, in ways that hide the statement more or less. `%s`: GRANT … or REVOKE ….
+WAYS = {
+    "alone": "%s",
+    "in DO": "DO $do$ BEGIN %s; END $do$",
+    "in DO with a handler": "DO $do$ BEGIN BEGIN %s; EXCEPTION WHEN others THEN NULL; END; END $do$",
+    "in a function": "CREATE OR REPLACE FUNCTION pg_temp.f() RETURNS void LANGUAGE plpgsql AS $f$ BEGIN %s; END $f$;"
+    " SELECT pg_temp.f()",
+    "in a transaction": "BEGIN; CREATE TABLE t1 (); %s; DROP TABLE t1; COMMIT",
+    "between others": "BEGIN; GRANT SELECT ON b TO reader; %s; REVOKE SELECT ON b FROM reader; COMMIT",
+    "in a savepoint": "BEGIN; SAVEPOINT s; %s; RELEASE s; COMMIT",
+    "in the second savepoint": "BEGIN; SAVEPOINT s; GRANT SELECT ON b TO reader; SAVEPOINT r; %s; COMMIT",
+    "after a rolled back savepoint": "BEGIN; SAVEPOINT s; GRANT SELECT ON b TO reader; ROLLBACK TO s; %s; COMMIT",
+    "before a rolled back savepoint": "BEGIN; SAVEPOINT r; %s; SAVEPOINT s; GRANT ALL ON b TO reader; ROLLBACK TO s;"
+    " COMMIT",
+}
+CHANGES = {
+    "granted": ("GRANT INSERT ON a TO reader", GRANTED),
+    "revoked": ("REVOKE DELETE ON a FROM reader", REVOKED),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def database(postgres_server: PostgresServer) -> AsyncIterator[EventDatabase]:
+    async with event_database(postgres_server) as made:
+        yield made
+
+
+async def culprit_of(database: EventDatabase, changed: ChangedRow) -> Culprit:
+    return (await read_culprits_of(database.reading, [changed]))[changed]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("change", CHANGES)
+async def test_whoever_changes_a_table_is_named(database: EventDatabase, way: str, change: str) -> None:
+    statement, tags = CHANGES[change]
+    alice, bob = await database.person("alice"), await database.person("bob")
+    await bob.execute("GRANT DELETE ON a TO reader; REVOKE INSERT ON a FROM reader; REVOKE ALL ON b FROM reader")
+    await alice.execute(WAYS[way] % statement)
+    xmin = await database.xmin_of_table("a")
+    found = await culprit_of(database, ChangedRow(xmin, tags, ("a", "reader")))
+    assert (found.proof, found.login, found.role) == (Evidence.TRANSACTION, "alice", "alice")
+    assert found.application == "app of alice"
+    assert found.address == "127.0.0.1"
+    assert found.time is not None
+    assert found.statement == (statement if way == "alone" else "")
+    assert (await read_culprits(database.reading, {xmin}))[xmin].login == "alice"
+
+
+async def test_the_command_that_fits_is_chosen_in_a_transaction_with_several(database: EventDatabase) -> None:
+    """Sent one by one, so that each statement is known."""
+    alice = await database.person("alice")
+    async with alice.transaction():
+        await alice.execute("GRANT INSERT ON c TO reader")
+        await alice.execute("REVOKE SELECT ON d FROM reader")
+        await alice.execute("GRANT UPDATE ON d TO reader")
+        await alice.execute("CREATE TABLE c2 ()")
+    xmin = await database.xmin_of_table("c")
+    assert await database.xmin_of_table("d") == xmin
+    assert (await culprit_of(database, ChangedRow(xmin, GRANTED, ("c", "reader")))).statement.endswith("ON c TO reader")
+    revoked = await culprit_of(database, ChangedRow(xmin, REVOKED, ("d", "reader")))
+    assert revoked.statement == "REVOKE SELECT ON d FROM reader"
+    assert (await read_culprits(database.reading, {xmin}))[xmin].proof is Evidence.TRANSACTION
+
+
+@pytest.mark.parametrize(
+    ("statements", "catalog", "condition", "tags"),
+    [
+        (
+            "GRANT SELECT (note) ON {table} TO reader",
+            "pg_attribute",
+            "attacl IS NOT NULL AND attname = 'note'",
+            GRANTED,
+        ),
+        ("REVOKE USAGE ON SCHEMA s1 FROM reader", "pg_namespace", "nspname = 's1'", REVOKED),
+        ("GRANT EXECUTE ON FUNCTION f1() TO reader", "pg_proc", "proname = 'f1'", GRANTED),
+        ("GRANT UPDATE ON SEQUENCE q1 TO reader", "pg_class", "relname = 'q1'", GRANTED),
+        ("GRANT USAGE ON TYPE t9 TO reader", "pg_type", "typname = 't9'", GRANTED),
+        ("GRANT USAGE ON LANGUAGE plpgsql TO reader", "pg_language", "lanname = 'plpgsql'", GRANTED),
+        ("GRANT SELECT ON LARGE OBJECT 99999 TO reader", "pg_largeobject_metadata", "oid = 99999", GRANTED),
+        ("ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO reader", "pg_default_acl", "true", DEFAULTS),
+        ("GRANT TRIGGER ON ALL TABLES IN SCHEMA public TO reader", "pg_class", "relname = 'h'", GRANTED),
+        ("ALTER TABLE e OWNER TO bob", "pg_class", "relname = 'e'", ("ALTER TABLE",)),
+    ],
+)
+async def test_every_kind_of_object(
+    database: EventDatabase, statements: str, catalog: str, condition: str, tags: tuple[str, ...]
+) -> None:
+    carol = await database.person("carol")
+    if not await database.reading.fetchval("SELECT true FROM pg_namespace WHERE nspname = 's1'"):
+        await database.reading.execute(
+            "CREATE SCHEMA s1; GRANT USAGE ON SCHEMA s1 TO reader; CREATE SEQUENCE public.q1;"
+            "CREATE TYPE public.t9 AS ENUM (); SELECT lo_create(99999);"
+            "CREATE FUNCTION public.f1() RETURNS int LANGUAGE sql AS 'SELECT 1'"
+        )
+    await carol.execute(statements.format(table="f"))
+    xmin = await database.xmin(catalog, condition)
+    found = await culprit_of(database, ChangedRow(xmin, tags, ("reader",)))
+    assert (found.proof, found.login) == (Evidence.TRANSACTION, "carol")
+
+
+@pytest.mark.parametrize(
+    ("setup", "login", "role"),
+    [
+        ("SET ROLE bob", "alice", "bob"),
+        ("SET SESSION AUTHORIZATION bob", "alice", "bob"),
+        ("SET SESSION AUTHORIZATION bob; SET ROLE carol", "alice", "carol"),
+    ],
+)
+async def test_the_login_is_named_whatever_the_session_acts_as(
+    database: EventDatabase, setup: str, login: str, role: str
+) -> None:
+    alice = await database.person("alice")
+    try:
+        await alice.execute(setup)
+        await alice.execute("GRANT REFERENCES ON g TO reader")
+    finally:
+        await alice.execute("RESET ROLE; RESET SESSION AUTHORIZATION; REVOKE REFERENCES ON h FROM reader")
+    xmin = await database.xmin_of_table("g")
+    found = await culprit_of(database, ChangedRow(xmin, GRANTED, ("g", "reader")))
+    assert (found.proof, found.login, found.role) == (Evidence.TRANSACTION, login, role)
+    await database.reading.execute("REVOKE REFERENCES ON public.g FROM reader")
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_transactions_that_run_at_the_same_time_are_told_apart(database: EventDatabase, seed: int) -> None:
+    """Each person changes tables of their own; steps of all, with savepoints, are interleaved at random."""
+    chance = random.Random(seed)
+    people = [await database.person(name) for name in PEOPLE]
+    for person in people:
+        await person.execute("REVOKE ALL ON a, b, c, d, e, f FROM reader")
+    owned = dict(zip(PEOPLE, ("ab", "cd", "ef"), strict=True))
+    steps: list[list[str]] = []
+    for tables in owned.values():
+        mine = ["BEGIN"]
+        for table in tables:
+            grant = f"GRANT SELECT ON {table} TO reader"
+            hidden = f"DO $do$ BEGIN {grant}; END $do$"
+            mine += chance.choice(
+                (
+                    [grant],
+                    [hidden],
+                    [f"SAVEPOINT s{table}", grant],
+                    [f"SAVEPOINT s{table}", "GRANT INSERT ON h TO PUBLIC", f"ROLLBACK TO s{table}", grant]
+                    if table == "a"  # h is locked until the end
+                    else [f"SAVEPOINT s{table}", hidden, f"RELEASE s{table}"],
+                )
+            )
+        steps.append([*mine, "COMMIT"])
+    while any(steps):
+        which = chance.choice([number for number, mine in enumerate(steps) if mine])
+        await people[which].execute(steps[which].pop(0))
+    rows = {
+        ChangedRow(await database.xmin_of_table(table), GRANTED, (table, "reader")): name
+        for name, tables in owned.items()
+        for table in tables
+    }
+    found = await read_culprits_of(database.reading, list(rows))
+    assert {row: (found[row].login, found[row].proof) for row in rows} == {
+        row: (name, Evidence.TRANSACTION) for row, name in rows.items()
+    }
+
+
+async def test_no_one_is_named_without_an_event(database: EventDatabase) -> None:
+    unknown = await database.xmin("pg_database", "datname = 'template1'")
+    assert await read_culprits(database.reading, {unknown, 0, 1, 2, 2**32 - 1}) == {}
+    assert await read_culprits(database.reading, set()) == {}
+
+
+async def test_the_answer_is_bounded_for_any_number_of_rows_and_events(database: EventDatabase) -> None:
+    bob = await database.person("bob")
+    await bob.execute("BEGIN;" + "GRANT SELECT ON a TO reader; REVOKE SELECT ON a FROM reader;" * 200 + "COMMIT")
+    xmin = await database.xmin_of_table("a")
+    found = await read_culprits(database.reading, [xmin, *range(xmin + 1, xmin + 5 * MOST_ROWS)])
+    assert found.keys() <= set(range(xmin, xmin + 5 * MOST_ROWS))
+    assert (await read_culprits(database.reading, {xmin}))[xmin].login == "bob"
+
+
+HOSTILE = {
+    "controls": "x\x1b[31m\r\ny\u202e\u2066z",
+    "quotes": "'; DROP ROLE x; -- \\000 \\x00 $$ %s {0}",
+    "long": "\u00e4" * 400,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_texts_of_tenants_are_legible_and_short(database: EventDatabase, what: str) -> None:
+    alice = await database.person("alice")
+    await alice.execute("SELECT set_config('application_name', $1, false)", HOSTILE[what])
+    comment = HOSTILE[what] * 300
+    await alice.execute(f"GRANT SELECT ON d TO reader /* {comment.replace(';', '')} */")
+    found = await culprit_of(database, ChangedRow(await database.xmin_of_table("d"), GRANTED, ("d", "reader")))
+    await alice.execute("SET application_name = 'app of alice'; REVOKE SELECT ON d FROM reader")
+    assert found.login == "alice"
+    assert len(found.application.encode()) <= 4 * 63
+    assert len(found.statement) <= 1000
+    assert found.statement.startswith("GRANT SELECT ON d TO reader /*")
+    assert all(character.isprintable() for character in found.application + found.statement)
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+async def test_databases_in_another_encoding(postgres_server: PostgresServer, encoding: str) -> None:
+    options = f"ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    async with event_database(postgres_server, options=options) as database:
+        dsn = postgres_server.dsn("alice", database.name, password="pw")
+        alice = await asyncpg.connect(dsn, server_settings={"client_encoding": encoding})
+        try:
+            async with alice.transaction():  # a raw byte that is not UTF-8, in the statement
+                await alice.execute("SELECT 1")
+            await alice.execute("CREATE TABLE a2 (); GRANT SELECT ON a2 TO reader")
+            await database.reading.execute(
+                "UPDATE pgrole.ddl_event SET said = convert_from('\\x4752414e5420e9', getdatabaseencoding())"
+                " WHERE tag = 'GRANT'"
+            )
+        finally:
+            await alice.close()
+        found = await read_culprits(database.reading, {await database.xmin_of_table("a2")})
+        (culprit,) = found.values()
+    assert culprit.login == "alice"
+    assert culprit.statement == ("GRANT \u00e9" if encoding == "LATIN1" else "GRANT \\xe9")

@@ -1,0 +1,378 @@
+"""controller.database_worker with a real database: what published roles declare there is kept, whatever others do."""
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+import asyncpg
+import pytest_asyncio
+
+from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
+from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    PrivilegePolicy,
+    PrivilegeRule,
+    SchemaAccess,
+)
+from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.privilege_result import Evidence, News, PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from tests.servers import Servers
+
+DEADLINE = 20.0
+SERVER = "default"
+KEY = Key("shop", "reader")
+#: Privileges on everything may be declared.
+POLICY = PrivilegePolicy(rules=(PrivilegeRule(),), databases=("*",))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+class World:
+    """One database with schema app, a role, and the worker of that database."""
+
+    def __init__(self, server: PostgresServer, database: str, home: Connection, hand: Connection, role: str) -> None:
+        self.server, self.database, self.home, self.hand, self.role = server, database, home, hand, role
+        self.grantees = Grantees()
+        self.config = ServerConfig(
+            SERVER,
+            Endpoint(server.dsn()),
+            ServerPolicy(),
+            Address("pg", 5432, "postgres", "require"),
+            databases=DatabasesConfig(("*",)),
+        )
+        self.suspended = False
+        self.oid = 0
+
+    def declare(self, *schemas: SchemaAccess, report_only: bool = False) -> Grantee:
+        declared = DatabasePrivileges(self.database, schemas=schemas)
+        grantee = Grantee(
+            KEY, "uid-1", 1, self.role, self.oid, {self.database: declared}, policy=POLICY, report_only=report_only
+        )
+        self.grantees.publish(SERVER, grantee)
+        return grantee
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[DatabaseWorker]:
+        async with connect(Endpoint(self.server.dsn()), "test") as connection:
+            identity = await identify(connection)
+        context = DatabaseContext(
+            lambda: self.config,
+            self.grantees,
+            Leadership(),
+            "c1",
+            identity,
+            "postgres",
+            lambda: self.suspended,
+        )
+        worker = DatabaseWorker(self.database, context)
+        self.grantees.connect(lambda _server, key, _databases: worker.note_grantee(key), lambda _server, _key: None)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            yield worker
+            tasks.cancel_scope.cancel()
+
+    @property
+    def alice(self) -> str:
+        """A superuser who logs in with password a."""
+        return self.role.replace("reader", "alice")
+
+    @property
+    def result(self) -> PrivilegeResult | None:
+        return self.grantees.results(SERVER, KEY).get(self.database)
+
+    async def wait(self, true: Callable[[PrivilegeResult], bool]) -> PrivilegeResult:
+        async def is_so() -> bool:
+            return self.result is not None and true(self.result)
+
+        assert await reached(is_so, DEADLINE), f"last result: {self.result}"
+        assert self.result is not None
+        return self.result
+
+    async def wait_more_drifts(self, count: int) -> None:
+        await self.wait(lambda result: result.drift_count > count)
+
+    async def wait_settled(self) -> PrivilegeResult:
+        grantee = self.grantees.get(SERVER, KEY)
+        assert grantee is not None
+        digest = grantee.digest_of(self.database)
+        return await self.wait(lambda result: result.digest == digest and result.error is None)
+
+    async def may(self, privilege: str, table: str) -> bool:
+        return bool(await self.hand.fetchval("SELECT has_table_privilege($1, $2, $3)", self.role, table, privilege))
+
+    async def wait_may(self, privilege: str, table: str, *, expected: bool = True) -> None:
+        async def is_so() -> bool:
+            return await self.may(privilege, table) is expected
+
+        assert await reached(is_so, DEADLINE), f"{privilege} on {table} did not become {expected}; {self.result}"
+
+    def news(self) -> list[tuple[News, str]]:
+        return [(one.reason, one.note) for one in self.grantees.take_news(SERVER, KEY)]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def world(server: PostgresServer) -> AsyncIterator[World]:
+    name = f"n{secrets.token_hex(4)}"
+    home = await asyncpg.connect(server.dsn())
+    await home.execute(f"CREATE DATABASE {name}")
+    await home.execute(f"CREATE ROLE {name}_reader; CREATE ROLE {name}_alice LOGIN SUPERUSER PASSWORD 'a'")
+    hand = await asyncpg.connect(server.dsn(database=name))
+    await hand.execute(
+        "CREATE SCHEMA app; CREATE TABLE app.orders (id int, total int); CREATE TABLE app.items (id int)"
+    )
+    made = World(server, name, home, hand, f"{name}_reader")
+    made.oid = await home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", made.role)
+    yield made
+    await hand.close()
+    await home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    await home.execute(f"DROP ROLE {name}_reader; DROP ROLE {name}_alice")
+    await home.close()
+
+
+READ = SchemaAccess("app", frozenset({Access.READ}))
+
+
+async def test_grants_what_is_declared_and_nothing_else(world: World) -> None:
+    await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
+    world.declare(READ)
+    async with world.working() as worker:
+        result = await world.wait_settled()
+        assert worker.mode is DatabaseMode.EVENTS
+    assert result.drift_count == 0
+    assert await world.may("SELECT", "app.orders")
+    assert await world.may("SELECT", "app.items")
+    assert not await world.may("DELETE", "app.items")
+
+
+async def test_corrects_a_grant_and_names_who_made_it(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        world.news()
+        alice = await asyncpg.connect(world.server.dsn(world.alice, password="a", database=world.database))
+        await alice.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await alice.close()
+        await world.wait_may("DELETE", "app.orders", expected=False)
+        result = await world.wait(lambda result: result.drift_count == 1)
+    assert result.error is None
+    assert result.last_drift is not None
+    assert result.last_drift.by.login == world.alice
+    assert result.last_drift.by.proof is Evidence.TRANSACTION
+    ((reason, note),) = world.news()
+    assert reason is News.DRIFT_CORRECTED
+    assert note.startswith(f"DELETE on table app.orders (database {world.database}) was granted by ")
+    assert note.endswith("and revoked")
+    row = await world.hand.fetchrow("SELECT drift_count, holder FROM pgrole.applied WHERE role_name = $1", world.role)
+    assert row is not None
+    assert tuple(row) == (1, "uid-1")
+    history = await world.hand.fetchrow("SELECT * FROM pgrole.history WHERE role = $1", world.role)
+    assert history is not None
+    assert history["corrected"]
+    assert history["login"] == world.alice
+
+
+async def test_extends_to_new_tables_of_any_creator(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        world.news()
+        alice = await asyncpg.connect(world.server.dsn(world.alice, password="a", database=world.database))
+        await alice.execute("CREATE TABLE app.invoices (id int)")
+        await alice.close()
+        await world.wait_may("SELECT", "app.invoices")
+
+        async def is_told() -> bool:
+            told.extend(world.news())
+            return bool(told)
+
+        told: list[tuple[News, str]] = []
+        assert await reached(is_told, DEADLINE)
+    assert told == [
+        (
+            News.PRIVILEGES_EXTENDED,
+            f"granted on new objects (database {world.database}): SELECT on table app.invoices",
+        )
+    ]
+    assert world.result is not None
+    assert world.result.drift_count == 0
+
+
+async def test_finds_what_is_hidden_in_a_do_block(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(
+            f"DO $$ BEGIN EXECUTE 'GRANT UPDATE ON ' || 'app.' || 'orders TO {world.role}'; END $$"
+        )
+        result = await world.wait(lambda result: result.drift_count == 1)
+        assert not await world.may("UPDATE", "app.orders")
+    assert result.last_drift is not None
+    assert result.last_drift.by.login == "postgres"
+
+
+async def test_two_transactions_that_commit_out_of_order(world: World) -> None:
+    world.declare(READ)
+    other = await asyncpg.connect(world.server.dsn(database=world.database))
+    async with world.working():
+        await world.wait_settled()
+        first = world.hand.transaction()
+        await first.start()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await other.execute(f"GRANT DELETE ON app.items TO {world.role}")
+        await world.wait(lambda result: result.drift_count == 1)
+        await first.commit()
+        await world.wait(lambda result: result.drift_count == 2)
+    assert not await world.may("UPDATE", "app.orders")
+    assert not await world.may("DELETE", "app.items")
+    await other.close()
+
+
+async def test_a_transaction_whose_list_is_cut(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(
+            "DO $$ BEGIN FOR i IN 1 .. 150 LOOP EXECUTE format('CREATE TABLE app.many_%s ()', i); "
+            f"EXECUTE format('GRANT TRUNCATE ON app.many_%s TO {world.role}', i); END LOOP; END $$"
+        )
+        await world.wait_may("SELECT", "app.many_150")
+
+        async def are_revoked() -> bool:
+            return not await world.hand.fetchval(
+                "SELECT bool_or(has_table_privilege($1, oid, 'TRUNCATE')) FROM pg_class WHERE relname LIKE 'many%'",
+                world.role,
+            )
+
+        assert await reached(are_revoked, DEADLINE)
+        assert await world.hand.fetchval(
+            "SELECT bool_and(has_table_privilege($1, oid, 'SELECT')) FROM pg_class WHERE relname LIKE 'many%'",
+            world.role,
+        )
+
+
+async def test_a_changed_declaration_is_no_drift_and_is_confirmed(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        write = SchemaAccess("app", frozenset({Access.WRITE}))
+        world.declare(write)
+        await world.wait_settled()
+        assert await world.may("DELETE", "app.orders")
+        before = world.declare(READ)
+        await world.wait_settled()
+        assert not await world.may("DELETE", "app.orders")
+        former = {world.database: (before.declared[world.database],)}
+        world.grantees.publish(SERVER, replace(before, declared={}, former=former))
+        result = await world.wait_settled()
+        assert result.confirmed
+        assert not await world.may("SELECT", "app.orders")
+        assert result.drift_count == 0
+
+
+async def test_the_connection_is_lost_at_the_moment_of_the_grant(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        async with world.hand.transaction():
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.home.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = $1 AND application_name = 'pgrole-controller database'",
+                world.database,
+            )
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        result = await world.wait(lambda result: result.drift_count == 1 and result.error is None)
+    assert result.last_drift is not None
+    assert result.last_drift.by.login == "postgres"
+
+
+async def test_the_database_is_dropped_and_created_again(world: World) -> None:
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.hand.close()
+        await world.home.execute(f"DROP DATABASE {world.database} WITH (FORCE)")
+        result = await world.wait(lambda result: result.error is not None)
+        assert result.error is not None
+        assert result.error.reason is Reason.PRIVILEGE_PENDING
+        assert world.database in result.error.message
+        await world.home.execute(f"CREATE DATABASE {world.database}")
+        world.hand = await asyncpg.connect(world.server.dsn(database=world.database))
+        await world.hand.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int)")
+        worker.retry()
+        await world.wait_settled()
+        assert await world.may("SELECT", "app.orders")
+
+
+async def test_polls_where_nothing_may_be_installed(world: World) -> None:
+    world.config = replace(
+        world.config,
+        may_install=False,
+        interval=0.2,
+        databases=DatabasesConfig(("*",), detection=DatabaseMode.AUTO),
+    )
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        assert worker.mode is DatabaseMode.POLL
+        assert await world.hand.fetchval("SELECT to_regnamespace('pgrole') IS NULL")
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.wait(lambda result: result.drift_count == 1)
+
+
+async def test_suspended_and_report_only(world: World) -> None:
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        world.suspended = True
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: result.error is not None)
+        assert result.error is not None
+        assert result.error.reason is Reason.SUSPENDED
+        assert await world.may("UPDATE", "app.orders")
+        world.suspended = False
+        worker.note_everything()
+        await world.wait_settled()
+        assert not await world.may("UPDATE", "app.orders")
+        world.declare(READ, report_only=True)
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: bool(result.reported))
+        assert result.reported == ("UPDATE on table app.orders was granted",)
+        assert await world.may("UPDATE", "app.orders")
+
+
+async def test_what_something_else_sets_back_again_and_again_is_slowed_down(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        for _ in range(5):
+            count = world.result.drift_count if world.result else 0
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.wait_more_drifts(count)
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: result.error is not None)
+        assert result.error is not None
+        assert result.error.reason is Reason.CONTESTED
+        await world.hand.execute("CREATE TABLE app.others (id int)")
+        await world.wait_may("SELECT", "app.others")
+        await world.wait_may("UPDATE", "app.orders", expected=False)

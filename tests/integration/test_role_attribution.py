@@ -1,0 +1,238 @@
+"""postgres/role_attribution.py: who changed a role, by PostgreSQL's real jsonlog.
+
+Where pgaudit is installed (PostgreSQL 15, Debian's package postgresql-15-pgaudit, or the library that PGAUDIT_LIBRARY
+names), it writes the lines. Elsewhere a stand-in appends lines in its format to the same file.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.audit_line import ChangedRole
+from pgrole_controller.core.database_options import AuditSource
+from pgrole_controller.core.privilege_result import Evidence
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import audit_log
+from pgrole_controller.postgres.audit_log import AuditLog
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.role_attribution import RoleAttribution, read_role_xmins
+from tests.servers import Servers
+
+LIBRARY = Path(os.environ.get("PGAUDIT_LIBRARY", "/usr/lib/postgresql/15/lib/pgaudit.so"))
+JSONLOG = {"logging_collector": "on", "log_destination": "jsonlog"}
+
+needs_jsonlog = pytest.mark.since(15, "jsonlog")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    settings = {"log_statement": "ddl", "shared_preload_libraries": "pg_stat_statements"}
+    if servers.version >= 15:
+        settings |= JSONLOG
+    async with servers.run(settings=settings) as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def reading(server: PostgresServer) -> AsyncIterator[Connection]:
+    async with connect(Endpoint(server.dsn()), "attribution") as connection:
+        yield connection
+
+
+async def new_person(server: PostgresServer, stack: AsyncExitStack, name: str) -> Connection:
+    """A superuser's session, whose application is psql."""
+    admin = await asyncpg.connect(server.dsn())
+    try:
+        await admin.execute(f"CREATE ROLE {name} LOGIN SUPERUSER PASSWORD 'pw'")
+    finally:
+        await admin.close()
+    dsn = server.dsn(name, password="pw")
+    connection = await asyncpg.connect(dsn, server_settings={"application_name": "psql"})
+    stack.push_async_callback(connection.close)
+    return connection
+
+
+async def log_file(server: PostgresServer, reading: Connection) -> Path:
+    return Path(server.data / str(await reading.fetchval("SELECT pg_current_logfile('jsonlog')")))
+
+
+def audit_line(statement: str, user: str, txid: int, command: str = "ALTER ROLE") -> bytes:
+    entry: dict[str, Any] = {
+        "timestamp": "2026-11-22 18:17:37.326 UTC",
+        "user": user,
+        "remote_host": "10.2.3.4",
+        "txid": txid,
+        "error_severity": "LOG",
+        "message": f'AUDIT: SESSION,1,1,ROLE,{command},,,"{statement}",<not logged>',
+        "application_name": "psql",
+    }
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+
+
+class TestStatements:
+    @needs_jsonlog
+    async def test_a_statement_names_its_login(self, server: PostgresServer, reading: Connection) -> None:
+        async with AsyncExitStack() as stack:
+            alice = await new_person(server, stack, "alice_s")
+            await alice.execute("CREATE ROLE told; ALTER ROLE told PASSWORD 'geheim'")
+            attribution = RoleAttribution(AuditSource.STATEMENTS)
+            found = await attribution.find_culprit(reading, ChangedRole("told"))
+            assert (found.proof, found.login, found.application) == (Evidence.LOG, "alice_s", "psql")
+            assert found.address == "127.0.0.1"
+            assert found.time is not None
+            assert found.statement == ""
+            assert "geheim" not in repr(attribution)
+
+    @needs_jsonlog
+    async def test_the_controllers_own_are_left_out(self, server: PostgresServer, reading: Connection) -> None:
+        async with AsyncExitStack() as stack:
+            alice = await new_person(server, stack, "alice_o")
+            await alice.execute("CREATE ROLE mended")
+            await reading.execute("ALTER ROLE mended LOGIN")
+            found = await RoleAttribution(AuditSource.STATEMENTS).find_culprit(reading, ChangedRole("mended"))
+            assert (found.proof, found.login) == (Evidence.LOG, "alice_o")
+
+    async def test_no_log_is_read_unless_it_is_allowed(self, server: PostgresServer, reading: Connection) -> None:
+        async with AsyncExitStack() as stack:
+            alice = await new_person(server, stack, "alice_n")
+            await alice.execute("CREATE ROLE private")
+            found = await RoleAttribution().find_culprit(reading, ChangedRole("private"))
+            assert (found.proof, found.login) == (Evidence.SESSION, "alice_n")
+
+    @pytest.mark.before(15, "csvlog is not read")
+    async def test_before_15_sessions_are_asked(self, server: PostgresServer, reading: Connection) -> None:
+        async with AsyncExitStack() as stack:
+            alice = await new_person(server, stack, "alice_14")
+            await alice.execute("CREATE ROLE private14")
+            attribution = RoleAttribution(AuditSource.STATEMENTS)
+            assert (await attribution.find_culprit(reading, ChangedRole("private14"))).proof is Evidence.SESSION
+
+
+class TestStandIn:
+    """Lines in pgaudit's format, appended to the server's own log."""
+
+    @needs_jsonlog
+    async def test_the_id_of_the_row_proves_who_it_was(self, server: PostgresServer, reading: Connection) -> None:
+        await reading.execute("CREATE ROLE audited; ALTER ROLE audited SET work_mem = '1MB'")
+        oid = int(await reading.fetchval("SELECT oid FROM pg_roles WHERE rolname = 'audited'"))
+        xmins = await read_role_xmins(reading, oid)
+        assert len(xmins) == len(set(xmins)) >= 1
+        with (await log_file(server, reading)).open("ab") as file:
+            for txid, user in ((xmins[0] - 1, "before"), (xmins[0], "culprit"), (xmins[0] + 1, "after")):
+                file.write(audit_line("ALTER ROLE audited LOGIN", user, txid))
+        found = await RoleAttribution(AuditSource.PGAUDIT).find_culprit(reading, ChangedRole("audited", xmins))
+        assert (found.proof, found.login, found.address) == (Evidence.TRANSACTION, "culprit", "10.2.3.4")
+
+    @needs_jsonlog
+    async def test_a_dropped_role_is_found_by_its_name(self, server: PostgresServer, reading: Connection) -> None:
+        with (await log_file(server, reading)).open("ab") as file:
+            file.write(audit_line("DROP ROLE gone", "culprit", 99, "DROP ROLE"))
+        found = await RoleAttribution(AuditSource.PGAUDIT).find_culprit(reading, ChangedRole("gone"))
+        assert (found.proof, found.login) == (Evidence.LOG, "culprit")
+
+    @needs_jsonlog
+    async def test_a_look_is_bounded_and_keeps_its_place(
+        self, server: PostgresServer, reading: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(audit_log, "MOST_BYTES", 5000)
+        path, log = await log_file(server, reading), AuditLog()
+
+        async def look() -> list[str]:
+            log.commands.clear()
+            assert await log.look(reading)
+            return [one.login for one in log.commands if one.login != "postgres"]
+
+        with path.open("ab") as file:
+            file.write(audit_line("DROP ROLE x", "long ago", 1) + b"x" * 6000 + b"\n")
+            file.write(audit_line("DROP ROLE x", "first", 2))
+        assert await look() == ["first"]
+        assert await look() == []
+        whole = audit_line("DROP ROLE x", "second", 3)
+        with path.open("ab") as file:
+            file.write(whole[:100])
+            file.flush()
+            assert await look() == []
+            file.write(whole[100:])
+            file.flush()
+            assert await look() == ["second"]
+            file.write(b"y" * 20_000)  # longer than a look
+            file.flush()
+            assert await look() == []
+            file.write(b"\n" + audit_line("DROP ROLE x", "third", 4))
+            file.flush()
+            assert await look() == ["third"]
+            file.write(audit_line("DROP ROLE x", "at the end", 5))
+        await reading.execute("SELECT pg_rotate_logfile()")
+        with anyio.fail_after(20):
+            while await log_file(server, reading) == path:
+                await anyio.sleep(0.2)
+                await reading.execute("SELECT pg_rotate_logfile()")
+        with (await log_file(server, reading)).open("ab") as file:
+            file.write(audit_line("DROP ROLE x", "in the next file", 6))
+        assert await look() == ["at the end", "in the next file"]
+
+    @needs_jsonlog
+    async def test_a_role_that_may_not_read_files_falls_back(self, server: PostgresServer, reading: Connection) -> None:
+        await reading.execute("CREATE ROLE poor LOGIN CREATEROLE PASSWORD 'pw'")
+        async with connect(Endpoint(server.dsn("poor", password="pw")), "attribution") as poor:
+            found = await RoleAttribution(AuditSource.PGAUDIT).find_culprit(poor, ChangedRole("nothing_of_that"))
+        assert found.proof is Evidence.NONE
+
+
+async def test_statistics_name_the_only_user(server: PostgresServer, reading: Connection) -> None:
+    try:
+        await reading.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements SCHEMA public")
+    except asyncpg.FeatureNotSupportedError:
+        pytest.skip("this PostgreSQL has no pg_stat_statements")
+    async with AsyncExitStack() as stack:
+        alice = await new_person(server, stack, "alice_p")
+        await alice.execute("CREATE ROLE counted")
+    await reading.execute("ALTER ROLE counted LOGIN")
+    found = await RoleAttribution().find_culprit(reading, ChangedRole("counted"))
+    assert (found.proof, found.login, found.statement) == (Evidence.STATISTICS, "alice_p", "")
+
+
+WAYS = {
+    "alone": "ALTER ROLE {role} CREATEDB",
+    "in DO": "DO $$ BEGIN ALTER ROLE {role} CREATEDB; END $$",
+    "in a savepoint": "BEGIN; SAVEPOINT a; GRANT pg_monitor TO {role}; SAVEPOINT b; ALTER ROLE {role} CREATEDB; COMMIT",
+    "a membership": "GRANT pg_monitor TO {role}",
+    "a password": "ALTER ROLE {role} PASSWORD 'geheim'",
+    "in a function": "CREATE OR REPLACE FUNCTION pg_temp.f() RETURNS void LANGUAGE plpgsql"
+    " AS $f$ BEGIN ALTER ROLE {role} CREATEDB; END $f$; SELECT pg_temp.f()",
+    "a setting": "ALTER ROLE {role} SET work_mem = '3MB'",
+}
+
+
+@pytest.mark.skipif(not LIBRARY.is_file(), reason="install postgresql-15-pgaudit, or set PGAUDIT_LIBRARY")
+@pytest.mark.since(15, "jsonlog")
+@pytest.mark.before(16, "Debian's pgaudit is for 15")
+async def test_pgaudit_itself(servers: Servers) -> None:
+    settings = {**JSONLOG, "shared_preload_libraries": str(LIBRARY), "pgaudit.log": "role"}
+    async with servers.run(settings=settings) as server, AsyncExitStack() as stack:
+        reading = await stack.enter_async_context(connect(Endpoint(server.dsn()), "attribution"))
+        people = [await new_person(server, stack, f"person{number}") for number in range(3)]
+        attribution = RoleAttribution(AuditSource.PGAUDIT)
+        for number, statement in enumerate(WAYS.values()):
+            role, which = f"target{number}", number % len(people)
+            await reading.execute(f"CREATE ROLE {role}")
+            await people[which].execute(statement.format(role=role))
+            await people[which - 1].execute(f"CREATE ROLE other{number}")
+            oid = int(await reading.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", role))
+            xmins = (await read_role_xmins(reading, oid))[:1]
+            if "SET work_mem" in statement or statement.startswith("GRANT"):
+                xmins = (await read_role_xmins(reading, oid))[1:]
+            found = await attribution.find_culprit(reading, ChangedRole(role, xmins))
+            assert (found.proof, found.login) == (Evidence.TRANSACTION, f"person{which}"), statement
+        await people[0].execute("DROP ROLE target1")
+        gone = await attribution.find_culprit(reading, ChangedRole("target1"))
+        assert (gone.proof, gone.login) == (Evidence.LOG, "person0")
+        assert "geheim" not in repr(attribution)

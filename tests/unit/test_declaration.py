@@ -1,0 +1,135 @@
+"""From a PgServer to the configuration of its worker: what it says of databases, privileges and drift."""
+
+import json
+from base64 import b64encode
+from typing import Any, cast
+
+import pytest
+
+from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.core.database_options import (
+    AttributionConfig,
+    AuditSource,
+    DatabaseMode,
+    DatabasesConfig,
+    HistoryConfig,
+)
+from pgrole_controller.core.grantee import PrivilegePolicy, PrivilegeRule
+from pgrole_controller.core.request import Key
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.store import Store, pack
+
+
+class OneSecret:
+    async def request(self, *_: object, **__: object) -> bytes:
+        data = {key: b64encode(b"x").decode() for key in ("username", "password")}
+        metadata = {"name": "admin", "namespace": "default", "uid": "s", "resourceVersion": "1"}
+        return json.dumps({"metadata": metadata, "type": "Opaque", "data": data}).encode()
+
+
+async def declare(**spec: Any) -> ServerConfig:
+    connection = {"hosts": ["pg"], "sslMode": "disable", "credentialsSecretRef": {"name": "admin"}}
+    metadata = {"name": "main", "uid": "u", "resourceVersion": "1", "generation": 1}
+    metadata["creationTimestamp"] = "2027-01-01T00:00:00Z"
+    store = Store()
+    store.put(
+        pack(
+            {
+                "apiVersion": "pgrole.dev/v1alpha1",
+                "kind": "PgServer",
+                "metadata": metadata,
+                "spec": {"connection": connection, **spec},
+            }
+        )
+    )
+    stored = store.get(Key("", "main"))
+    assert stored is not None
+    server = await read_declaration(cast("Client", OneSecret()), stored, ControllerConfig())
+    assert server.problem is None
+    return server
+
+
+def privileges(server: ServerConfig, namespace: str = "shop") -> PrivilegePolicy:
+    return server.server_policy.policy(namespace, {}).privileges
+
+
+async def test_without_databases_there_is_no_consent_and_the_default_rule() -> None:
+    server = await declare()
+    assert server.databases is None
+    assert privileges(server) == PrivilegePolicy(rules=None, databases=None)
+    assert server.attribution == AttributionConfig(AuditSource.NEVER, exposes_all=False)
+    assert server.history == HistoryConfig(90 * 86400.0, 1_000_000, addresses=True)
+
+
+async def test_databases_are_those_that_match_except_some() -> None:
+    server = await declare(databases={"matchNames": ["*"], "except": ["template1", "x?"]})
+    assert server.databases == DatabasesConfig(("*",), ("template1", "x?"), 50, DatabaseMode.AUTO)
+    assert [server.databases.admits(name) for name in ("orders", "template1", "x1", "x12")] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert (privileges(server).databases, privileges(server).but) == (("*",), ("template1", "x?"))
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Events", "Poll", "Resync"])
+async def test_detection_and_the_number_of_connections_are_those_declared(mode: str) -> None:
+    server = await declare(databases={"matchNames": ["orders"], "max": 7, "detection": mode})
+    assert server.databases == DatabasesConfig(("orders",), (), 7, DatabaseMode(mode))
+
+
+async def test_rules_have_the_namespace_and_leave_open_what_they_omit() -> None:
+    server = await declare(
+        allow={
+            "privileges": [
+                {"ownedBy": ["{namespace}_*"]},
+                {
+                    "databases": ["{namespace}"],
+                    "schemas": ["shared", "{namespace}_x"],
+                    "kinds": ["Schema", "Table"],
+                    "privileges": ["USAGE", "SELECT"],
+                },
+                {"kinds": ["View"]},
+            ]
+        }
+    )
+    tables = {ObjectKind.TABLE, ObjectKind.VIEW, ObjectKind.MATERIALIZED_VIEW, ObjectKind.FOREIGN_TABLE}
+    assert privileges(server, "team-a").rules == (
+        PrivilegeRule(owned_by=("team-a_*",)),
+        PrivilegeRule(
+            ("team-a",),
+            ("shared", "team-a_x"),
+            frozenset({ObjectKind.SCHEMA, *tables}),
+            frozenset({"USAGE", "SELECT"}),
+        ),
+        PrivilegeRule(kinds=frozenset({ObjectKind.VIEW})),
+    )
+
+
+async def test_an_empty_list_of_rules_allows_nothing() -> None:
+    assert privileges(await declare(allow={"privileges": []})).rules == ()
+
+
+@pytest.mark.parametrize(("text", "days"), [("90d", 90), ("1d", 1), ("3650d", 3650), ("36h", 1.5), ("87600h", 3650)])
+async def test_retention_is_in_days_or_a_duration(text: str, days: float) -> None:
+    server = await declare(history={"retention": text, "maxRows": 5000, "addresses": False})
+    assert server.history == HistoryConfig(days * 86400, 5000, addresses=False)
+
+
+@pytest.mark.parametrize("text", ["0d", "3651d", "1h", "87601h", "90", "1d12h", "-1d", "d", ""])
+async def test_any_other_retention_is_refused_by_name(text: str) -> None:
+    with pytest.raises(AssertionError, match=r"spec\.history\.retention must be a number of days or a duration"):
+        await declare(history={"retention": text})
+
+
+async def test_attribution_is_as_declared() -> None:
+    server = await declare(attribution={"auditLog": "Pgaudit", "expose": "Full"})
+    assert server.attribution == AttributionConfig(AuditSource.PGAUDIT, exposes_all=True)
+
+
+async def test_a_session_does_not_depend_on_any_of_it() -> None:
+    other = await declare(databases={"matchNames": ["*"]}, attribution={"expose": "Full"}, history={"retention": "1d"})
+    assert other.access == (await declare()).access

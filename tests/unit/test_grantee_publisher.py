@@ -1,0 +1,239 @@
+"""controller/grantee_publisher: which roles the databases' workers serve after a reconcile, and with what."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from pgrole_controller.controller.grantee_publisher import add_results, publish, withdraw_unread
+from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.reconcile import _decide
+from pgrole_controller.controller.result import Attempt
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.claim import Claim, Generations, Owner
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.contest import Contests
+from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.grantee import DatabasePrivileges, PrivilegePolicy
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.policy import Policy, References, ServerPolicy
+from pgrole_controller.core.privilege_result import News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import ObservedRole, Role, digest
+from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.kube.store import Stored, pack
+from pgrole_controller.postgres.session import Session
+
+KEY, OTHER = Key("shop", "app"), Key("shop", "other")
+ADDRESS = Address("db", 5432, "app", "require")
+SERVER = Server(7, frozenset({"keeper"}), "c1", ADDRESS, notes_generations=True)
+CONFIG = ServerConfig("main", None, ServerPolicy(), ADDRESS)
+POLICY = Policy(privileges=PrivilegePolicy(databases=("*",)))
+OID = 20_000
+ROLE = Role("app", login=True)
+ORDERS = DatabasePrivileges("orders", on_database=frozenset({"CONNECT"}))
+LAKE = DatabasePrivileges("lake")
+THERE = References(databases=frozenset({"orders", "lake"}))
+NEWS = PrivilegeNews(News.PRIVILEGES_EXTENDED, "SELECT on table app.orders")
+
+
+def owner(key: Key = KEY) -> Owner:
+    return Owner("c1", key.namespace, "ns-uid", key.name, f"uid-{key.name}")
+
+
+def stored(key: Key = KEY) -> Stored:
+    metadata = {"name": key.name, "namespace": key.namespace, "uid": f"uid-{key.name}", "generation": 1}
+    return pack({"metadata": {**metadata, "resourceVersion": "1"}, "spec": {}})
+
+
+def target(*declared: DatabasePrivileges, key: Key = KEY, **values: object) -> Target:
+    plain = Desired(owner(key), ROLE, privileges={one.database: one for one in declared} or None)
+    return Target(key, stored(key), replace(plain, **values), POLICY)  # type: ignore[arg-type]
+
+
+def see(kept: dict[str, tuple[DatabasePrivileges, ...]], **values: object) -> Observed:
+    claim = Claim("app", OID, 7, owner(), digest(ROLE), privileges=kept, generations=Generations())
+    return replace(Observed(named=ObservedRole(OID, ROLE), claim=claim, references=THERE), **values)  # type: ignore[arg-type]
+
+
+class FakeSession:
+    """Answers which roles a namespace claims."""
+
+    def __init__(self, *oids: int) -> None:
+        self.oids = frozenset(oids)
+        self.asked: list[tuple[str, str]] = []
+
+    async def read_namespace_roles(self, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], frozenset[int]]:
+        self.asked += places
+        return dict.fromkeys(places, self.oids)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.grantees = Grantees()
+        self.session = FakeSession(OID)
+
+    async def reconcile(
+        self, asked: Target, observed: Observed | Transient, server: Server = SERVER, *done: Plan
+    ) -> Attempt:
+        asked = add_results(asked, self.grantees, "main")
+        attempt = Attempt(asked, Contests())
+        attempt.observe(observed, _decide(asked, observed, server), server)
+        for plan in done:
+            attempt.end(plan, None)
+        session = cast("Session", self.session)
+        await publish([attempt], self.grantees, CONFIG, server, session)
+        return attempt
+
+    def report(self, database: str, **values: object) -> None:
+        grantee = self.grantees.get("main", KEY)
+        assert grantee is not None
+        plain = PrivilegeResult(KEY, grantee.uid, database, grantee.digest_of(database))
+        self.grantees.report("main", replace(plain, **values))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_a_role_is_published_once_its_claim_holds_what_is_declared(scene: Scene) -> None:
+    await scene.reconcile(target(ORDERS), see({}))
+    assert scene.grantees.published("main") == ()
+    await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,), "lake": (LAKE,)}))
+    (grantee,) = scene.grantees.published("main")
+    assert (grantee.key, grantee.uid, grantee.oid, grantee.role_name) == (KEY, "uid-app", OID, "app")
+    assert (grantee.declared, grantee.former) == ({"orders": ORDERS}, {"lake": (LAKE,)})
+    assert grantee.owned == {OID}
+    assert grantee.policy == POLICY.privileges
+
+
+async def test_without_privileges_nothing_is_read_or_published(scene: Scene) -> None:
+    attempt = await scene.reconcile(target(), see({}), SERVER, Plan("app", owner=owner()))
+    assert (scene.grantees.published("main"), scene.session.asked) == ((), [])
+    assert attempt.conclude().privileges is None
+
+
+async def test_a_renamed_role_is_published_under_the_name_that_it_has(scene: Scene) -> None:
+    renamed = ObservedRole(OID, replace(ROLE, name="away"))
+    await scene.reconcile(target(ORDERS, report_only=True), see({"orders": (ORDERS,)}, named=None, claimed=renamed))
+    (grantee,) = scene.grantees.published("main")
+    assert (grantee.role_name, grantee.report_only) == ("away", True)
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        see({"orders": (ORDERS,)}, claim=Claim("app", OID, 7, owner(OTHER), "sha256:x")),
+        see({"orders": (ORDERS,)}, claim=Claim("app", OID, 7, owner(), "sha256:x", released=True)),
+        see({"orders": (ORDERS,)}, named=None),
+        see({"orders": (ORDERS,)}, named=ObservedRole(OID + 1, ROLE)),
+        Observed(),
+    ],
+)
+async def test_a_role_that_the_object_does_not_own_is_withdrawn(scene: Scene, observed: Observed) -> None:
+    await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+    await scene.reconcile(target(ORDERS), observed)
+    assert scene.grantees.published("main") == ()
+
+
+async def test_an_object_that_is_gone_or_invalid_is_withdrawn(scene: Scene) -> None:
+    await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+    await scene.reconcile(Target(KEY, None), Observed())
+    assert scene.grantees.published("main") == ()
+    await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+    withdraw_unread(Target(KEY, stored(), error=Transient(Reason.SERVER_NOT_READY, "x")), scene.grantees, "main")
+    assert len(scene.grantees.published("main")) == 1
+    withdraw_unread(Target(KEY, stored(), error=Refused(Reason.INVALID_SPEC, "x")), scene.grantees, "main")
+    assert scene.grantees.published("main") == ()
+
+
+async def test_what_could_not_be_read_and_what_is_refused_stays_as_it_was(scene: Scene) -> None:
+    await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+    (before,) = scene.grantees.published("main")
+    await scene.reconcile(target(ORDERS), Transient(Reason.DATABASE_ERROR, "x"))
+    assert scene.grantees.published("main") == (before,)
+    beyond = target(ORDERS, LAKE, role=replace(ROLE, superuser=True))
+    attempt = await scene.reconcile(beyond, see({"orders": (ORDERS,)}))
+    assert scene.grantees.published("main") == (before,)
+    outcome = attempt.conclude().outcome
+    assert outcome is not None
+    assert outcome.reason is Reason.NOT_ALLOWED
+
+
+async def test_a_suspended_object_stays_published_as_such(scene: Scene) -> None:
+    await scene.reconcile(target(ORDERS, suspended=True), see({"orders": (ORDERS,)}))
+    assert scene.grantees.published("main") == ()
+    await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+    await scene.reconcile(target(ORDERS, suspended=True), see({"orders": (ORDERS,)}))
+    assert [one.suspended for one in scene.grantees.published("main")] == [True]
+
+
+async def test_while_kubernetes_is_away_everything_stays_published(scene: Scene) -> None:
+    await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+    await scene.reconcile(Target(KEY, None), Observed(), replace(SERVER, away=True))
+    assert len(scene.grantees.published("main")) == 1
+
+
+async def test_where_claims_hold_none_what_is_declared_is_published(scene: Scene) -> None:
+    server = replace(SERVER, claims="Status")
+    await scene.reconcile(target(ORDERS), see({}), server)
+    assert [one.declared for one in scene.grantees.published("main")] == [{"orders": ORDERS}]
+
+
+class TestDeletion:
+    async def test_before_a_drop_everything_is_to_be_revoked(self, scene: Scene) -> None:
+        await scene.reconcile(target(ORDERS, terminating=True, drop=True), see({"orders": (ORDERS,)}))
+        (grantee,) = scene.grantees.published("main")
+        assert (grantee.declared, grantee.former) == ({}, {"orders": (ORDERS,)})
+        scene.report("orders", confirmed=True)
+        attempt = await scene.reconcile(target(ORDERS, terminating=True, drop=True), see({"orders": (ORDERS,)}))
+        assert isinstance(attempt.decision, Plan)
+        assert attempt.decision.privileges == ""
+        await scene.reconcile(target(ORDERS, terminating=True, drop=True), see({}))
+        assert scene.grantees.published("main") == ()
+
+    @pytest.mark.parametrize(("drop", "suspended"), [(False, False), (True, True)])
+    async def test_what_is_not_dropped_is_withdrawn(self, scene: Scene, drop: bool, suspended: bool) -> None:
+        await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+        ending = target(ORDERS, terminating=True, drop=drop, suspended=suspended)
+        await scene.reconcile(ending, see({"orders": (ORDERS,)}))
+        assert scene.grantees.published("main") == ()
+
+
+class TestTheRolesOfTheNamespace:
+    async def test_another_object_that_takes_a_claim_gives_them_to_those_that_are_published(self, scene: Scene) -> None:
+        await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+        scene.session = FakeSession(OID, OID + 1)
+        named = ObservedRole(OID + 1, ROLE)
+        other = Claim("app", OID + 1, 7, owner(OTHER), digest(ROLE))
+        plan = Plan("app", owner=owner(OTHER))
+        await scene.reconcile(target(key=OTHER), see({}, claim=other, named=named), SERVER, plan)
+        assert [one.owned for one in scene.grantees.published("main")] == [{OID, OID + 1}]
+
+
+class TestTheResult:
+    async def test_it_has_the_news_once_and_what_the_databases_answered(self, scene: Scene) -> None:
+        asked, observed = target(ORDERS), see({"orders": (ORDERS,)})
+        first = (await scene.reconcile(asked, observed)).conclude()
+        assert first.outcome is not None
+        assert first.outcome.message == 'privileges in database "orders" are being applied'
+        scene.report("orders", news=(NEWS,))
+        second = (await scene.reconcile(asked, observed)).conclude()
+        assert second.outcome is not None
+        assert second.outcome.ready
+        assert second.news == (NEWS,)
+        assert second.privileges is not None
+        assert second.privileges.describe()[0]["ready"] is True
+        assert (await scene.reconcile(asked, observed)).conclude().news == ()
+
+    async def test_a_database_that_does_not_exist_is_waited_for(self, scene: Scene) -> None:
+        observed = see({"orders": (ORDERS,)}, references=References())
+        result = (await scene.reconcile(target(ORDERS), observed)).conclude()
+        assert result.outcome is not None
+        assert (result.outcome.reason, result.outcome.retried) == (Reason.PRIVILEGE_PENDING, True)

@@ -1,0 +1,114 @@
+"""controller/grantees: the registry between the worker of a server and those of its databases."""
+
+from dataclasses import replace
+
+import pytest
+
+from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.core.grantee import DatabasePrivileges, Grantee
+from pgrole_controller.core.privilege_result import News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.request import Key
+
+KEY, OTHER = Key("shop", "app"), Key("shop", "other")
+ORDERS, LAKE = DatabasePrivileges("orders"), DatabasePrivileges("lake")
+GRANTEE = Grantee(KEY, "uid-1", 1, "app", 20_000, {"orders": ORDERS})
+RESULT = PrivilegeResult(KEY, "uid-1", "orders", GRANTEE.digest_of("orders"))
+EXTENDED = PrivilegeNews(News.PRIVILEGES_EXTENDED, "SELECT on table app.orders")
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.grantees = Grantees()
+        self.changes: list[tuple[str, Key, frozenset[str]]] = []
+        self.results: list[tuple[str, Key]] = []
+        self.grantees.connect(
+            lambda server, key, databases: self.changes.append((server, key, databases)),
+            lambda server, key: self.results.append((server, key)),
+        )
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def test_publishing_announces_the_databases_before_and_now_and_only_what_changed(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.publish("main", replace(GRANTEE))
+    moved = replace(GRANTEE, declared={"lake": LAKE})
+    heard.grantees.publish("main", moved)
+    assert heard.changes == [("main", KEY, frozenset({"orders"})), ("main", KEY, frozenset({"orders", "lake"}))]
+    assert heard.grantees.get("main", KEY) == moved
+    assert heard.grantees.get("other", KEY) is None
+
+
+def test_a_former_database_is_served_too(heard: Heard) -> None:
+    grantee = replace(GRANTEE, former={"lake": (LAKE,)})
+    heard.grantees.publish("main", grantee)
+    assert heard.grantees.databases("main") == {"orders", "lake"}
+    assert heard.grantees.of_database("main", "lake") == (grantee,)
+    assert heard.grantees.of_database("main", "elsewhere") == ()
+
+
+def test_withdrawing_announces_once_and_forgets_the_results(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", RESULT)
+    heard.grantees.withdraw("main", KEY)
+    heard.grantees.withdraw("main", KEY)
+    assert heard.changes[1:] == [("main", KEY, frozenset({"orders"}))]
+    assert heard.grantees.results("main", KEY) == {}
+    assert heard.grantees.published("main") == ()
+
+
+def test_a_server_that_is_not_declared_any_more_has_none(heard: Heard) -> None:
+    for key in (KEY, OTHER):
+        heard.grantees.publish("main", replace(GRANTEE, key=key))
+    heard.grantees.publish("second", GRANTEE)
+    heard.grantees.withdraw_all("main")
+    assert heard.grantees.databases("main") == frozenset()
+    assert heard.grantees.databases("second") == {"orders"}
+
+
+def test_a_result_is_announced_when_it_differs(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", RESULT)
+    heard.grantees.report("main", replace(RESULT))
+    heard.grantees.report("main", replace(RESULT, confirmed=True))
+    assert heard.results == [("main", KEY)] * 2
+    assert heard.grantees.results("main", KEY) == {"orders": replace(RESULT, confirmed=True)}
+
+
+@pytest.mark.parametrize("result", [replace(RESULT, uid="uid-0"), replace(RESULT, key=OTHER)])
+def test_a_result_about_a_role_that_is_not_published_is_left_out(heard: Heard, result: PrivilegeResult) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", result)
+    assert heard.results == []
+    assert heard.grantees.results("main", result.key) == {}
+
+
+def test_an_object_of_the_same_name_begins_without_results(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", RESULT)
+    heard.grantees.publish("main", replace(GRANTEE, uid="uid-2"))
+    assert heard.grantees.results("main", KEY) == {}
+
+
+def test_news_are_taken_once_and_none_is_lost_before(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    other = PrivilegeNews(News.DRIFT_CORRECTED, "DELETE on table app.orders")
+    heard.grantees.report("main", replace(RESULT, news=(EXTENDED,)))
+    heard.grantees.report("main", replace(RESULT, confirmed=True, news=(other,)))
+    assert heard.grantees.take_news("main", KEY) == (EXTENDED, other)
+    assert heard.grantees.take_news("main", KEY) == ()
+    assert heard.grantees.results("main", KEY)["orders"].confirmed
+
+
+def test_the_result_of_a_database_that_is_not_named_any_more_goes_with_its_news(heard: Heard) -> None:
+    heard.grantees.publish("main", replace(GRANTEE, former={"lake": (LAKE,)}))
+    heard.grantees.report("main", RESULT)
+    heard.grantees.report("main", replace(RESULT, database="lake", news=(EXTENDED,)))
+    heard.grantees.publish("main", GRANTEE)
+    assert set(heard.grantees.results("main", KEY)) == {"orders", "lake"}
+    assert heard.grantees.take_news("main", KEY) == (EXTENDED,)
+    heard.grantees.publish("main", replace(GRANTEE, generation=2))
+    assert set(heard.grantees.results("main", KEY)) == {"orders"}

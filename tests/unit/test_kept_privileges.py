@@ -1,0 +1,226 @@
+"""core/kept_privileges: what a claim holds of the privileges that specs declare, and when it forgets them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgrole_controller.core.acl import DECLARABLE, ObjectKind
+from pgrole_controller.core.claim import Claim, Generations, Owner
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.decision import decide
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.kept_privileges import (
+    LARGEST,
+    former_of,
+    grantee_of,
+    keep_privileges,
+    read_kept,
+    unconfirmed,
+    unite,
+    write_kept,
+)
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import ObservedRole, Role, digest
+from pgrole_controller.core.state import Desired, Observed, Server
+
+ME = Owner("cluster-a", "shop", "ns-uid", "app", "uid-1")
+KEY = Key("shop", "app")
+SERVER = Server(7, frozenset({"keeper"}), "cluster-a", Address("db", 5432, "app", "require"), notes_generations=True)
+STATUS_SERVER = replace(SERVER, claims="Status")
+OID = 20_000
+ROLE = Role("app", login=True)
+READ = DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.READ})),))
+WRITE = DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.WRITE})),))
+LAKE = DatabasePrivileges("lake", on_database=frozenset({"CONNECT"}))
+KNOWN = Generations(0, SERVER.uid, SERVER.generation)
+
+
+def desired(*declared: DatabasePrivileges, **values: object) -> Desired:
+    some = {one.database: one for one in declared}
+    return replace(Desired(owner=ME, role=ROLE, privileges=some or None), **values)  # type: ignore[arg-type]
+
+
+def see(kept: Mapping[str, tuple[DatabasePrivileges, ...]], **values: object) -> Observed:
+    claim = Claim("app", OID, 7, ME, digest(ROLE), generations=KNOWN, privileges=kept)
+    references = References(databases=frozenset({"orders", "lake"}))
+    return replace(Observed(named=ObservedRole(OID, ROLE), claim=claim, references=references), **values)  # type: ignore[arg-type]
+
+
+def confirm(asked: Desired, kept: Mapping[str, tuple[DatabasePrivileges, ...]], *databases: str) -> Desired:
+    grantee = grantee_of(asked, kept, OID)
+    results = {name: PrivilegeResult(KEY, "uid-1", name, grantee.digest_of(name), confirmed=True) for name in databases}
+    return replace(asked, privilege_results=results)
+
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+texts = st.lists(names, max_size=3).map(tuple)
+declarations = st.builds(
+    DatabasePrivileges,
+    names,
+    st.frozensets(st.sampled_from(DECLARABLE[ObjectKind.DATABASE])),
+    st.lists(st.builds(SchemaAccess, names, st.frozensets(st.sampled_from(Access)), texts), max_size=2).map(tuple),
+    st.lists(
+        st.builds(
+            ObjectPrivileges,
+            st.sampled_from(sorted(DECLARABLE)),
+            names,
+            texts,
+            st.frozensets(st.sampled_from(("SELECT", "EXECUTE", "USAGE"))),
+            texts,
+        ),
+        max_size=2,
+    ).map(tuple),
+    texts,
+    texts,
+)
+
+
+class TestJson:
+    @given(st.dictionaries(names, st.lists(declarations, min_size=1, max_size=2).map(tuple), max_size=3))
+    def test_what_is_written_is_read_and_is_ascii(self, kept: dict[str, tuple[DatabasePrivileges, ...]]) -> None:
+        text = write_kept(kept)
+        assert text.isascii()
+        assert read_kept(text) == kept
+
+    def test_it_does_not_depend_on_the_order_of_sets_and_databases(self) -> None:
+        some = replace(READ, on_database=frozenset({"CONNECT", "TEMPORARY", "CREATE"}))
+        assert write_kept({"orders": (some,), "lake": (LAKE,)}) == write_kept({"lake": (LAKE,), "orders": (some,)})
+        assert json.loads(write_kept({"orders": (some,)}))["orders"][0]["on_database"] == [
+            "CONNECT",
+            "CREATE",
+            "TEMPORARY",
+        ]
+
+    def test_nothing_is_an_empty_text(self) -> None:
+        assert write_kept({}) == ""
+        assert read_kept("") == {}
+
+    @pytest.mark.parametrize(
+        "text", ["{", "[]", "1", '{"orders": 1}', '{"orders": [1]}', '{"orders": [{}]}', "[" * 100_000]
+    )
+    def test_anything_else_is_the_objects_error(self, text: str) -> None:
+        with pytest.raises(Transient) as caught:
+            read_kept(text)
+        assert caught.value.reason is Reason.DATABASE_ERROR
+
+
+class TestUnion:
+    def test_what_is_declared_comes_first_and_nothing_is_twice(self) -> None:
+        kept = {"orders": (WRITE, READ)}
+        assert unite({"orders": READ, "lake": LAKE}, kept) == {"lake": (LAKE,), "orders": (READ, WRITE)}
+
+    def test_former_is_what_is_kept_and_not_declared(self) -> None:
+        kept = {"orders": (READ, WRITE), "lake": (LAKE,)}
+        assert former_of({"orders": READ}, kept) == {"orders": (WRITE,), "lake": (LAKE,)}
+        assert former_of({"orders": READ, "lake": LAKE}, {"orders": (READ,), "lake": (LAKE,)}) == {}
+
+
+class TestTheClaim:
+    def test_without_privileges_nothing_is_written(self) -> None:
+        assert not decide(desired(), see({}), SERVER, Policy()).writes
+
+    def test_a_declaration_is_written_with_the_role_in_one_plan(self) -> None:
+        plan = decide(desired(READ), Observed(), SERVER, Policy())
+        assert plan.owner == ME
+        assert read_kept(plan.privileges or "") == {"orders": (READ,)}
+
+    def test_a_declaration_is_added_to_what_earlier_specs_declared(self) -> None:
+        plan = decide(desired(WRITE), see({"orders": (READ,), "lake": (LAKE,)}), SERVER, Policy())
+        assert read_kept(plan.privileges or "") == {"orders": (WRITE, READ), "lake": (LAKE,)}
+        assert (plan.owner, plan.changes) == (None, ())
+
+    def test_what_is_held_already_is_not_written_again(self) -> None:
+        assert not decide(desired(READ), see({"orders": (READ,)}), SERVER, Policy()).writes
+        assert not decide(desired(READ), see({"orders": (READ, WRITE)}), SERVER, Policy()).writes
+
+    def test_a_database_that_confirmed_is_forgotten_and_no_other(self) -> None:
+        kept = {"orders": (READ, WRITE), "lake": (LAKE,)}
+        asked = confirm(desired(READ), kept, "orders")
+        plan = decide(asked, see(kept), SERVER, Policy())
+        assert read_kept(plan.privileges or "") == {"orders": (READ,), "lake": (LAKE,)}
+        plan = decide(confirm(desired(READ), kept, "orders", "lake"), see(kept), SERVER, Policy())
+        assert read_kept(plan.privileges or "") == {"orders": (READ,)}
+
+    def test_when_nothing_is_declared_any_more_and_everything_confirmed_the_claim_is_empty(self) -> None:
+        kept = {"orders": (READ,)}
+        assert not decide(desired(), see(kept), SERVER, Policy()).writes
+        assert decide(confirm(desired(), kept, "orders"), see(kept), SERVER, Policy()).privileges == ""
+
+    @pytest.mark.parametrize("change", ["digest", "uid", "confirmed"])
+    def test_a_result_about_anything_else_confirms_nothing(self, change: str) -> None:
+        kept = {"orders": (READ, WRITE)}
+        asked = confirm(desired(READ), kept, "orders")
+        values = {"digest": "sha256:other", "uid": "uid-0", "confirmed": False}
+        other = replace(asked.privilege_results["orders"], **{change: values[change]})  # type: ignore[arg-type]
+        assert not decide(replace(asked, privilege_results={"orders": other}), see(kept), SERVER, Policy()).writes
+
+    def test_a_result_about_a_former_role_of_this_name_confirms_nothing(self) -> None:
+        kept = {"orders": (READ, WRITE)}
+        asked, again = confirm(desired(READ), kept, "orders"), ObservedRole(OID + 1, ROLE)
+        plan = decide(asked, see(kept, named=again), SERVER, Policy())
+        assert plan.owner == ME
+        assert plan.privileges is None
+
+    def test_a_database_that_is_gone_has_nothing_left(self) -> None:
+        kept = {"orders": (READ,), "lake": (LAKE,)}
+        observed = see(kept, references=References(databases=frozenset({"orders"})))
+        assert unconfirmed(desired(), kept, OID, observed.references.databases) == {"orders"}
+        plan = decide(desired(READ), observed, SERVER, Policy())
+        assert read_kept(plan.privileges or "") == {"orders": (READ,)}
+
+    def test_an_object_that_takes_a_claim_over_inherits_what_is_to_be_revoked(self) -> None:
+        other = replace(ME, object="other", object_uid="uid-9")
+        claim = Claim("app", OID, 7, other, "sha256:x", released=True, privileges={"lake": (LAKE,)})
+        plan = decide(desired(READ, adopt=True), see({}, claim=claim), SERVER, Policy())
+        assert plan.owner == ME
+        assert read_kept(plan.privileges or "") == {"orders": (READ,), "lake": (LAKE,)}
+
+    @pytest.mark.parametrize("server", [STATUS_SERVER, replace(SERVER, notes_generations=False)])
+    def test_where_claims_cannot_hold_them_they_are_not_written(self, server: Server) -> None:
+        assert decide(desired(READ), Observed(), server, Policy()).privileges is None
+
+    def test_an_object_that_is_refused_adds_nothing(self) -> None:
+        asked = desired(READ, role=replace(ROLE, superuser=True))
+        plan = decide(asked, see({}), SERVER, Policy())
+        assert [type(one) for one in plan.pending] == [Refused]
+        assert plan.privileges is None
+        drifted = see({}, named=ObservedRole(OID, replace(ROLE, bypassrls=True)))
+        assert decide(asked, drifted, SERVER, Policy()).privileges is None
+
+    def test_while_kubernetes_is_away_the_claim_stays_as_it_is(self) -> None:
+        away = replace(SERVER, away=True)
+        assert not decide(desired(READ), see({}), away, Policy()).writes
+
+    def test_more_than_a_claim_takes_is_refused_and_the_role_still_served(self) -> None:
+        many = replace(READ, created_by=tuple(f"{number:063}" for number in range(LARGEST // 60)))
+        plan = decide(desired(many), see({}, named=ObservedRole(OID, replace(ROLE, login=False))), SERVER, Policy())
+        assert plan.changes
+        assert plan.privileges is None
+        assert [(type(one), one.reason) for one in plan.pending] == [(Refused, Reason.INVALID_SPEC)]
+
+    def test_another_objects_claim_is_left_alone(self) -> None:
+        claim = Claim("app", OID, 7, replace(ME, object_uid="uid-9", object="other"), "sha256:x")
+        assert keep_privileges(Plan("app"), desired(READ), see({}, claim=claim), SERVER).privileges is None
+
+
+class TestAdoption:
+    @pytest.mark.parametrize(
+        ("named", "words"),
+        [
+            (ROLE, 'adoption would revoke undeclared privileges in "lake", "orders". To take'),
+            (replace(ROLE, login=False), "would change login, and would revoke undeclared privileges in"),
+        ],
+    )
+    def test_it_says_where_privileges_would_become_exact(self, named: Role, words: str) -> None:
+        with pytest.raises(PgRoleError) as caught:
+            decide(desired(READ, LAKE), Observed(named=ObservedRole(OID, named)), SERVER, Policy())
+        assert caught.value.reason is Reason.ROLE_EXISTS
+        assert words in caught.value.message

@@ -1,0 +1,247 @@
+"""core/privilege_outcome, granted_privileges and drift_record: what an object says about its role's privileges."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from pgrole_controller.api.status import PgRoleStatus
+from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.drift_record import LARGEST, MOST, DriftRecord, extend_history
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.privilege_outcome import add_privileges, find_problems, why_not_connected
+from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.status import (
+    PROGRESSING,
+    RECONCILED,
+    Outcome,
+    Phase,
+    StatusDetails,
+    build_status,
+    of_error,
+    of_read_back,
+)
+
+KEY = Key("shop", "app")
+ALL = PrivilegePolicy(databases=("*",), but=("template*",))
+DECLARED = {name: DatabasePrivileges(name) for name in ("lake", "orders")}
+GRANTEE = Grantee(KEY, "uid-1", 1, "app", 20_000, DECLARED, policy=ALL)
+NOW = datetime(2026, 5, 6, 7, 8, 9, tzinfo=UTC)
+CLAIM = Claim("app", 20_000, 7, Owner("c", "shop", "ns", "app", "uid-1"), applied="sha256:x", drift_count=2)
+BY = Culprit(Evidence.TRANSACTION, "alice", "boss", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO app")
+DRIFT = PrivilegeDrift(NOW, ("DELETE on table app.orders was granted",), 1, corrected=True, by=BY)
+
+
+def result(database: str, error: PgRoleError | None = None, **values: object) -> PrivilegeResult:
+    plain = PrivilegeResult(KEY, "uid-1", database, GRANTEE.digest_of(database), error)
+    return replace(plain, **values)  # type: ignore[arg-type]
+
+
+def known(*results: PrivilegeResult, **values: object) -> GrantedPrivileges:
+    plain = GrantedPrivileges(GRANTEE, {one.database: one for one in results})
+    return replace(plain, **values)  # type: ignore[arg-type]
+
+
+def merge(privileges: GrantedPrivileges, outcome: Outcome = RECONCILED) -> Outcome:
+    return add_privileges(outcome, privileges, ["orders", "lake"])
+
+
+LAKE, ORDERS = result("lake"), result("orders")
+
+
+class TestTheOutcome:
+    def test_it_is_ready_when_every_database_has_answered_for_what_is_declared_now(self) -> None:
+        outcome = merge(known(LAKE, ORDERS))
+        assert (outcome.phase, outcome.reason) == (Phase.DONE, Reason.RECONCILED)
+        assert outcome.message == "the role and its privileges match the spec"
+
+    def test_without_privileges_it_is_that_of_the_role(self) -> None:
+        assert add_privileges(RECONCILED, GrantedPrivileges(), []) is RECONCILED
+
+    @pytest.mark.parametrize("other", [None, replace(ORDERS, digest="sha256:y"), replace(ORDERS, uid="uid-0")])
+    def test_until_then_it_names_the_database(self, other: PrivilegeResult | None) -> None:
+        outcome = merge(known(LAKE, *([other] if other else [])))
+        assert (outcome.phase, outcome.reason) == (Phase.WORKING, Reason.PROGRESSING)
+        assert outcome.message == 'privileges in database "orders" are being applied'
+        assert not outcome.retried
+
+    def test_nothing_published_is_nothing_answered(self) -> None:
+        assert merge(known(LAKE, ORDERS, grantee=None)).reason is Reason.PROGRESSING
+
+    @pytest.mark.parametrize(
+        ("error", "phase"),
+        [
+            (Waiting(Reason.PRIVILEGE_PENDING, "schema app does not exist"), Phase.WORKING),
+            (Refused(Reason.NOT_ALLOWED, "the policy says no"), Phase.STALLED),
+            (Transient(Reason.DATABASE_ERROR, "a lock"), Phase.WORKING),
+        ],
+    )
+    def test_an_error_is_reported_as_it_is_and_left_to_the_databases_worker(
+        self, error: PgRoleError, phase: Phase
+    ) -> None:
+        outcome = merge(known(LAKE, replace(ORDERS, error=error)))
+        assert (outcome.phase, outcome.reason) == (phase, error.reason)
+        assert outcome.message == f'privileges in database "orders": {error.message}'
+        assert not outcome.retried
+
+    def test_of_several_errors_the_first_is_reported_and_the_others_are_named(self) -> None:
+        error = Waiting(Reason.PRIVILEGE_PENDING, 'schema "app" of database "lake" does not exist')
+        outcome = merge(known(replace(LAKE, error=error), replace(ORDERS, error=error)))
+        assert outcome.message == f'{error.message} (also not as declared in "orders")'
+
+    def test_a_problem_that_the_databases_workers_cannot_know_of_is_retried(self) -> None:
+        problems = {"orders": Waiting(Reason.PRIVILEGE_PENDING, 'database "orders" does not exist yet')}
+        outcome = merge(known(LAKE, problems=problems))
+        assert outcome.reason is Reason.PRIVILEGE_PENDING
+        assert outcome.retried
+
+    def test_the_role_s_own_trouble_goes_first(self) -> None:
+        for own in (PROGRESSING, of_error(Refused(Reason.CONFLICT, "x"))):
+            assert merge(known(), own) is own
+
+    def test_a_drift_that_is_only_reported_is_said_with_its_database(self) -> None:
+        reporting = replace(GRANTEE, report_only=True)
+        outcome = merge(known(LAKE, replace(ORDERS, reported=("DELETE on table app.orders",)), grantee=reporting))
+        assert (outcome.phase, outcome.reason) == (Phase.PAUSED, Reason.DRIFT_REPORTED)
+        assert "spec.drift.policy is Report: DELETE on table app.orders (database orders)" in outcome.message
+
+    def test_a_drift_of_the_role_is_reported_with_that_of_its_privileges(self) -> None:
+        own = of_read_back(Plan("app", reported=("login",)))
+        outcome = merge(known(LAKE, replace(ORDERS, reported=("DELETE on table app.orders",))), own)
+        assert outcome.message.endswith("Report: login; DELETE on table app.orders (database orders)")
+        assert merge(known(LAKE, ORDERS), own) == own
+
+    def test_what_cannot_be_declared_is_reported_whatever_the_policy(self) -> None:
+        outcome = merge(known(LAKE, replace(ORDERS, reported=("USAGE on type app.mood",))))
+        assert outcome.reason is Reason.DRIFT_REPORTED
+        assert outcome.message.startswith("privileges that no PgRole can declare")
+
+
+class TestProblems:
+    def test_a_database_needs_the_consent_of_the_servers_owner(self) -> None:
+        assert "spec.databases" in (why_not_connected(PrivilegePolicy(), "orders") or "")
+        assert "allowed: a*, except ab*" in (why_not_connected(PrivilegePolicy((), ("a*",), ("ab*",)), "abc") or "")
+        assert why_not_connected(PrivilegePolicy((), ("a*",), ("ab*",)), "acc") is None
+
+    def test_only_a_declared_database_is_waited_for(self) -> None:
+        grantee = replace(GRANTEE, former={"gone": (DatabasePrivileges("gone"),)})
+        problems = find_problems(grantee, frozenset({"orders"}))
+        assert {name: error.reason for name, error in problems.items()} == {"lake": Reason.PRIVILEGE_PENDING}
+
+    def test_a_database_without_consent_is_refused_with_the_field(self) -> None:
+        problems = find_problems(replace(GRANTEE, policy=PrivilegePolicy()), frozenset(DECLARED))
+        assert {(type(one), one.reason) for one in problems.values()} == {(Refused, Reason.NOT_ALLOWED)}
+        assert all("spec.privileges" in one.message for one in problems.values())
+
+
+def build(
+    privileges: GrantedPrivileges | None, previous: Mapping[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    details = StatusDetails("default", more.pop("claim", CLAIM), privileges=privileges, **more)
+    status = build_status(previous or {}, RECONCILED, details, 3, NOW + timedelta(hours=1))
+    PgRoleStatus.model_validate(status)
+    return status
+
+
+class TestStatus:
+    def test_it_names_each_database_with_its_state(self) -> None:
+        error = Refused(Reason.NOT_ALLOWED, "the policy says no")
+        assert build(known(LAKE))["privileges"] == [
+            {"database": "lake", "ready": True, "reason": "Reconciled"},
+            {
+                "database": "orders",
+                "ready": False,
+                "reason": "Progressing",
+                "message": "the privileges are being applied",
+            },
+        ]
+        refused = build(known(LAKE, replace(ORDERS, error=error)))["privileges"][1]
+        assert (refused["reason"], refused["message"]) == ("NotAllowed", "the policy says no")
+
+    def test_a_database_that_was_given_up_is_named_until_it_confirmed(self) -> None:
+        grantee = replace(GRANTEE, declared={}, former={"lake": (DECLARED["lake"],)})
+        status = build(GrantedPrivileges(grantee, {"lake": replace(LAKE, digest=grantee.digest_of("lake"))}))
+        assert [(one["database"], one["ready"]) for one in status["privileges"]] == [("lake", False)]
+        assert "privileges" not in build(GrantedPrivileges())
+
+    def test_it_stays_while_nothing_is_known_and_goes_with_the_field(self) -> None:
+        before = build(known(LAKE, ORDERS))
+        assert build(None, before, claim=None)["privileges"] == before["privileges"]
+        assert "privileges" not in build(None, before)
+
+    def test_the_last_drift_is_the_latest_of_role_and_databases(self) -> None:
+        earlier = replace(CLAIM, last_drift_at=NOW - timedelta(seconds=5), last_drift_fields=("login",))
+        status = build(known(LAKE, replace(ORDERS, last_drift=DRIFT, drift_count=3)), claim=earlier)
+        assert status["lastDrift"] == {
+            "time": "2026-05-06T07:08:09Z",
+            "fields": ["privileges"],
+            "corrected": True,
+            "database": "orders",
+            "details": ["DELETE on table app.orders was granted"],
+            "by": {"login": "alice", "role": "boss", "time": "2026-05-06T07:08:09Z", "proof": "Transaction"},
+        }
+        assert status["driftCount"] == 5
+        later = replace(earlier, last_drift_at=NOW + timedelta(seconds=5))
+        assert build(known(replace(ORDERS, last_drift=DRIFT)), claim=later)["lastDrift"]["fields"] == ["login"]
+
+    def test_a_drift_that_a_restart_forgot_stays(self) -> None:
+        before = build(known(replace(ORDERS, last_drift=DRIFT, drift_count=3)))
+        claim = replace(CLAIM, last_drift_at=NOW - timedelta(seconds=5), last_drift_fields=("login",))
+        after = build(known(ORDERS), before, claim=claim)
+        assert (after["lastDrift"], after["driftCount"]) == (before["lastDrift"], before["driftCount"])
+
+    def test_address_application_and_statement_are_shown_only_where_the_owner_exposes_them(self) -> None:
+        shown = build(known(replace(ORDERS, last_drift=DRIFT), exposes_all=True))["lastDrift"]["by"]
+        assert (shown["application"], shown["address"]) == ("psql", "10.2.3.4")
+        assert shown["statement"].startswith("GRANT DELETE")
+        assert not {"application", "address", "statement"} & set(
+            build(known(replace(ORDERS, last_drift=DRIFT)))["lastDrift"]["by"]
+        )
+
+    def test_an_unknown_cause_and_a_name_in_another_encoding_are_written(self) -> None:
+        odd = replace(DRIFT, by=Culprit(Evidence.STATISTICS, "al\udcefce"), words=("x\udcff",))
+        status = build(known(replace(ORDERS, last_drift=odd)))
+        assert json.dumps(status, ensure_ascii=False).encode()
+        assert status["lastDrift"]["by"]["login"] == "al\\xefce"
+        nameless = replace(DRIFT, by=Culprit())
+        assert "by" not in build(known(replace(ORDERS, last_drift=nameless)))["lastDrift"]
+
+
+class TestHistory:
+    def test_every_drift_is_once_in_it_the_newest_first(self) -> None:
+        claim = replace(CLAIM, last_drift_at=NOW - timedelta(seconds=5), last_drift_fields=("login",))
+        first = build(None, claim=claim)
+        assert first["driftHistory"] == [
+            {"time": "2026-05-06T07:08:04Z", "fields": ["login"], "count": 1, "corrected": True}
+        ]
+        privileges = known(replace(ORDERS, last_drift=DRIFT))
+        second = build(privileges, first, claim=claim)
+        assert [one["fields"] for one in second["driftHistory"]] == [["privileges"], ["login"]]
+        assert second["driftHistory"][0]["by"] == {"login": "alice", "proof": "Transaction"}
+        assert build(privileges, second, claim=claim)["driftHistory"] == second["driftHistory"]
+
+    def test_a_drift_that_is_reported_is_in_it_once(self) -> None:
+        first = build(None, reported=("login",))
+        assert [one["corrected"] for one in first["driftHistory"]] == [False]
+        assert build(None, first, reported=("login",)) == first
+
+    def test_ten_stay(self) -> None:
+        records = [DriftRecord(NOW + timedelta(seconds=n), ("login",), True, 1) for n in range(15)]
+        history = extend_history(extend_history([], records[:12]), records[12:])
+        assert [one["time"][-3:-1] for one in history] == [f"{n:02}" for n in range(23, 13, -1)]
+        assert len(history) == MOST
+
+    def test_an_entry_is_bounded(self) -> None:
+        words = tuple("é" * 300 for _ in range(9))
+        record = DriftRecord(NOW, tuple("x" * 60 for _ in range(60)), True, 9, "d" * 63, words, BY)
+        (entry,) = extend_history([], [record])
+        assert len(json.dumps(entry, ensure_ascii=False).encode()) <= LARGEST
+        assert entry["count"] == 9
+        assert entry["by"]["login"] == "alice"
