@@ -39,7 +39,7 @@ class PrivilegeStand:
     @asynccontextmanager
     async def connect(self, application: str = "bench") -> AsyncIterator[Connection]:
         """A superuser's connection to the measured database."""
-        dsn = self.stand.server.dsn(DATABASE)
+        dsn = self.stand.server.dsn(database=DATABASE)
         connection = await asyncpg.connect(dsn, server_settings={"application_name": application})
         try:
             yield connection
