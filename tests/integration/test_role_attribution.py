@@ -21,7 +21,7 @@ from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.privilege_result import Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import audit_log
-from pgrole_controller.postgres.audit_log import AuditLog
+from pgrole_controller.postgres.audit_log import JsonLog
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.role_attribution import RoleAttribution, read_role_xmins
 from tests.servers import Servers
@@ -148,7 +148,7 @@ class TestStandIn:
         self, server: PostgresServer, reading: Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(audit_log, "MOST_BYTES", 5000)
-        path, log = await log_file(server, reading), AuditLog()
+        path, log = await log_file(server, reading), JsonLog()
 
         async def look() -> list[str]:
             log.commands.clear()
