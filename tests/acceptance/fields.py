@@ -87,6 +87,53 @@ class EffectField:
     test: str
 
 
+#: Every privilege of the role on the database, and on what `prepare` made in schema `$_s`.
+_HELD = """
+SELECT array_agg(DISTINCT held ORDER BY held) FROM (
+    SELECT 'database ' || a.privilege_type AS held, a.grantee
+    FROM pg_database AS d, aclexplode(d.datacl) AS a WHERE d.datname = current_database()
+    UNION ALL SELECT 'schema ' || a.privilege_type, a.grantee
+    FROM pg_namespace AS n, aclexplode(n.nspacl) AS a WHERE n.nspname = '$_s'
+    UNION ALL SELECT c.relname || ' ' || a.privilege_type, a.grantee
+    FROM pg_class AS c, aclexplode(c.relacl) AS a WHERE c.relnamespace = to_regnamespace('$_s')
+    UNION ALL SELECT t.attname || ' ' || a.privilege_type, a.grantee
+    FROM pg_class AS c JOIN pg_attribute AS t ON t.attrelid = c.oid, aclexplode(t.attacl) AS a
+    WHERE c.relnamespace = to_regnamespace('$_s')
+    UNION ALL SELECT p.proname || ' ' || a.privilege_type, a.grantee
+    FROM pg_proc AS p, aclexplode(p.proacl) AS a WHERE p.pronamespace = to_regnamespace('$_s')
+    UNION ALL SELECT 'future ' || a.privilege_type, a.grantee
+    FROM pg_default_acl AS f, aclexplode(f.defaclacl) AS a WHERE f.defaclnamespace = to_regnamespace('$_s')
+) AS privileges WHERE grantee = to_regrole('$')
+"""
+
+
+def _granted(first: Json, second: Json, seen: tuple[Any, Any]) -> StateField:
+    """Privileges in the database `postgres`; each seen in order."""
+    return StateField(
+        specs=tuple({"privileges": [{"database": "postgres", **one}]} for one in (first, second)),
+        seen=seen,
+        without={"privileges": []},
+        default=None,
+        see=_HELD,
+        drift="GRANT TRUNCATE ON $_s.t TO $",
+        drifted=sorted([*(seen[0] or ()), "t TRUNCATE"]),
+        drift_name="privileges",
+    )
+
+
+def _on_objects(first: Json, second: Json, seen: tuple[Any, Any]) -> StateField:
+    of = {"kind": "Table", "schema": "$_s", "names": ["t"], "privileges": ["SELECT"]}
+    return _granted({"objects": [{**of, **first}]}, {"objects": [{**of, **second}]}, seen)
+
+
+def _on_schemas(first: Json, second: Json, seen: tuple[Any, Any]) -> StateField:
+    of = {"name": "$_s", "access": ["Read"]}
+    return _granted({"schemas": [{**of, **first}]}, {"schemas": [{**of, **second}]}, seen)
+
+
+_READ = ["schema USAGE", "t SELECT", "u SELECT"]
+
+
 def _flag(name: str, column: str, option: str, *, default: bool = False) -> StateField:
     """A boolean attribute of CREATE ROLE."""
     return StateField(
@@ -108,6 +155,12 @@ THEIRS = "theirs"
 async def prepare(place: Place) -> None:
     """Creates what the entries of the table refer to."""
     await place.database.execute(place.fill("CREATE ROLE $_a; CREATE ROLE $_b"))
+    await place.database.execute(
+        place.fill(
+            "CREATE SCHEMA $_s CREATE TABLE t (id integer, name text) CREATE VIEW u AS SELECT 1 AS one;"
+            "CREATE FUNCTION $_s.f() RETURNS integer LANGUAGE sql RETURN 1"
+        )
+    )
     for name, (password, other) in _CLEAR.items():
         await place.kube.apply_secret(place.fill(name), password=password, other=other)
 
@@ -379,6 +432,41 @@ TABLE: dict[str, StateField | EffectField] = {
         lambda secret: secret["text"].get("uri", "").partition(":")[0],
         "postgresql",
     ),
+    "privileges.database": StateField(
+        specs=({"privileges": [{"database": "postgres", "onDatabase": ["CONNECT"]}]}, {"privileges": []}),
+        seen=(["database CONNECT"], None),
+        without={"privileges": []},
+        default=None,
+        see=_HELD,
+        drift="GRANT TRUNCATE ON $_s.t TO $",
+        drifted=["database CONNECT", "t TRUNCATE"],
+        drift_name="privileges",
+    ),
+    "privileges.onDatabase": _granted(
+        {"onDatabase": ["CONNECT"]},
+        {"onDatabase": ["TEMPORARY", "CONNECT"]},
+        (["database CONNECT"], ["database CONNECT", "database TEMPORARY"]),
+    ),
+    "privileges.schemas.name": _on_schemas({}, {"name": "$_none*"}, (_READ, None)),
+    "privileges.schemas.access": _on_schemas({}, {"access": ["Execute"]}, (_READ, ["f EXECUTE", "schema USAGE"])),
+    "privileges.schemas.except": _on_schemas({"except": ["u"]}, {}, (["schema USAGE", "t SELECT"], _READ)),
+    "privileges.objects.kind": _on_objects(
+        {"names": ["*"]}, {"names": ["*"], "kind": "View"}, (["t SELECT", "u SELECT"], ["u SELECT"])
+    ),
+    "privileges.objects.schema": _on_objects({}, {"schema": "$_none*"}, (["t SELECT"], None)),
+    "privileges.objects.names": _on_objects({}, {"names": ["?"]}, (["t SELECT"], ["t SELECT", "u SELECT"])),
+    "privileges.objects.columns": _on_objects(
+        {"columns": ["id"]}, {"columns": ["id", "name"]}, (["id SELECT"], ["id SELECT", "name SELECT"])
+    ),
+    "privileges.objects.privileges": _on_objects(
+        {}, {"privileges": ["INSERT", "DELETE"]}, (["t SELECT"], ["t DELETE", "t INSERT"])
+    ),
+    "privileges.createdBy": _granted(
+        {"schemas": [{"name": "$_s", "access": ["Read"]}], "createdBy": ["$_a"]},
+        {"schemas": [{"name": "$_s", "access": ["Read"]}]},
+        (["future SELECT", *_READ], _READ),
+    ),
+    "privileges.unmanaged": _granted({"unmanaged": ["$_none*"]}, {"unmanaged": ["$_other"]}, (None, None)),
     "drift.policy": EffectField("test_every_field.py::test_a_drift_is_only_told_of_under_report"),
     "drift.ignore": EffectField("test_every_field.py::test_a_drift_of_what_is_left_to_others_stays"),
     "adopt": EffectField("test_roles.py::test_a_role_that_exists_is_refused_and_adopt_takes_it_over"),
