@@ -77,6 +77,7 @@ class DatabaseWorker:
         self._noticed = False
         self._changed: set[Key] = set()
         self._everything = False
+        self._database_changed = False
         self._retry_now = Signal()
         self._failures = 0
         self._access: object = None
@@ -103,9 +104,11 @@ class DatabaseWorker:
         else:
             self.note_everything()
 
-    def retry(self) -> None:
-        """What made the session fail may be over."""
+    def note_database(self) -> None:
+        """The database was created, or changed its name, owner or ACL: what made the session fail may be over."""
         self._retry_now.pulse()
+        self._database_changed = True
+        self._wake.set()
 
     @property
     def _grantees(self) -> tuple[Grantee, ...]:
@@ -241,6 +244,9 @@ class DatabaseWorker:
         look = EVERYTHING if everything else Look()
         if noticed or everything:
             look |= await session.look()
+        if self._database_changed:
+            self._database_changed = False
+            look |= session.own_acl
         return look, frozenset(changed | due)
 
     async def _round(self, session: DatabaseSession, look: Look, keys: frozenset[Key]) -> None:

@@ -86,10 +86,10 @@ class Databases:
             running.worker.note_config()
         self._changed.set()
 
-    def note_database(self, name: str) -> None:
-        """The database was created, or something about it changed: whoever waits for it tries again at once."""
-        if name in self._running:
-            self._running[name].worker.retry()
+    def note_databases(self, names: tuple[str, ...] | None) -> None:
+        """These databases were created, or changed their name, owner or ACL; None: any."""
+        for name in self._running if names is None else self._running.keys() & set(names):
+            self._running[name].worker.note_database()
 
     def read_all(self) -> None:
         """Changes are allowed again, or everything may have changed."""

@@ -18,7 +18,7 @@ from typing import NoReturn
 import anyio
 
 from pgrole_controller import resources
-from pgrole_controller.core.acl import DefaultAclChange
+from pgrole_controller.core.acl import DefaultAclChange, ObjectId
 from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.attribution import ChangedRow
 from pgrole_controller.core.database_options import DatabaseMode
@@ -115,6 +115,11 @@ class DatabaseSession:
             f"would run with the controller's privileges: {names}. The controller writes nothing there: disable them "
             "(ALTER EVENT TRIGGER … DISABLE), or make a superuser the owner of each and of its function",
         )
+
+    @property
+    def own_acl(self) -> Look:
+        """The privileges on the database itself, of which no event tells."""
+        return Look(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
 
     async def look(self) -> Look:
         """What was changed since the last call. Raises PgRoleError."""
