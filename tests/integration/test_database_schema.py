@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
 import asyncpg
 import pytest
 import pytest_asyncio
@@ -629,3 +630,33 @@ async def test_a_change_of_a_database_is_announced_with_its_name(database: str, 
     before = await connection.fetch(rows)
     await connection.execute("COMMENT ON ROLE pg_monitor IS NULL; SELECT pgrole.observe()")
     assert await connection.fetch(rows) == before
+
+
+async def test_after_the_removal_a_dump_is_restored_by_a_role_without_superuser(
+    postgres_server: PostgresServer, connection: Connection, database: str
+) -> None:
+    await install_database(connection, allowed=True)
+    await connection.execute("CREATE TABLE public.kept AS SELECT 7 AS a")
+    await connection.execute("CREATE ROLE part_restorer LOGIN PASSWORD 'p'")
+    name = await connection.fetchval("SELECT current_database()")
+    await connection.execute(f'CREATE DATABASE "{name}_restored" OWNER part_restorer')
+    dsn = postgres_server.dsn("part_restorer", password="p", database=f"{name}_restored")
+    try:
+        assert b"CREATE EVENT TRIGGER" in await dump(postgres_server, database)
+        await connection.execute(queries.remove())
+        script = await dump(postgres_server, database)
+        command = [str(postgres_server.psql), "-v", "ON_ERROR_STOP=1", "-q", dsn]
+        await anyio.run_process(command, input=script)
+        restored = await asyncpg.connect(dsn)
+        assert await restored.fetchval("SELECT a FROM public.kept") == 7
+        await restored.close()
+    finally:
+        await connection.execute(f'DROP DATABASE "{name}_restored" WITH (FORCE)')
+        await connection.execute("DROP ROLE part_restorer")
+
+
+async def dump(server: PostgresServer, dsn: str) -> bytes:
+    program = server.programs / "pg_dump"
+    if not program.exists():
+        pytest.skip("this PostgreSQL comes without pg_dump")
+    return (await anyio.run_process([str(program), "--no-owner", "--no-privileges", dsn])).stdout

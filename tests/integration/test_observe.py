@@ -319,7 +319,7 @@ async def test_rows_that_concern_no_role_hide_none_that_does(
         await home.execute("COMMENT ON TABLESPACE pg_default IS NULL")
         await home.execute("DROP DATABASE other_one")
         await observe(home)
-        assert await listener.so_far() == []
+        assert await listener.so_far() == [{"op": "database", "database": "other_one"}]
     finally:
         await home.execute("COMMENT ON TABLESPACE pg_default IS NULL")
         await home.execute("DROP DATABASE IF EXISTS other_one")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.postgres.watch import EVERYTHING, greeting, read_names
+from pgrole_controller.postgres.watch import EVERYTHING, greeting, read_databases, read_names
 
 
 def test_a_payload_names_the_role_and_what_it_was_called_before() -> None:
@@ -51,3 +51,13 @@ def test_only_the_very_token_greets() -> None:
     assert greeting("a") == same
     assert greeting("b") != same
     assert read_names(greeting("a")) == ()
+
+
+def test_a_payload_about_a_database_names_no_role_and_the_other_way_round() -> None:
+    payload = '{"op":"database","database":"new","database_was":"old"}'
+    assert read_databases(payload) == ("new", "old")
+    assert read_names(payload) == ()
+    assert read_databases('{"op":"databases"}') is EVERYTHING
+    assert read_names('{"op":"databases"}') == ()
+    assert read_databases('{"op":"update","oid":1,"name":"new","was":"old"}') == ()
+    assert read_databases('{"op":"many"}') == ()
