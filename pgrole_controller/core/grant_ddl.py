@@ -117,31 +117,29 @@ def _rank(changes: Sequence[AclChange]) -> list[int]:
     """Returns the place of each change in the order: what a delegate granted is revoked before the delegate's own grant
     option, then what owners granted is revoked, then granted.
     """
-    delegated: dict[ObjectId, list[AclChange]] = defaultdict(list)
-    for change in changes:
+    delegated: dict[ObjectId, list[int]] = defaultdict(list)
+    for index, change in enumerate(changes):
         if change.revoke and change.grantor:
-            delegated[change.object.id].append(change)
-    ranks: dict[AclChange, int] = {}
+            delegated[change.object.id].append(index)
+    ranks: dict[int, int] = {}
     for remaining in delegated.values():
         rank = 0
         while remaining:
-            waiting = [one for one in remaining if _waits(one, remaining)]
+            some = [changes[index] for index in remaining]
+            # A role may have granted something to itself.
+            grantors = {one.grantor for one in some}
+            others = {one.grantor for one in some if one.grantor != one.grantee_name}
+            waiting = [
+                index
+                for index, one in zip(remaining, some, strict=True)
+                if one.grantee_name in (others if one.grantor == one.grantee_name else grantors)
+            ]
             if len(waiting) == len(remaining):
                 waiting = []  # PostgreSQL allows no circle of grant options
-            done = remaining if not waiting else [one for one in remaining if one not in waiting]
-            ranks |= dict.fromkeys(done, rank)
+            ranks |= dict.fromkeys(set(remaining).difference(waiting), rank)
             remaining, rank = waiting, rank + 1
     last = max(ranks.values(), default=0)
-    return [ranks.get(change, last + (1 if change.revoke else 2)) for change in changes]
-
-
-def _waits(change: AclChange, others: Iterable[AclChange]) -> bool:
-    """Tells whether others still hold what its grantee granted. A role may have granted something to itself."""
-    to_itself = change.grantor == change.grantee_name
-    return any(
-        one.grantor == change.grantee_name and not (to_itself and one.grantee_name == change.grantee_name)
-        for one in others
-    )
+    return [ranks.get(index, last + (1 if change.revoke else 2)) for index, change in enumerate(changes)]
 
 
 def _form(change: AclChange, version: int) -> _Form:

@@ -1,0 +1,513 @@
+"""core/acl_decision: what is granted and revoked, what is drift, and what waits."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgrole_controller.core.acl import (
+    AclChange,
+    AclEntry,
+    DatabaseObject,
+    DefaultAcl,
+    ObjectId,
+    ObjectKind,
+    ObservedAcl,
+)
+from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.grant_ddl import statements
+from pgrole_controller.core.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    PrivilegePolicy,
+    SchemaAccess,
+)
+from pgrole_controller.core.privilege_difference import phrases
+from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.request import Key
+
+ME, OWNER, DELEGATE, STRANGER = 16400, 16500, 16600, 16700
+NAMES = {ME: "reader", OWNER: "own", DELEGATE: "x1", STRANGER: "stranger"}
+READ = DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.READ})),))
+NOTHING = DatabasePrivileges("orders")
+POLICY = PrivilegePolicy(databases=("orders",))
+
+
+def make(
+    name: str = "orders",
+    kind: ObjectKind = ObjectKind.TABLE,
+    *,
+    schema: str = "app",
+    owner: int = OWNER,
+    oid: int = 20000,
+    extension: bool = False,
+    arguments: str = "",
+) -> DatabaseObject:
+    identity = ObjectId("pg_class", oid)
+    return DatabaseObject(identity, kind, schema, name, owner, NAMES[owner], arguments, extension)
+
+
+TABLE = make()
+
+
+def entry(
+    privilege: str, column: str = "", *, grantor: int = OWNER, grantable: bool = False, grantee: int = ME
+) -> AclEntry:
+    return AclEntry(grantee, grantor, NAMES[grantor], privilege, grantable, column)
+
+
+def grantee(
+    declared: DatabasePrivileges | None = READ, *former: DatabasePrivileges, policy: PrivilegePolicy = POLICY
+) -> Grantee:
+    return Grantee(
+        Key("shop", "reader"),
+        "uid",
+        1,
+        "reader",
+        ME,
+        {} if declared is None else {"orders": declared},
+        {"orders": former} if former else {},
+        policy,
+        frozenset({OWNER, ME}),
+    )
+
+
+def observe(
+    *acls: tuple[DatabaseObject, tuple[AclEntry, ...]],
+    defaults: tuple[DefaultAcl, ...] = (),
+    schemas: Iterable[str] = ("app",),
+    columns: Iterable[str] | None = None,
+    complete: bool = True,
+) -> ObservedDatabase:
+    return ObservedDatabase(
+        DatabaseFacts("orders", 180000),
+        tuple(ObservedAcl(obj, entries) for obj, entries in acls),
+        defaults,
+        {"own": OWNER, "stranger": STRANGER, "reader": ME},
+        frozenset(schemas),
+        complete,
+        {} if columns is None else {obj.id: frozenset(columns) for obj, _ in acls},
+    )
+
+
+def decide(
+    one: Grantee,
+    observed: ObservedDatabase,
+    *,
+    current: bool = True,
+    new: frozenset[ObjectId] | None = frozenset(),
+    before: frozenset[tuple[ObjectId, str]] = frozenset(),
+) -> PrivilegeDecision:
+    applied = one.digest_of("orders") if current else ""
+    return decide_privileges(one, observed, applied, new_objects=new, granted_before=before)
+
+
+def texts(decision: PrivilegeDecision) -> list[str]:
+    found = statements(decision.changes, decision.default_changes)
+    return [(f"as {one.acting_as}: " if one.acting_as else "") + one.text.replace('"', "") for one in found]
+
+
+def of_objects(*items: ObjectPrivileges) -> DatabasePrivileges:
+    return DatabasePrivileges("orders", objects=items)
+
+
+def table(privileges: str, *columns: str, name: str = "orders") -> ObjectPrivileges:
+    return ObjectPrivileges(ObjectKind.TABLE, "app", (name,), frozenset(privileges.split()), columns)
+
+
+class TestOneObject:
+    @pytest.mark.parametrize(
+        ("declared", "held", "expected"),
+        [
+            (READ, (), ["GRANT SELECT ON TABLE app.orders TO reader"]),
+            (READ, (entry("SELECT"),), []),
+            (READ, (entry("SELECT", grantor=DELEGATE),), []),
+            (NOTHING, (entry("SELECT"),), ["REVOKE SELECT ON TABLE app.orders FROM reader"]),
+            (
+                READ,
+                (entry("SELECT"), entry("DELETE", grantor=DELEGATE), entry("DELETE")),
+                [
+                    "as x1: REVOKE DELETE ON TABLE app.orders FROM reader",
+                    "REVOKE DELETE ON TABLE app.orders FROM reader",
+                ],
+            ),
+            (
+                READ,
+                (entry("SELECT", grantable=True),),
+                ["REVOKE GRANT OPTION FOR SELECT ON TABLE app.orders FROM reader"],
+            ),
+            (READ, (entry("SELECT"), entry("SELECT", "id")), ["REVOKE SELECT (id) ON TABLE app.orders FROM reader"]),
+            (of_objects(table("SELECT", "id")), (), ["GRANT SELECT (id) ON TABLE app.orders TO reader"]),
+            (of_objects(table("SELECT", "id")), (entry("SELECT", "id", grantor=DELEGATE),), []),
+            (
+                of_objects(table("SELECT UPDATE", "id", "name")),
+                (entry("UPDATE", "id"),),
+                [
+                    "GRANT SELECT (id, name) ON TABLE app.orders TO reader",
+                    "GRANT UPDATE (name) ON TABLE app.orders TO reader",
+                ],
+            ),
+            # A declared privilege on the table satisfies the one on a column, which may stay.
+            (of_objects(table("SELECT", "id"), table("SELECT")), (entry("SELECT"),), []),
+            (of_objects(table("SELECT", "id"), table("SELECT")), (entry("SELECT"), entry("SELECT", "id")), []),
+            # Revoked from the table, the privilege is lost on its columns too, as far as the same role granted it.
+            (
+                of_objects(table("SELECT", "id")),
+                (entry("SELECT"), entry("SELECT", "id"), entry("SELECT", "name")),
+                [
+                    "REVOKE SELECT ON TABLE app.orders FROM reader",
+                    "GRANT SELECT (id) ON TABLE app.orders TO reader",
+                ],
+            ),
+            (
+                of_objects(table("SELECT", "id")),
+                (entry("SELECT"), entry("SELECT", "id", grantor=DELEGATE)),
+                ["REVOKE SELECT ON TABLE app.orders FROM reader"],
+            ),
+            (READ, (entry("SELECT"), entry("DELETE", grantee=STRANGER)), []),
+        ],
+    )
+    def test_what_is_declared_and_nothing_else_is_held(
+        self, declared: DatabasePrivileges, held: tuple[AclEntry, ...], expected: list[str]
+    ) -> None:
+        decision = decide(grantee(declared), observe((TABLE, held), columns=("id", "name")), current=False)
+        assert texts(decision) == expected
+        assert not decision.pending
+        assert not decision.drift
+        assert not decision.extended
+        assert not decision.reported
+
+    @pytest.mark.parametrize(
+        ("obj", "declared"),
+        [
+            (make(owner=ME), NOTHING),
+            (make(extension=True), NOTHING),
+            (make(schema="scratch_1"), replace(NOTHING, unmanaged=("scratch_*",))),
+            (make(schema="pg_temp_3"), NOTHING),
+        ],
+    )
+    def test_what_is_left_alone(self, obj: DatabaseObject, declared: DatabasePrivileges) -> None:
+        held = (entry("DELETE"), entry("SELECT", grantable=True), entry("UPDATE", "id"))
+        decision = decide(grantee(declared), observe((obj, held)))
+        assert decision == PrivilegeDecision(confirmed=True)
+
+    def test_a_former_declaration_is_undone_in_unmanaged_schemas_and_on_extensions_too(self) -> None:
+        former = of_objects(table("SELECT"))
+        for obj, declared in ((TABLE, replace(NOTHING, unmanaged=("app",))), (make(extension=True), NOTHING)):
+            decision = decide(grantee(declared, former), observe((obj, (entry("SELECT"), entry("DELETE")))))
+            assert texts(decision) == ["REVOKE SELECT ON TABLE app.orders FROM reader"]
+            assert not decision.confirmed
+
+    def test_in_a_database_that_is_not_listed_any_more_only_former_privileges_are_revoked(self) -> None:
+        held = (entry("SELECT"), entry("DELETE", grantor=DELEGATE), entry("SELECT", "id", grantor=DELEGATE))
+        decision = decide(grantee(None, READ), observe((TABLE, held)), current=False)
+        assert texts(decision) == ["REVOKE SELECT ON TABLE app.orders FROM reader"]
+        assert not decision.confirmed
+        assert decide(grantee(None, READ), observe((TABLE, held[1:]))).confirmed
+        assert not decide(grantee(None, READ), observe((TABLE, ()), complete=False)).confirmed
+
+    def test_what_the_policy_denies_is_neither_granted_nor_revoked(self) -> None:
+        foreign = make(owner=STRANGER)
+        for held in ((), (entry("SELECT", grantor=STRANGER, grantable=True),)):
+            decision = decide(grantee(), observe((foreign, held), (make("own", oid=20001), ())))
+            assert texts(decision) == ["GRANT SELECT ON TABLE app.own TO reader"]
+            (refused,) = decision.pending
+            assert refused.reason is Reason.NOT_ALLOWED
+            assert 'SELECT on table app.orders (owner "stranger")' in refused.message
+
+    def test_kinds_that_cannot_be_declared_are_only_reported(self) -> None:
+        lake = make("lake", ObjectKind.FOREIGN_SERVER, schema="")
+        decision = decide(grantee(), observe((lake, (entry("USAGE"),))))
+        assert not decision.changes
+        assert not decision.drift
+        assert phrases(decision.reported) == ("USAGE on foreign server lake was granted",)
+
+    def test_the_database_and_schemas(self) -> None:
+        declared = replace(READ, on_database=frozenset({"CONNECT"}))
+        database = make("orders", ObjectKind.DATABASE, schema="", oid=5)
+        other = make("others", ObjectKind.DATABASE, schema="", oid=6)
+        schema = make("app", ObjectKind.SCHEMA, oid=20001)
+        observed = observe((database, (entry("CREATE"),)), (other, (entry("CREATE"),)), (schema, ()))
+        assert texts(decide(grantee(declared), observed)) == [
+            "REVOKE CREATE ON DATABASE orders FROM reader",
+            "GRANT CONNECT ON DATABASE orders TO reader",
+            "GRANT USAGE ON SCHEMA app TO reader",
+        ]
+
+    def test_privileges_of_a_routine(self) -> None:
+        declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", ("close(bigint)",), frozenset({"EXECUTE"})))
+        routines = [
+            make("close", ObjectKind.ROUTINE, oid=20000 + at, arguments=one)
+            for at, one in enumerate(("bigint", "text"))
+        ]
+        decision = decide(grantee(declared), observe(*((one, ()) for one in routines)))
+        assert texts(decision) == ["GRANT EXECUTE ON ROUTINE app.close(bigint) TO reader"]
+        assert decision.pending == ()
+
+
+class TestDrift:
+    def test_before_the_declaration_is_applied_nothing_is_drift(self) -> None:
+        decision = decide(grantee(), observe((TABLE, (entry("DELETE"),))), current=False, new=None)
+        assert len(decision.changes) == 2
+        assert decision.drift == decision.extended == ()
+
+    def test_then_every_difference_is_drift_in_words(self) -> None:
+        declared = of_objects(table("SELECT"), table("UPDATE", "id"))
+        held = (entry("DELETE"), entry("SELECT", "no"), entry("SELECT", grantable=True, grantor=DELEGATE))
+        decision = decide(grantee(declared), observe((TABLE, held), columns=("id",)))
+        assert phrases(decision.drift) == (
+            "DELETE on table app.orders was granted",
+            "SELECT on column app.orders.no was granted",
+            "grant option for SELECT on table app.orders was granted",
+            "UPDATE on column app.orders.id was revoked",
+        )
+        assert [one.grantor_name for one in decision.drift] == ["own", "own", "x1", ""]
+        assert phrases(decision.drift, 1) == ("DELETE on table app.orders was granted", "and 3 more")
+
+    def test_what_a_new_object_lacks_is_no_drift(self) -> None:
+        observed = observe((TABLE, ()), (make("b", oid=20001), (entry("DELETE"),)))
+        known = decide(grantee(), observed, new=frozenset({TABLE.id}))
+        assert [one.what for one in known.extended] == ["SELECT on table app.orders"]
+        assert phrases(known.drift) == ("DELETE on table app.b was granted", "SELECT on table app.b was revoked")
+        unknown = decide(grantee(), observed, new=None, before=frozenset({(TABLE.id, "SELECT")}))
+        assert [one.what for one in unknown.extended] == ["SELECT on table app.b"]
+        assert len(known.changes) == len(unknown.changes) == 3
+
+    def test_drift_that_is_only_reported_is_left(self) -> None:
+        one = replace(grantee(), report_only=True)
+        observed = observe((TABLE, (entry("DELETE"),)), (make("new", oid=20001), ()))
+        decision = decide(one, observed, new=frozenset({ObjectId("pg_class", 20001)}))
+        assert texts(decision) == ["GRANT SELECT ON TABLE app.new TO reader"]
+        assert decision.reported == decision.drift
+        assert len(decision.drift) == 2
+        assert decide(one, observed, new=None).changes == ()
+        assert len(decide(one, observed, current=False).changes) == 3
+
+    def test_ignored_privileges_are_applied_once(self) -> None:
+        one = replace(grantee(), ignored=True)
+        observed = observe((TABLE, (entry("DELETE"),)))
+        assert decide(one, observed) == PrivilegeDecision(confirmed=True)
+        assert len(decide(one, observed, current=False).changes) == 2
+
+    def test_nothing_is_decided_while_suspended_or_without_consent(self) -> None:
+        observed = observe((TABLE, (entry("DELETE"),)))
+        assert decide(replace(grantee(), suspended=True), observed) == PrivilegeDecision()
+        decision = decide(grantee(policy=PrivilegePolicy()), observed)
+        assert (decision.changes, decision.confirmed) == ((), False)
+        assert "PgServer.spec.databases" in str(decision.pending[0])
+
+
+class TestPending:
+    def test_missing_schemas_objects_columns_and_creators_are_named_and_the_rest_is_applied(self) -> None:
+        declared = DatabasePrivileges(
+            "orders",
+            schemas=(SchemaAccess("app", frozenset({Access.READ})), SchemaAccess("later", frozenset({Access.READ}))),
+            objects=(table("INSERT", name="missing"), table("INSERT", "no", "id"), table("INSERT", "x", name="o*")),
+            created_by=("nobody",),
+        )
+        decision = decide(grantee(declared), observe((TABLE, ()), columns=("id",)))
+        assert texts(decision) == [
+            "GRANT SELECT ON TABLE app.orders TO reader",
+            "GRANT INSERT (id) ON TABLE app.orders TO reader",
+        ]
+        (waiting,) = decision.pending
+        assert waiting.reason is Reason.PRIVILEGE_PENDING
+        for name in ("schema later", "table app.missing", "column app.orders.no", "role nobody"):
+            assert name in waiting.message
+        assert "column app.orders.x" not in waiting.message
+        partial = decide(grantee(declared), observe((TABLE, ()), columns=("id", "no"), complete=False))
+        assert partial.pending == ()
+
+    def test_columns_that_are_not_known_wait(self) -> None:
+        decision = decide(grantee(of_objects(table("SELECT", "id"))), observe((TABLE, ())))
+        assert decision.changes == ()
+        assert "column app.orders.id" in str(decision.pending[0])
+
+    def test_five_names_and_a_count(self) -> None:
+        declared = of_objects(*(table("SELECT", name=f"t{at}") for at in range(7)))
+        foreign = [(make(f"f{at}", owner=STRANGER, oid=20001 + at), ()) for at in range(7)]
+        refused, waiting = decide(grantee(replace(declared, schemas=READ.schemas)), observe(*foreign)).pending
+        assert "table app.t4 and 2 more" in waiting.message
+        assert 'table app.f4 (owner "stranger") and 2 more' in refused.message
+
+    def test_a_routine_is_found_by_name_or_signature(self) -> None:
+        names = ("close", "close(bigint)", "close(text)", "open()")
+        declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", names, frozenset({"EXECUTE"})))
+        routine = make("close", ObjectKind.ROUTINE, arguments="bigint")
+        (waiting,) = decide(grantee(declared), observe((routine, ()))).pending
+        assert "routine app.close(text), routine app.open():" in waiting.message
+
+
+def default(*entries: AclEntry, creator: int = OWNER, schema: str = "app", object_type: str = "r") -> DefaultAcl:
+    return DefaultAcl(creator, NAMES[creator], schema, object_type, entries)
+
+
+class TestDefaults:
+    DECLARED = replace(READ, created_by=("own",))
+
+    def test_declared_creators_give_what_is_declared_for_named_schemas(self) -> None:
+        access = frozenset({Access.WRITE, Access.EXECUTE})
+        wide = (SchemaAccess("app", access), SchemaAccess("b*", access), SchemaAccess("c", access, ("x",)))
+        declared = DatabasePrivileges("orders", schemas=wide, created_by=("own", "reader"))
+        expected = [
+            "GRANT SELECT, UPDATE, USAGE ON SEQUENCES TO reader",
+            "GRANT EXECUTE ON ROUTINES TO reader",
+            "GRANT DELETE, INSERT, SELECT, UPDATE ON TABLES TO reader",
+        ]
+        found = texts(decide(grantee(declared), observe(schemas=("app", "b1", "c"))))
+        assert found == [f"ALTER DEFAULT PRIVILEGES FOR ROLE own IN SCHEMA app {one}" for one in expected]
+
+    def test_others_of_the_role_are_revoked_and_types_are_reported(self) -> None:
+        found = (
+            default(entry("SELECT"), entry("DELETE", grantable=True)),
+            default(entry("SELECT"), schema=""),
+            default(entry("USAGE"), object_type="T", schema=""),
+            default(entry("SELECT"), creator=ME),
+            default(entry("SELECT", grantee=STRANGER), creator=DELEGATE),
+        )
+        decision = decide(grantee(self.DECLARED), observe(defaults=(*found, default(entry("SELECT"), object_type="S"))))
+        assert texts(decision) == [
+            "ALTER DEFAULT PRIVILEGES FOR ROLE own IN SCHEMA app REVOKE DELETE ON TABLES FROM reader",
+            "ALTER DEFAULT PRIVILEGES FOR ROLE own REVOKE SELECT ON TABLES FROM reader",
+        ]
+        assert phrases(decision.drift) == (
+            "DELETE on future tables in schema app created by own was granted",
+            "SELECT on future tables created by own was granted",
+        )
+        assert phrases(decision.reported) == ("USAGE on future types created by own was granted",)
+
+    def test_a_grant_option_is_revoked(self) -> None:
+        held = (default(entry("SELECT", grantable=True)), default(entry("SELECT"), object_type="S"))
+        assert texts(decide(grantee(self.DECLARED), observe(defaults=held))) == [
+            "ALTER DEFAULT PRIVILEGES FOR ROLE own IN SCHEMA app REVOKE GRANT OPTION FOR SELECT ON TABLES FROM reader"
+        ]
+
+    def test_nothing_is_decided_about_default_privileges_that_were_not_read(self) -> None:
+        observed = replace(observe(), defaults=None)
+        decision = decide(grantee(self.DECLARED), observed)
+        assert (decision.default_changes, decision.confirmed) == ((), False)
+
+    def test_a_creator_beyond_the_policy_is_refused_and_what_it_gives_is_left(self) -> None:
+        declared = replace(READ, created_by=("stranger",))
+        decision = decide(grantee(declared), observe(defaults=(default(entry("SELECT"), creator=STRANGER),)))
+        assert decision.default_changes == ()
+        assert "createdBy" in str(decision.pending[0])
+
+    def test_only_former_ones_are_revoked_in_unmanaged_schemas_and_unlisted_databases(self) -> None:
+        held = (default(entry("SELECT"), entry("DELETE")),)
+        for one in (grantee(None, self.DECLARED), grantee(replace(NOTHING, unmanaged=("a*",)), self.DECLARED)):
+            decision = decide(one, observe(defaults=held))
+            assert texts(decision) == [
+                "ALTER DEFAULT PRIVILEGES FOR ROLE own IN SCHEMA app REVOKE SELECT ON TABLES FROM reader"
+            ]
+            assert not decision.confirmed
+
+    def test_what_a_new_schema_or_creator_lacks_is_no_drift(self) -> None:
+        schema = make("app", ObjectKind.SCHEMA)
+        observed = observe((schema, (entry("USAGE"),)))
+        for new in (schema.id, ObjectId("pg_authid", OWNER)):
+            decision = decide(grantee(self.DECLARED), observed, new=frozenset({new}))
+            assert decision.drift == ()
+            assert len(decision.extended) == 2
+        assert len(decide(grantee(self.DECLARED), observed).drift) == 2
+
+
+State = frozenset[AclEntry]
+COLUMNS = ("id", "name")
+PRIVILEGES = ("SELECT", "UPDATE", "DELETE")
+
+
+def run(state: State, change: AclChange) -> State:
+    """What PostgreSQL does, for one object: a REVOKE removes only its grantor's grants, from a table also those on
+    columns.
+    """
+    owner = change.object.owner
+    grantor = next((oid for oid, name in NAMES.items() if name == change.grantor), owner)
+
+    def concerns(one: AclEntry) -> bool:
+        whole = not change.columns
+        where = whole or one.column in change.columns
+        return one.grantee == change.grantee and one.grantor == grantor and one.privilege in change.privileges and where
+
+    if change.revoke and change.option_only:
+        return frozenset(replace(one, grantable=False) if concerns(one) else one for one in state)
+    if change.revoke:
+        return frozenset(one for one in state if not concerns(one))
+    added = {
+        AclEntry(change.grantee, owner, NAMES[owner], privilege, False, column)
+        for privilege in change.privileges
+        for column in change.columns or ("",)
+    }
+    held = {(one.grantee, one.grantor, one.privilege, one.column) for one in state}
+    return state | {one for one in added if (one.grantee, one.grantor, one.privilege, one.column) not in held}
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> State:
+    one = st.builds(
+        lambda who, by, privilege, column, grantable: AclEntry(
+            who, by, NAMES[by], privilege, grantable, "" if privilege == "DELETE" else column
+        ),
+        st.sampled_from([ME, ME, STRANGER]),
+        st.sampled_from([OWNER, DELEGATE]),
+        st.sampled_from(PRIVILEGES),
+        st.sampled_from(["", *COLUMNS]),
+        st.booleans(),
+    )
+    some = draw(st.lists(one, max_size=8, unique_by=lambda e: (e.grantee, e.grantor, e.privilege, e.column)))
+    return frozenset(some)
+
+
+@st.composite
+def declarations(draw: st.DrawFn) -> DatabasePrivileges:
+    item = st.builds(
+        lambda privileges, columns: table(" ".join(privileges - {"DELETE"} if columns else privileges), *columns),
+        st.frozensets(st.sampled_from(PRIVILEGES)),
+        st.lists(st.sampled_from(COLUMNS), unique=True),
+    )
+    access = st.frozensets(st.sampled_from([Access.READ, Access.WRITE]), max_size=1)
+    return DatabasePrivileges(
+        "orders",
+        schemas=(SchemaAccess("app", draw(access), ("o*",) if draw(st.booleans()) else ()),),
+        objects=tuple(draw(st.lists(item, max_size=3))),
+        unmanaged=("app",) if draw(st.booleans()) else (),
+    )
+
+
+@given(declarations(), st.none() | declarations(), entries(), st.booleans())
+def test_whatever_is_held_a_second_decision_finds_nothing_to_do(
+    declared: DatabasePrivileges, former: DatabasePrivileges | None, held: State, listed: bool
+) -> None:
+    one = grantee(declared if listed else None, *([former] if former else []))
+    first = decide(one, observe((TABLE, tuple(held)), columns=COLUMNS))
+    after = held
+    for change in first.changes:
+        after = run(after, change)
+    second = decide(one, observe((TABLE, tuple(after)), columns=COLUMNS))
+    assert second.changes == ()
+    assert second.drift == ()
+    assert second.confirmed
+    assert {entry for entry in held if entry.grantee != ME} == {entry for entry in after if entry.grantee != ME}
+    if not listed:
+        assert after <= held
+    elif not declared.unmanaged:
+        exact = declared.objects or declared.schemas
+        assert exact
+        assert not any(entry.grantable for entry in after if entry.grantee == ME)
+
+
+@given(declarations(), entries())
+def test_each_change_is_needed_and_only_this_role_and_object_are_changed(
+    declared: DatabasePrivileges, held: State
+) -> None:
+    state = held
+    for change in decide(grantee(declared), observe((TABLE, tuple(held)), columns=COLUMNS)).changes:
+        assert (change.grantee, change.object) == (ME, TABLE)
+        after = run(state, change)
+        assert after != state
+        state = after

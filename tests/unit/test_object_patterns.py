@@ -1,0 +1,258 @@
+"""core/object_patterns: which privileges a declaration wants on an object."""
+
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.object_patterns import (
+    CompiledPrivileges,
+    check_declarable,
+    normalize_arguments,
+    wanted,
+)
+from pgrole_controller.core.policy import matches
+
+READ, WRITE, EXECUTE = (frozenset({one}) for one in Access)
+TABLES = (ObjectKind.TABLE, ObjectKind.VIEW, ObjectKind.MATERIALIZED_VIEW, ObjectKind.FOREIGN_TABLE)
+
+
+def make(
+    kind: ObjectKind = ObjectKind.TABLE,
+    schema: str = "app",
+    name: str = "orders",
+    *,
+    oid: int = 20000,
+    arguments: str = "",
+    extension: bool = False,
+) -> DatabaseObject:
+    return DatabaseObject(ObjectId("c", oid), kind, schema, name, 16500, "own", arguments, extension)
+
+
+def schema_object(name: str, oid: int = 20000) -> DatabaseObject:
+    return make(ObjectKind.SCHEMA, name, name, oid=oid)
+
+
+def of_access(schema: str, access: frozenset[Access], *exceptions: str) -> DatabasePrivileges:
+    return DatabasePrivileges("orders", schemas=(SchemaAccess(schema, access, exceptions),))
+
+
+def of_objects(
+    kind: ObjectKind, schema: str, *names: str, privileges: str = "SELECT", columns: tuple[str, ...] = ()
+) -> DatabasePrivileges:
+    items = (ObjectPrivileges(kind, schema, names, frozenset(privileges.split()), columns),)
+    return DatabasePrivileges("orders", objects=items)
+
+
+def found(declared: DatabasePrivileges, obj: DatabaseObject, version: int = 180000) -> set[str]:
+    return set(wanted(declared, obj, version).privileges)
+
+
+@pytest.mark.parametrize(
+    ("access", "tables", "sequence", "routine", "schema"),
+    [
+        (READ, "SELECT", "SELECT", "", "USAGE"),
+        (WRITE, "SELECT INSERT UPDATE DELETE", "SELECT USAGE UPDATE", "", "USAGE"),
+        (EXECUTE, "", "", "EXECUTE", "USAGE"),
+        (READ | EXECUTE, "SELECT", "SELECT", "EXECUTE", "USAGE"),
+        (frozenset[Access](), "", "", "", ""),
+    ],
+)
+def test_an_access_gives_privileges_on_everything_in_the_schema(
+    access: frozenset[Access], tables: str, sequence: str, routine: str, schema: str
+) -> None:
+    declared = of_access("app", access)
+    for kind in TABLES:
+        assert found(declared, make(kind)) == set(tables.split())
+    assert found(declared, make(ObjectKind.SEQUENCE)) == set(sequence.split())
+    assert found(declared, make(ObjectKind.ROUTINE)) == set(routine.split())
+    assert found(declared, schema_object("app")) == set(schema.split())
+    assert not wanted(declared, make(schema="other"), 180000)
+    assert not wanted(declared, make(ObjectKind.TYPE), 180000)
+
+
+def test_exceptions_leave_out_objects_and_not_the_schema() -> None:
+    declared = of_access("app", WRITE, "salaries", "tmp_*", "app")
+    assert found(declared, make(name="salaries")) == set()
+    assert found(declared, make(ObjectKind.SEQUENCE, name="tmp_1")) == set()
+    assert found(declared, make(name="tmp")) == {"SELECT", "INSERT", "UPDATE", "DELETE"}
+    assert found(declared, schema_object("app")) == {"USAGE"}
+
+
+def test_an_exception_concerns_only_its_own_access() -> None:
+    declared = DatabasePrivileges(
+        "orders",
+        schemas=(SchemaAccess("app", READ), SchemaAccess("a*", WRITE, ("orders",))),
+        objects=(ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"TRUNCATE"})),),
+    )
+    assert found(declared, make()) == {"SELECT", "TRUNCATE"}
+    assert found(declared, make(name="others")) == {"SELECT", "INSERT", "UPDATE", "DELETE"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "kinds"),
+    [
+        (ObjectKind.TABLE, set(TABLES)),
+        (ObjectKind.VIEW, {ObjectKind.VIEW}),
+        (ObjectKind.FOREIGN_TABLE, {ObjectKind.FOREIGN_TABLE}),
+        (ObjectKind.SEQUENCE, {ObjectKind.SEQUENCE}),
+    ],
+)
+def test_kind_table_includes_views_and_narrower_kinds_only_themselves(
+    declared: ObjectKind, kinds: set[ObjectKind]
+) -> None:
+    one = of_objects(declared, "app", "orders")
+    assert {kind for kind in ObjectKind if found(one, make(kind))} == kinds
+
+
+def test_a_name_is_a_pattern_with_two_wildcards_only() -> None:
+    one = of_objects(ObjectKind.TABLE, "a?p*", "order[s]", "x*", "y?")
+    assert found(one, make(schema="app2", name="order[s]")) == {"SELECT"}
+    assert found(one, make(schema="app2", name="orders")) == set()
+    assert found(one, make(schema="ap", name="x")) == set()
+    assert found(one, make(name="x")) == {"SELECT"}
+    assert found(one, make(name="y1")) == {"SELECT"}
+    assert found(one, make(name="y12")) == set()
+
+
+TEXTS = st.text("ab*?[]!\n.|(", max_size=8)
+
+
+@given(TEXTS, st.text("ab[]!\n.|(*", max_size=8))
+def test_patterns_match_as_those_of_policies_do(pattern: str, name: str) -> None:
+    one = of_objects(ObjectKind.TABLE, "app", pattern)
+    assert bool(found(one, make(name=name))) == matches(name, [pattern])
+    assert matches(name, [pattern]) == fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
+def test_a_pattern_of_many_asterisks_is_decided_at_once() -> None:
+    one = of_objects(ObjectKind.TABLE, "app", "*a" * 30 + "*b")
+    assert found(one, make(name="a" * 63)) == set()
+    assert found(one, make(name="a" * 62 + "b")) == {"SELECT"}
+
+
+@pytest.mark.parametrize(
+    ("name", "matched"),
+    [
+        ("close(bigint, text)", True),
+        ("close(bigint,text)", True),
+        ("close( BIGINT ,  Text )", True),
+        ("close", True),
+        ("clo*", True),
+        ("close(bigint)", False),
+        ("close()", False),
+        ("close(*)", True),
+        ("c*(bigint, *)", True),
+        ("c*(text, *)", False),
+    ],
+)
+def test_routines_match_by_name_or_with_the_types_of_arguments(name: str, matched: bool) -> None:
+    one = of_objects(ObjectKind.ROUTINE, "app", name, privileges="EXECUTE")
+    assert bool(found(one, make(ObjectKind.ROUTINE, name="close", arguments="bigint, text"))) is matched
+
+
+def test_a_routine_without_arguments_and_one_whose_name_has_parentheses() -> None:
+    one = of_objects(ObjectKind.ROUTINE, "app", "now()", 'odd(x)(app."T")', privileges="EXECUTE")
+    assert found(one, make(ObjectKind.ROUTINE, name="now")) == {"EXECUTE"}
+    assert found(one, make(ObjectKind.ROUTINE, name="now", arguments="text")) == set()
+    assert found(one, make(ObjectKind.ROUTINE, name="now()", arguments="text")) == set()
+    assert found(one, make(ObjectKind.ROUTINE, name="odd(x)", arguments='app."T"')) == {"EXECUTE"}
+    assert found(one, make(ObjectKind.ROUTINE, name="odd", arguments="x")) == set()
+    assert normalize_arguments("Character  Varying,  integer[]") == "character varying,integer[]"
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        make(oid=16383),
+        make(schema="pg_catalog"),
+        make(schema="information_schema"),
+        make(schema="pgrole"),
+        make(schema="pg_toast"),
+        make(schema="pg_temp_3"),
+        make(extension=True),
+    ],
+)
+def test_reserved_objects_match_only_exact_names(obj: DatabaseObject) -> None:
+    assert found(of_access(obj.schema, READ), obj) == set()
+    assert found(of_objects(ObjectKind.TABLE, obj.schema, "order?"), obj) == set()
+    assert found(of_objects(ObjectKind.TABLE, "*", "orders"), obj) == set()
+    literal = wanted(of_objects(ObjectKind.TABLE, obj.schema, "orders"), obj, 180000)
+    assert literal.privileges == literal.literal == {"SELECT"}
+
+
+def test_usage_of_a_reserved_schema_needs_its_exact_name_and_public_is_none() -> None:
+    assert found(of_access("*", READ), schema_object("pg_catalog", 11)) == set()
+    assert found(of_access("pg_catalog", READ), schema_object("pg_catalog", 11)) == {"USAGE"}
+    assert found(of_access("*", READ), schema_object("public", 2200)) == {"USAGE"}
+
+
+def test_what_is_named_exactly_is_told_per_privilege() -> None:
+    declared = DatabasePrivileges(
+        "orders",
+        objects=(
+            ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"SELECT"})),
+            ObjectPrivileges(ObjectKind.TABLE, "app", ("*",), frozenset({"TRIGGER"})),
+            ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"REFERENCES"}), ("id",)),
+            ObjectPrivileges(ObjectKind.TABLE, "*", ("orders",), frozenset({"REFERENCES"}), ("no",)),
+        ),
+    )
+    one = wanted(declared, make(), 180000)
+    assert one.privileges == {"SELECT", "TRIGGER"}
+    assert one.literal == {"SELECT"}
+    assert one.columns == {"REFERENCES": frozenset({"id", "no"})}
+    assert one.literal_columns == {"REFERENCES": frozenset({"id"})}
+    assert one.has("REFERENCES", "no")
+    assert not one.has("REFERENCES")
+    assert not one.has_literal("REFERENCES", "no")
+
+
+def test_schemas_and_the_database_itself() -> None:
+    declared = DatabasePrivileges(
+        "orders",
+        frozenset({"CONNECT"}),
+        objects=(ObjectPrivileges(ObjectKind.SCHEMA, "", ("app", "x*"), frozenset({"CREATE"})),),
+    )
+    exact, other = (wanted(declared, schema_object(name), 180000) for name in ("app", "x1"))
+    assert exact.privileges == exact.literal == other.privileges == {"CREATE"}
+    assert not other.literal
+    database = wanted(declared, make(ObjectKind.DATABASE, "", "orders", oid=5), 180000)
+    assert database.privileges == database.literal == {"CONNECT"}
+
+
+def test_privileges_that_a_kind_does_not_have_are_not_wanted() -> None:
+    both = of_objects(ObjectKind.SEQUENCE, "app", "*", privileges="USAGE DELETE")
+    assert found(both, make(ObjectKind.SEQUENCE)) == {"USAGE"}
+
+
+def test_maintain_needs_postgresql_17() -> None:
+    declared = of_objects(ObjectKind.TABLE, "app", "*", privileges="SELECT MAINTAIN")
+    assert found(declared, make(), 170000) == {"SELECT", "MAINTAIN"}
+    assert found(declared, make(), 160009) == {"SELECT"}
+    assert check_declarable(declared, 170000) is None
+    refused = check_declarable(declared, 160009)
+    assert refused is not None
+    assert refused.reason is Reason.INVALID_SPEC
+    assert "objects[0].privileges" in refused.message
+    assert "17" in refused.message
+
+
+def test_unmanaged_schemas() -> None:
+    compiled = CompiledPrivileges(DatabasePrivileges("orders", unmanaged=("scratch_*",)), 180000)
+    assert [compiled.is_unmanaged(name) for name in ("scratch_1", "scratch", "scratch_1")] == [True, False, True]
+    assert not CompiledPrivileges(DatabasePrivileges("orders"), 180000).is_unmanaged("")
+
+
+def test_a_compiled_declaration_answers_as_if_it_were_new() -> None:
+    declared = DatabasePrivileges(
+        "orders",
+        schemas=(SchemaAccess("app", READ, ("x*",)), SchemaAccess("a*", WRITE, ("*y",))),
+        objects=(ObjectPrivileges(ObjectKind.TABLE, "app", ("xy",), frozenset({"TRIGGER"})),),
+    )
+    compiled = CompiledPrivileges(declared, 180000)
+    objects = [make(kind, name=name) for kind in TABLES for name in ("x", "y", "xy", "z")] * 2
+    assert [compiled.wanted(one) for one in objects] == [wanted(declared, one, 180000) for one in objects]
