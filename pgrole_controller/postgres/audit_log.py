@@ -28,7 +28,7 @@ _LOOK_SECONDS = 2.0
 
 
 @dataclass(slots=True)
-class AuditLog:
+class JsonLog:
     """What was read of one server's log: the place, and the latest commands, oldest first.
 
     `own_login`: as whom it was read.

@@ -20,7 +20,7 @@ from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privilege_result import Culprit, Evidence
 from pgrole_controller.postgres.attribution import legible
-from pgrole_controller.postgres.audit_log import JSONLOG_VERSION, AuditLog
+from pgrole_controller.postgres.audit_log import JSONLOG_VERSION, JsonLog
 from pgrole_controller.postgres.catalog import read_suspects
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import fetch, first
@@ -38,7 +38,7 @@ class RoleAttribution:
     """The sources of one server, over its sessions. `source`: which log may be read."""
 
     source: AuditSource = AuditSource.NEVER
-    audit_log: AuditLog = field(default_factory=AuditLog)
+    audit_log: JsonLog = field(default_factory=JsonLog)
     _unreadable: str = ""  # why, as last logged
 
     async def find_culprit(self, connection: Connection, changed: ChangedRole) -> Culprit:

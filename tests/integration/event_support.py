@@ -8,43 +8,8 @@ from dataclasses import dataclass, field
 import asyncpg
 
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-
-#: As in sql/database, reduced to what attribution reads.
-INSTALL = """
-CREATE SCHEMA pgrole;
-CREATE UNLOGGED TABLE pgrole.ddl_event (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    xid xid8 NOT NULL, pid integer NOT NULL, login oid, session name NOT NULL, acting text NOT NULL, system text,
-    app text NOT NULL, addr inet, port integer,
-    tag text NOT NULL, command text NOT NULL, kind text, class oid, object oid, identity text, said text
-);
-CREATE INDEX ON pgrole.ddl_event (xid);
-CREATE FUNCTION pgrole.on_ddl() RETURNS event_trigger
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    BEGIN
-        INSERT INTO pgrole.ddl_event
-            (xid, pid, login, session, acting, app, addr, port, tag, command, kind, class, object, identity, said)
-        SELECT pg_current_xact_id(), pg_backend_pid(),
-               (SELECT a.usesysid FROM pg_stat_get_activity(pg_backend_pid()) AS a),
-               session_user, current_setting('role'), current_setting('application_name'), inet_client_addr(),
-               inet_client_port(), tg_tag, c.command_tag, c.object_type, c.classid, c.objid, c.object_identity,
-               CASE WHEN current_query() ~* '^\\s*(grant|revoke|alter\\s+default)\\M[^;]*;?\\s*$'
-                    THEN left(current_query(), 1000) END
-        FROM pg_event_trigger_ddl_commands() AS c
-        WHERE c.schema_name IS DISTINCT FROM 'pg_temp'
-        LIMIT 100;
-    EXCEPTION WHEN OTHERS THEN
-        NULL;
-    END;
-END
-$$;
-CREATE EVENT TRIGGER pgrole_on_ddl ON ddl_command_end EXECUTE FUNCTION pgrole.on_ddl();
-ALTER EVENT TRIGGER pgrole_on_ddl ENABLE ALWAYS;
-"""
 
 PEOPLE = ("alice", "bob", "carol")
 
@@ -86,7 +51,8 @@ async def event_database(server: PostgresServer, *, options: str = "") -> AsyncI
         stack.push_async_callback(admin.execute, f"DROP DATABASE {name} WITH (FORCE)")
         reading = await stack.enter_async_context(connect(Endpoint(server.dsn(database=name)), "work"))
         await reading.execute("".join(f"CREATE TABLE public.{table} (id int, note text);" for table in "abcdefgh"))
-        await reading.execute(INSTALL)
+        await reading.execute(queries.install_database())
+        await reading.execute(queries.events("install"))
         made = EventDatabase(server, name, reading)
         try:
             yield made

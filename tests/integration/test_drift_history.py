@@ -1,0 +1,138 @@
+"""postgres/drift_history.py: drifts are recorded once, bounded, without statements of role DDL, and copied."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.database_options import HistoryConfig
+from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.drift_history import (
+    MOST_READ,
+    RecordedDrift,
+    build_record_statement,
+    copy_history,
+    prune_history,
+    read_history,
+)
+from pgrole_controller.postgres.schema import install
+
+CONFIG = HistoryConfig()
+BY = Culprit(
+    Evidence.TRANSACTION, "alice", "owner", "psql", "10.2.3.4", datetime(2026, 1, 1, tzinfo=UTC), "GRANT ALL ON t TO r"
+)
+NOW = datetime.now(UTC)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def home(postgres_server: PostgresServer, database: str) -> AsyncIterator[Connection]:
+    async with connect(Endpoint(database), "work") as connection:
+        await install(connection)
+        yield connection
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def other(postgres_server: PostgresServer) -> AsyncIterator[Connection]:
+    """Another database with its part of schema pgrole."""
+    name = f"other_{secrets.token_hex(4)}"
+    async with AsyncExitStack() as stack:
+        admin = await asyncpg.connect(postgres_server.dsn())
+        stack.push_async_callback(admin.close)
+        await admin.execute(f"CREATE DATABASE {name}")
+        stack.push_async_callback(admin.execute, f"DROP DATABASE {name} WITH (FORCE)")
+        connection = await stack.enter_async_context(connect(Endpoint(postgres_server.dsn(database=name)), "work"))
+        await connection.execute(queries.install_database())
+        yield connection
+
+
+async def record(connection: Connection, *drifts: RecordedDrift, config: HistoryConfig = CONFIG) -> None:
+    await connection.execute(f"SELECT pgrole.lock_changes(); {build_record_statement(drifts, config)}")
+
+
+async def test_a_drift_reads_back_as_recorded(other: Connection) -> None:
+    drift = RecordedDrift("reader", ("privileges",), True, "orders", NOW, 3, BY)
+    await record(other, drift)
+    (found,) = await read_history(other, "reader")
+    assert (found.fields, found.corrected, found.database, found.count) == (("privileges",), True, "orders", 3)
+    assert found.at == NOW
+    assert (found.by.proof, found.by.login, found.by.role) == (Evidence.TRANSACTION, "alice", "owner")
+    assert (found.by.address, found.by.statement) == ("10.2.3.4", "GRANT ALL ON t TO r")
+
+
+async def test_statements_of_role_ddl_are_never_stored_and_addresses_only_if_wanted(other: Connection) -> None:
+    await record(other, RecordedDrift("reader", ("login",), True, by=BY), config=HistoryConfig(addresses=False))
+    (found,) = await read_history(other, "reader")
+    assert (found.database, found.by.statement, found.by.address, found.by.login) == ("", "", "", "alice")
+    rows = await other.fetch("SELECT h::text AS row FROM pgrole.drift_history AS h")
+    assert all("GRANT" not in row["row"] and "10.2.3.4" not in row["row"] for row in rows)
+
+
+async def test_a_contest_is_one_row_a_minute_and_a_report_one_row(other: Connection) -> None:
+    for second in range(0, 180, 2):
+        await record(other, RecordedDrift("contested", ("login",), True, at=NOW + timedelta(seconds=second)))
+    contested = await read_history(other, "contested")
+    assert 3 <= len(contested) <= 4
+    assert sum(drift.count for drift in contested) == 90
+    for hour in range(5):
+        at = NOW + timedelta(hours=hour)
+        await record(other, RecordedDrift("reported", ("login",), False, at=NOW, key="sha256:1"))
+        assert at
+    assert len(await read_history(other, "reported")) == 1
+    await record(other, RecordedDrift("reported", ("login",), False, at=NOW + timedelta(hours=1), key="sha256:2"))
+    assert len(await read_history(other, "reported")) == 2
+
+
+async def test_only_the_last_are_read(other: Connection) -> None:
+    await record(
+        other,
+        *(RecordedDrift("busy", ("login",), True, at=NOW + timedelta(minutes=2 * n)) for n in range(MOST_READ + 5)),
+    )
+    found = await read_history(other, "busy")
+    assert len(found) == MOST_READ
+    assert found[0].at == NOW + timedelta(minutes=2 * (MOST_READ + 4))
+
+
+@pytest.mark.parametrize(
+    "text", ["\0'; DROP TABLE pgrole.drift_history; --", "\udce9\udcff", "x" * 5000, "\U0001f418" * 400]
+)
+async def test_hostile_texts_are_stored_short(other: Connection, text: str) -> None:
+    by = Culprit(Evidence.LOG, text, text, text, text, None, text)
+    await record(other, RecordedDrift("hostile", (text,), True, "orders", by=by))
+    (found,) = await read_history(other, "hostile")
+    assert found.by.proof is Evidence.LOG
+    assert len(found.by.application.encode()) <= 63
+    assert len(found.by.statement) <= 120
+
+
+async def test_rows_of_other_databases_are_copied_at_least_once(home: Connection, other: Connection) -> None:
+    await record(other, RecordedDrift("reader", ("privileges",), True, "orders", NOW, 1, BY))
+    question = "SELECT pgrole.read_drifts_to_copy(100)::text"
+    unmarked = await other.fetchval(question)
+    assert await copy_history(other, home) == 1
+    assert await copy_history(other, home) == 0
+    (copied,) = await read_history(home, "reader")
+    assert (copied.database, copied.by.login) == ("orders", "alice")
+    # as after a crash between the copy and its mark
+    await other.execute("UPDATE pgrole.drift_history SET copied = false")
+    assert await other.fetchval(question) == unmarked
+    assert await copy_history(other, home) == 1
+    assert len(await read_history(home, "reader")) == 1
+
+
+async def test_old_rows_and_rows_beyond_the_maximum_are_pruned(other: Connection) -> None:
+    await record(
+        other,
+        RecordedDrift("old", ("login",), True, at=NOW - timedelta(days=200)),
+        *(RecordedDrift(f"new{n}", ("login",), True, at=NOW) for n in range(5)),
+    )
+    await prune_history(other, CONFIG)
+    assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 5
+    await prune_history(other, HistoryConfig(max_rows=2))
+    assert await other.fetchval("SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history") == ["new3", "new4"]
