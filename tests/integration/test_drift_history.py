@@ -80,10 +80,8 @@ async def test_a_contest_is_one_row_a_minute_and_a_report_one_row(other: Connect
     contested = await read_history(other, "contested")
     assert 3 <= len(contested) <= 4
     assert sum(drift.count for drift in contested) == 90
-    for hour in range(5):
-        at = NOW + timedelta(hours=hour)
+    for _ in range(5):
         await record(other, RecordedDrift("reported", ("login",), False, at=NOW, key="sha256:1"))
-        assert at
     assert len(await read_history(other, "reported")) == 1
     await record(other, RecordedDrift("reported", ("login",), False, at=NOW + timedelta(hours=1), key="sha256:2"))
     assert len(await read_history(other, "reported")) == 2
