@@ -77,7 +77,8 @@ class AppliedDigest:
 
 @dataclass(slots=True)
 class DatabaseSession:
-    """`oid`: of the database. `mode` is never Auto. `fence` None: no other process can lead.
+    """`oid`: of the database. `mode` is never Auto; `why`: why it is not Events, if that was possible to ask for.
+    `fence` None: no other process can lead.
 
     Hold `lock` while calling `read*`, `apply` and `is_suspended`.
     """
@@ -92,6 +93,7 @@ class DatabaseSession:
     mode: DatabaseMode = DatabaseMode.RESYNC
     interval: float = 1.0
     on_notice: Callable[[], None] = _nothing
+    why: str = ""
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     _reader: EventReader | None = None
     _ticks: bool = False
@@ -205,6 +207,7 @@ class DatabaseSession:
                 self.mode = DatabaseMode.EVENTS
         if detection is DatabaseMode.EVENTS and self.mode is not detection:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
+        self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
         self._fingerprints = _Fingerprints(self.connection, self.identity)
         if self.mode is not DatabaseMode.EVENTS:
             await self._fingerprints.compare()
