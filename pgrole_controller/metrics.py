@@ -124,6 +124,25 @@ INTERNAL_ERRORS: Final = Counter(
 )
 for _where in ("session", "object"):
     INTERNAL_ERRORS.labels(_where)
+PRIVILEGE_READS: Final = Counter(
+    "pgrole_privilege_reads",
+    "Total reads of privileges in databases by scope (named, recent or full).",
+    ["server", "scope"],
+    registry=REGISTRY,
+)
+PRIVILEGE_REPAIR_SECONDS: Final = Histogram(
+    "pgrole_privilege_repair_seconds",
+    "Time from the notice of a change in a database to the commit of its correction.",
+    ["server"],
+    buckets=_SHORT,
+    registry=REGISTRY,
+)
+DATABASE_SESSION_FAILURES: Final = Counter(
+    "pgrole_database_session_failures",
+    "Total failed sessions and connection attempts with databases whose privileges are managed.",
+    ["server"],
+    registry=REGISTRY,
+)
 SQL_SECONDS: Final = Histogram(
     "pgrole_sql_seconds",
     "Duration of SQL statements by kind, including the network round trip.",
@@ -181,6 +200,9 @@ _BY_SERVER = (
     RECONCILES,
     DRIFTS,
     PRIVILEGES_EXTENDED,
+    PRIVILEGE_READS,
+    PRIVILEGE_REPAIR_SECONDS,
+    DATABASE_SESSION_FAILURES,
     NOTIFICATIONS,
     LAST_NOTIFICATION,
     ECHO_SECONDS,
@@ -194,7 +216,7 @@ class ServerFigures:
     """A server at one moment. `mode` is the detection mode, empty without a session.
 
     `fallback`: a lesser mode than Watch is in effect. `oldest`: how many seconds the first of `depth` keys has waited.
-    `unheard`: own changes that detection should have noticed by now.
+    `unheard`: own changes that detection should have noticed by now. `databases`: those with managed privileges.
     """
 
     server: str
@@ -206,6 +228,8 @@ class ServerFigures:
     objects: int = 0
     ready: int = 0
     unheard: int = 0
+    databases: int = 0
+    databases_connected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +309,13 @@ def _by_server(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, lis
             declared,
             "unheard",
         ),
+        ("pgrole_databases", "Number of databases that PgRoles declare privileges in.", declared, "databases"),
+        (
+            "pgrole_databases_connected",
+            "Number of databases whose privileges the controller keeps through a connection.",
+            declared,
+            "databases_connected",
+        ),
     ):
         yield name, text, [(one.server, float(getattr(one, attribute))) for one in of]
 
@@ -326,7 +357,7 @@ def _quote(value: str) -> str:
 def expect_server(name: str) -> None:
     """Initialises a server's counters to 0: Prometheus detects no increase in a series that it has not seen before."""
     _expected.add(name)
-    for metric in (PRIVILEGES_EXTENDED, NOTIFICATIONS, SESSIONS, SESSION_FAILURES):
+    for metric in (PRIVILEGES_EXTENDED, NOTIFICATIONS, SESSIONS, SESSION_FAILURES, DATABASE_SESSION_FAILURES):
         metric.labels(name)
 
 

@@ -81,7 +81,7 @@ class RecordedCause(Model):
     proof: Proof = Field(description=_PROOF)
 
 
-class RecordedDrift(Model):
+class DriftHistoryEntry(Model):
     """One drift in short, at most 512 bytes."""
 
     time: datetime = Field(description="Time at which the controller detected the drift.")
@@ -173,7 +173,7 @@ class PgRoleStatus(Model):
         description="Number of times the controller has corrected drift since the role was first applied.",
         json_schema_extra={"format": "int64", "minimum": 0},
     )
-    drift_history: list[RecordedDrift] | None = Field(
+    drift_history: list[DriftHistoryEntry] | None = Field(
         default=None,
         description="The last ten drifts, newest first.",
         json_schema_extra={"maxItems": 10, "x-kubernetes-list-type": "atomic"},

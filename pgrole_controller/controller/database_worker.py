@@ -66,17 +66,20 @@ class DatabaseContext:
 
 
 class DatabaseWorker:
-    """`mode` None: no session. `trouble`: why there is none."""
+    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events."""
 
     def __init__(self, database: str, context: DatabaseContext) -> None:
         self.database = database
         self.mode: DatabaseMode | None = None
         self.trouble: PgRoleError | None = None
+        self.why = ""
         self._context = context
         self._wake = Signal()
         self._noticed = False
+        self._noticed_at = math.inf
         self._changed: set[Key] = set()
         self._everything = False
+        self._database_changed = False
         self._retry_now = Signal()
         self._failures = 0
         self._access: object = None
@@ -103,9 +106,11 @@ class DatabaseWorker:
         else:
             self.note_everything()
 
-    def retry(self) -> None:
-        """What made the session fail may be over."""
+    def note_database(self) -> None:
+        """The database was created, or changed its name, owner or ACL: what made the session fail may be over."""
         self._retry_now.pulse()
+        self._database_changed = True
+        self._wake.set()
 
     @property
     def _grantees(self) -> tuple[Grantee, ...]:
@@ -134,6 +139,7 @@ class DatabaseWorker:
             if anyio.current_time() - began >= _HEALTHY_SECONDS:
                 self._failures = 0
             self._failures += 1
+            metrics.DATABASE_SESSION_FAILURES.labels(self._context.config().name).inc()
             self._fail(failure)
             with anyio.move_on_after(_RECONNECT.delay(self._failures, random.random())):  # noqa: S311 -- no secret
                 await self._retry_now.wait()
@@ -201,10 +207,11 @@ class DatabaseWorker:
                 "server": self._context.config().name,
                 "database": self.database,
                 "detection": session.mode.value,
-                "why": session.installation.remedy,
+                "why": session.why,
             },
         )
         self.mode, self.trouble, self._everything = session.mode, None, True
+        self.why = "" if session.mode is DatabaseMode.EVENTS else session.why
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(session.run)
@@ -241,14 +248,23 @@ class DatabaseWorker:
         look = EVERYTHING if everything else Look()
         if noticed or everything:
             look |= await session.look()
+        if self._database_changed:
+            self._database_changed = False
+            look |= session.own_acl
         return look, frozenset(changed | due)
 
     async def _round(self, session: DatabaseSession, look: Look, keys: frozenset[Key]) -> None:
         grantees = self._grantees
         context = self._context
+        config = context.config()
+        noticed_at, self._noticed_at = self._noticed_at, math.inf
+        metrics.PRIVILEGE_READS.labels(config.name, (look.scope or Scope.FULL).name.lower()).inc()
         results = await run_round(
-            session, grantees, look, keys, self._memory, context.config(), context.cluster, context.suspended
+            session, grantees, look, keys, self._memory, config, context.cluster, context.suspended
         )
+        if self._memory.repaired_at > noticed_at:
+            seconds = self._memory.repaired_at - noticed_at
+            metrics.PRIVILEGE_REPAIR_SECONDS.labels(config.name).observe(seconds)
         for result in results:
             self._note_retry(result)
             self.report(result)
@@ -263,6 +279,7 @@ class DatabaseWorker:
 
     def _notice(self) -> None:
         self._noticed = True
+        self._noticed_at = min(self._noticed_at, anyio.current_time())
         self._wake.set()
 
 

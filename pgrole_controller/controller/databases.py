@@ -26,13 +26,14 @@ from pgrole_controller.signals import Signal
 log = logging.getLogger(__name__)
 
 
-class DatabasesSummary(NamedTuple):
-    """For status and metrics: databases with managed privileges, those with a session, and in which modes."""
+class DatabaseState(NamedTuple):
+    """One database with managed privileges, for status and metrics. `mode` None: not connected. `message`: why not, or
+    why not by Events.
+    """
 
-    managed: int = 0
-    connected: int = 0
-    modes: tuple[tuple[DatabaseMode, int], ...] = ()
-    troubles: tuple[tuple[str, str], ...] = ()
+    name: str
+    mode: DatabaseMode | None
+    message: str
 
 
 @dataclass(slots=True)
@@ -86,26 +87,30 @@ class Databases:
             running.worker.note_config()
         self._changed.set()
 
-    def note_database(self, name: str) -> None:
-        """The database was created, or something about it changed: whoever waits for it tries again at once."""
-        if name in self._running:
-            self._running[name].worker.retry()
+    def note_databases(self, names: tuple[str, ...] | None) -> None:
+        """These databases were created, or changed their name, owner or ACL; None: any."""
+        for name in self._running if names is None else self._running.keys() & set(names):
+            self._running[name].worker.note_database()
 
     def read_all(self) -> None:
         """Changes are allowed again, or everything may have changed."""
         for running in self._running.values():
             running.worker.note_everything()
 
-    def summary(self) -> DatabasesSummary:
-        workers = {name: running.worker for name, running in self._running.items()}
-        modes = [worker.mode for worker in workers.values() if worker.mode is not None]
-        troubles = [(name, worker.trouble.message) for name, worker in workers.items() if worker.trouble is not None]
-        return DatabasesSummary(
-            managed=len(self._grantees.databases(self._config().name)),
-            connected=len(modes),
-            modes=tuple((mode, modes.count(mode)) for mode in DatabaseMode if mode in modes),
-            troubles=tuple(sorted(troubles)),
-        )
+    def states(self) -> list[DatabaseState]:
+        """Of every database that published roles name, sorted by name."""
+        return [self._state(name) for name in sorted(self._grantees.databases(self._config().name))]
+
+    def _state(self, name: str) -> DatabaseState:
+        running = self._running.get(name)
+        if running is None:
+            config = self._config().databases
+            admitted = config is not None and config.admits(name)
+            error = _too_many(name, config.max if config else 0) if admitted else _not_allowed(name)
+            return DatabaseState(name, None, error.message)
+        worker = running.worker
+        message = worker.trouble.message if worker.trouble else worker.why
+        return DatabaseState(name, worker.mode, message)
 
     def _update(self, tasks: TaskGroup, session: Session, home: str) -> None:
         """Starts and stops workers as declared. A database that has a worker keeps it before others get one."""

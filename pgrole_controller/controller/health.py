@@ -316,6 +316,7 @@ class Scraper:
         objects, ready = self._objects.count(name)
         mode = session.detection.mode if session else None
         heard = mode in (Mode.WATCH, Mode.POLL)
+        databases = worker.databases.states()
         return ServerFigures(
             name,
             connected=_has_session(worker),
@@ -326,4 +327,6 @@ class Scraper:
             objects=objects,
             ready=ready,
             unheard=worker.own_changes.overdue(anyio.current_time()) if heard else 0,
+            databases=len(databases),
+            databases_connected=sum(one.mode is not None for one in databases),
         )

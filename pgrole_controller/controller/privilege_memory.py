@@ -41,9 +41,12 @@ class RoleMemory:
 
 @dataclass(slots=True)
 class PrivilegeMemory:
-    """`applied`: by oid of the role, where the database stores nothing."""
+    """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
+    drift was committed, on the loop's clock.
+    """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
+    repaired_at: float = -math.inf
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
     _fresh: set[ObjectId] = field(default_factory=set)

@@ -238,6 +238,8 @@ class _Round:
         defaults = [change for one in some for change in one.default_changes]
         session = self._session
         applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))
+        if applied.stored and any(one.told for one in some):
+            self._memory.repaired_at = anyio.current_time()
         for one in some:
             errors = [applied.errors[change.object.id] for change in one.changes if change.object.id in applied.errors]
             errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]

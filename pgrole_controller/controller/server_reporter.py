@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 
+from pgrole_controller.controller.databases import DatabaseState
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
@@ -22,6 +23,9 @@ from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.store import Store, Stored
 
 log = logging.getLogger(__name__)
+
+#: As in the CRD.
+MOST_DATABASES = 500
 
 FINALIZER = "pgrole.dev/in-use"
 
@@ -118,6 +122,9 @@ class ServerReporter:
                 "passwords": session.detection.passwords,
                 "claims": session.detection.claims,
             }
+        databases = [_database(one) for one in worker.databases.states()[:MOST_DATABASES]]
+        if databases:
+            status["databases"] = databases
         status["roles"] = self._count(worker.server.name, previous.get("roles"))
         return status
 
@@ -128,6 +135,11 @@ class ServerReporter:
             return before
         self._counted_at[name] = now
         return {"declared": declared, "ready": ready}
+
+
+def _database(state: DatabaseState) -> dict[str, Any]:
+    detection = {"detection": state.mode.value} if state.mode is not None else {}
+    return {"name": state.name, **detection, "ready": state.mode is not None, "message": state.message[:512]}
 
 
 def _outcome(worker: ServerWorker, metadata: Mapping[str, Any]) -> Outcome:

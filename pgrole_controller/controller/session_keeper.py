@@ -77,8 +77,9 @@ class SessionKeeper:
         work: Callable[[Session], Awaitable[None]],
         on_change: OnChange,
         enqueue_all: Callable[[RequestReason, Rank], None],
+        on_database: OnChange = lambda _names: None,
     ) -> None:
-        """`work` runs for as long as the session. `on_change`: as in `run_session`."""
+        """`work` runs for as long as the session. `on_change`, `on_database`: as in `run_session`."""
         self.server = server
         self.state = SessionState.CONNECTING
         self.trouble: PgRoleError | None = None
@@ -87,6 +88,7 @@ class SessionKeeper:
         self._context = context
         self._work = work
         self._on_change = on_change
+        self._on_database = on_database
         self._enqueue_all = enqueue_all
         self._status_claims = StatusClaims()
         self._since = -math.inf  # of the session, on the loop's clock
@@ -147,6 +149,7 @@ class SessionKeeper:
                 interval=server.interval,
                 may_install=server.may_install,
                 on_change=self._on_change,
+                on_database=self._on_database,
                 work=self._begin,
                 suspended=self.note_suspended,
                 status_claims=self._status_claims,

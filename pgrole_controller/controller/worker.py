@@ -47,7 +47,14 @@ class ServerWorker:
         self._context = context
         self._objects = context.objects
         self._queue = context.queue
-        self.keeper = SessionKeeper(server, context, self._work, self._note_notification, self.enqueue_all)
+        self.keeper = SessionKeeper(
+            server,
+            context,
+            self._work,
+            self._note_notification,
+            self.enqueue_all,
+            lambda names: self.databases.note_databases(names),
+        )
         self.ended = anyio.Event()  # since the queue is closed
         self.retimed = Signal()  # pulsed when the period of the resync changes
         self._memory = WorkerMemory(grantees=context.grantees)

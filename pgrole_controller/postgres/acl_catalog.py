@@ -85,7 +85,7 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _AclGroup:
     """Objects with the same owner and ACL. `oids`, `names`, `versions` and `arguments` have the same length."""
 
     row: Row
@@ -340,7 +340,7 @@ async def _read_objects(
     return found
 
 
-def _group(row: Row) -> _Group:
+def _group(row: Row) -> _AclGroup:
     catalog = _CATALOGS.get(row.get("catalog", int))
     if catalog is None:
         raise row.wrong("catalog")
@@ -348,10 +348,10 @@ def _group(row: Row) -> _Group:
     names = row.text("names").split("\0")
     if not len(oids) == len(versions) == len(names):
         raise row.wrong("names")
-    return _Group(row, catalog, oids, tuple(names), versions)
+    return _AclGroup(row, catalog, oids, tuple(names), versions)
 
 
-def _observed(group: _Group, signatures: Mapping[int, str], members: Collection[ObjectId]) -> Iterator[ObservedAcl]:
+def _observed(group: _AclGroup, signatures: Mapping[int, str], members: Collection[ObjectId]) -> Iterator[ObservedAcl]:
     row, catalog = group.row, group.catalog
     kind = _RELATION_KINDS.get(row.get("kind", str)) if catalog == "pg_class" else _KINDS[catalog]
     if kind is None:

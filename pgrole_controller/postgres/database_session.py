@@ -18,7 +18,7 @@ from typing import NoReturn
 import anyio
 
 from pgrole_controller import resources
-from pgrole_controller.core.acl import DefaultAclChange
+from pgrole_controller.core.acl import DefaultAclChange, ObjectId
 from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.attribution import ChangedRow
 from pgrole_controller.core.database_options import DatabaseMode
@@ -77,7 +77,8 @@ class AppliedDigest:
 
 @dataclass(slots=True)
 class DatabaseSession:
-    """`oid`: of the database. `mode` is never Auto. `fence` None: no other process can lead.
+    """`oid`: of the database. `mode` is never Auto; `why`: why it is not Events, if that was possible to ask for.
+    `fence` None: no other process can lead.
 
     Hold `lock` while calling `read*`, `apply` and `is_suspended`.
     """
@@ -92,6 +93,7 @@ class DatabaseSession:
     mode: DatabaseMode = DatabaseMode.RESYNC
     interval: float = 1.0
     on_notice: Callable[[], None] = _nothing
+    why: str = ""
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     _reader: EventReader | None = None
     _ticks: bool = False
@@ -115,6 +117,11 @@ class DatabaseSession:
             f"would run with the controller's privileges: {names}. The controller writes nothing there: disable them "
             "(ALTER EVENT TRIGGER … DISABLE), or make a superuser the owner of each and of its function",
         )
+
+    @property
+    def own_acl(self) -> Look:
+        """The privileges on the database itself, of which no event tells."""
+        return Look(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
 
     async def look(self) -> Look:
         """What was changed since the last call. Raises PgRoleError."""
@@ -200,6 +207,7 @@ class DatabaseSession:
                 self.mode = DatabaseMode.EVENTS
         if detection is DatabaseMode.EVENTS and self.mode is not detection:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
+        self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
         self._fingerprints = _Fingerprints(self.connection, self.identity)
         if self.mode is not DatabaseMode.EVENTS:
             await self._fingerprints.compare()

@@ -38,7 +38,7 @@ class Scope(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DdlEvent:
+class CommittedCommand:
     """One command. `xid`: of its transaction, 64 bits. `object` None: of GRANT and the like. `said`: the text of the
     statement, if it is a single GRANT or REVOKE. `siblings`: events of the same transaction, itself included.
     """
@@ -115,7 +115,7 @@ def read_names(said: str) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def choose(events: Iterable[DdlEvent]) -> Look:
+def choose(events: Iterable[CommittedCommand]) -> Look:
     """What to read after these events."""
     look = Look()
     for event in events:
@@ -123,7 +123,7 @@ def choose(events: Iterable[DdlEvent]) -> Look:
     return look
 
 
-def _choose(event: DdlEvent) -> Look:
+def _choose(event: CommittedCommand) -> Look:
     command = event.command.upper()
     if event.siblings >= CUT or command.startswith(_FAR_REACHING):
         return Look(Scope.FULL, xid=event.xid, since=event.at)
@@ -172,13 +172,13 @@ class EventReader:
         return EVERYTHING | look if len(events) >= MOST_EVENTS else look
 
 
-def _read(rows: Sequence[Row]) -> list[DdlEvent]:
+def _read(rows: Sequence[Row]) -> list[CommittedCommand]:
     return [_read_event(row) for row in rows if row.find("id", int) is not None]
 
 
-def _read_event(row: Row) -> DdlEvent:
+def _read_event(row: Row) -> CommittedCommand:
     catalog, oid = _CATALOGS.get(row.find("class", int) or 0), row.find("object", int)
-    return DdlEvent(
+    return CommittedCommand(
         xid=row.get("xid", int),
         command=row.get("command", str),
         kind=row.find("kind", str) or "",

@@ -52,13 +52,17 @@ async def open_detector(
     detection: Mode,
     interval: float,
     on_change: OnChange,
+    on_database: OnChange = lambda _names: None,
 ) -> Detector:
-    """Starts the best possible mode. The stack closes its connections. Raises PgRoleError if a requested mode fails."""
+    """Starts the best possible mode. The stack closes its connections. Raises PgRoleError if a requested mode fails.
+
+    `on_database` is called with the names of changed databases, only with Watch; None: any database.
+    """
     why = found.missing.message if found.missing else ""
     if detection in (Mode.AUTO, Mode.WATCH) and not found.missing:
         try:
             async with explaining(writer):
-                return await stack.enter_async_context(_watching(endpoint, found, on_change))
+                return await stack.enter_async_context(_watching(endpoint, found, on_change, on_database))
         except PgRoleError as error:
             if detection is Mode.WATCH or not (is_lacking(error) or isinstance(error, watch.NotDelivered)):
                 raise
@@ -70,10 +74,12 @@ async def open_detector(
 
 
 @asynccontextmanager
-async def _watching(endpoint: Endpoint, found: Capabilities, on_change: OnChange) -> AsyncIterator[Detector]:
+async def _watching(
+    endpoint: Endpoint, found: Capabilities, on_change: OnChange, on_database: OnChange
+) -> AsyncIterator[Detector]:
     async with connect(endpoint, "listen") as listener, connect(endpoint, "watch", statement_timeout="0") as watcher:
         await _check_same(found.identity, listener, watcher)
-        await watch.listen(listener, watcher, on_change)
+        await watch.listen(listener, watcher, on_change, on_database)
         await watch.observe(watcher, guarded=found.guarded)
         lock = anyio.Lock()
         tasks = (partial(watch.watch, watcher, found.guarded), partial(watch.keep_alive, listener, lock))

@@ -210,6 +210,7 @@ async def run_session(
     interval: float = POLL_SECONDS,
     may_install: bool,
     on_change: OnChange,
+    on_database: OnChange = lambda _names: None,
     work: Callable[[Session], Awaitable[None]],
     suspended: Callable[[bool], None] = lambda _: None,
     status_claims: StatusClaims | None = None,
@@ -220,10 +221,11 @@ async def run_session(
     With a `candidate`, the session changes nothing until this process leads. It waits with its connections open until
     this process holds the Lease or, while Kubernetes cannot be reached, until no process leads this database.
 
-    `on_change` is called with the names of changed roles. Detection starts before `work`, so `work` misses no change
-    that is committed after it starts. `suspended` is called every BEAT_PERIOD with whether a superuser has suspended
-    all changes. `interval` is the time between two rounds of Poll in seconds. `status_claims` holds the claims if
-    schema pgrole does not exist; pass the same instance to every session with the server.
+    `on_change` is called with the names of changed roles, and `on_database` with those of changed databases. Detection
+    starts before `work`, so `work` misses no change that is committed after it starts. `suspended` is called every
+    BEAT_PERIOD with whether a superuser has suspended all changes. `interval` is the time between two rounds of Poll in
+    seconds. `status_claims` holds the claims if schema pgrole does not exist; pass the same instance to every session
+    with the server.
 
     Returns when `work` returns, or when the controller's privileges or schema pgrole have changed; the caller then
     starts another session. Raises PgRoleError if the session cannot be started or fails.
@@ -232,7 +234,14 @@ async def run_session(
         stack.enter_context(convert_unexpected())
         writer = await stack.enter_async_context(connect(endpoint, "work", **_PLANNING))
         open_chosen = partial(
-            open_detector, stack, endpoint, writer, detection=detection, interval=interval, on_change=on_change
+            open_detector,
+            stack,
+            endpoint,
+            writer,
+            detection=detection,
+            interval=interval,
+            on_change=on_change,
+            on_database=on_database,
         )
         found = detector = fence = None
         while candidate is not None and not candidate.is_leading() and fence is None:

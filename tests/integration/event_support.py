@@ -52,7 +52,7 @@ async def event_database(server: PostgresServer, *, options: str = "") -> AsyncI
         reading = await stack.enter_async_context(connect(Endpoint(server.dsn(database=name)), "work"))
         await reading.execute("".join(f"CREATE TABLE public.{table} (id int, note text);" for table in "abcdefgh"))
         await reading.execute(queries.install_database())
-        await reading.execute(queries.events("install"))
+        await reading.execute(queries.install_event_triggers())
         made = EventDatabase(server, name, reading)
         try:
             yield made

@@ -318,7 +318,7 @@ async def test_the_database_is_dropped_and_created_again(world: World) -> None:
         await world.home.execute(f"CREATE DATABASE {world.database}")
         world.hand = await asyncpg.connect(world.server.dsn(database=world.database))
         await world.hand.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int)")
-        worker.retry()
+        worker.note_database()
         await world.wait_settled()
         assert await world.may("SELECT", "app.orders")
 

@@ -1,0 +1,197 @@
+"""What a role may do in a database is as declared, and stays so, whatever others grant and revoke there."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.connection import Connection
+from tests.acceptance.world import (
+    PATIENCE,
+    Controller,
+    Json,
+    Kube,
+    condition,
+    is_ready,
+    make_kube,
+    remove,
+    running,
+    says,
+)
+from tests.servers import Servers
+
+pytestmark = pytest.mark.slow
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as server:
+        yield server
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A namespace, a database with schema app, owned by a role of the same namespace, and a superuser's session."""
+
+    kube: Kube
+    postgres: PostgresServer
+    folder: Path
+    name: str
+    hand: Connection
+
+    @property
+    def reader(self) -> str:
+        return f"{self.name}_reader"
+
+    @property
+    def owner(self) -> str:
+        return f"{self.name}_owner"
+
+    def controller(self, **environment: str) -> Controller:
+        self.folder.mkdir(exist_ok=True)
+        detection = {"PGROLE_DATABASES_DETECTION": "Auto", **environment}
+        folder = self.folder / secrets.token_hex(4)
+        folder.mkdir()
+        return Controller(
+            self.kube.server, self.postgres.dsn(), folder, "--namespace", self.kube.namespace, **detection
+        )
+
+    async def declare(self, *privileges: Json, ready: bool = True, **spec: Any) -> Json:
+        """The owner of everything in the database, and the reader with these privileges."""
+        await self.kube.apply("owner", name=self.owner)
+        await self.kube.wait_ready("owner")
+        await self.hand.execute(f"ALTER SCHEMA app OWNER TO {self.owner}; ALTER TABLE app.orders OWNER TO {self.owner}")
+        obj = await self.kube.apply("reader", name=self.reader, privileges=list(privileges), **spec)
+        return await self.kube.wait_ready("reader") if ready else obj
+
+    def reads(self, database: str = "") -> Json:
+        return {"database": database or self.name, "schemas": [{"name": "app", "access": ["Read"]}]}
+
+    async def wait_may(self, privilege: str, table: str, *, expected: bool = True) -> None:
+        async def is_so() -> bool:
+            query = "SELECT has_table_privilege(oid, $2, $3) FROM pg_roles WHERE rolname = $1"
+            return (await self.hand.fetchval(query, self.reader, table, privilege)) is expected
+
+        if not await reached(is_so, PATIENCE):
+            obj = await self.kube.get("reader")
+            raise AssertionError(f"{privilege} on {table} did not become {expected}: {obj}")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Place]:
+    async with make_place(api_server, postgres, tmp_path) as made:
+        yield made
+
+
+@asynccontextmanager
+async def make_place(api_server: ApiServer, postgres: PostgresServer, folder: Path) -> AsyncIterator[Place]:
+    kube, name = await make_kube(api_server), f"n{secrets.token_hex(4)}"
+    home = await asyncpg.connect(postgres.dsn())
+    await home.execute(f"CREATE DATABASE {name}")
+    hand = await asyncpg.connect(postgres.dsn(database=name))
+    await hand.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int, total int)")
+    yield Place(kube, postgres, folder / "controllers", name, hand)
+    await hand.close()
+    await remove(kube)
+    await home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    await home.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+    await home.close()
+
+
+async def test_privileges_are_granted_kept_extended_changed_and_given_up(place: Place) -> None:
+    async with running(place.controller()) as controller:
+        await place.declare(place.reads())
+        await place.wait_may("SELECT", "app.orders")
+        assert "detection=Events" in controller.log
+
+        await place.hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")
+        await place.wait_may("DELETE", "app.orders", expected=False)
+        event = await place.kube.wait_event("DriftCorrected", about="reader")
+        assert f"DELETE on table app.orders (database {place.name}) was granted by postgres" in event["note"]
+        assert event["note"].endswith("and revoked")
+
+        await place.hand.execute(f"REVOKE SELECT ON app.orders FROM {place.reader}")
+        await place.wait_may("SELECT", "app.orders")
+
+        await place.hand.execute(f"SET ROLE {place.owner}; CREATE TABLE app.invoices (id int); RESET ROLE")
+        await place.wait_may("SELECT", "app.invoices")
+        event = await place.kube.wait_event("PrivilegesExtended", about="reader")
+        assert "app.invoices" in event["note"]
+
+        write = {"database": place.name, "schemas": [{"name": "app", "access": ["Write"], "except": ["invoices"]}]}
+        await place.declare(write)
+        await place.wait_may("DELETE", "app.orders")
+        await place.wait_may("SELECT", "app.invoices", expected=False)
+
+        await place.declare()
+        await place.wait_may("SELECT", "app.orders", expected=False)
+        obj = await place.kube.wait_ready("reader")
+    assert obj["status"]["driftCount"] == 2
+
+
+async def test_what_happened_while_no_controller_ran_is_corrected(place: Place) -> None:
+    first = place.controller()
+    await first.start()
+    await place.declare(place.reads())
+    await first.kill()
+    await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
+    await place.hand.execute(f"CREATE TABLE app.late (id int); ALTER TABLE app.late OWNER TO {place.owner}")
+    await place.kube.apply("reader", name=place.reader, privileges=[place.reads()])
+    async with running(place.controller()):
+        await place.wait_may("UPDATE", "app.orders", expected=False)
+        await place.wait_may("SELECT", "app.late")
+        await place.kube.wait_ready("reader")
+
+
+async def test_a_database_that_does_not_exist_delays_no_other(place: Place) -> None:
+    missing = f"{place.name}_later"
+    async with running(place.controller()):
+        await place.declare(place.reads(), place.reads(missing), ready=False)
+        await place.wait_may("SELECT", "app.orders")
+        obj = await place.kube.wait_for("reader", lambda obj: says(obj, "PrivilegePending", missing), "pending")
+        assert not is_ready(obj)
+        await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
+        await place.wait_may("UPDATE", "app.orders", expected=False)
+        await place.hand.execute(f"CREATE DATABASE {missing}")
+        try:
+            await place.kube.wait_for(
+                "reader", lambda obj: says(obj, "PrivilegePending", "schema app"), "schema pending"
+            )
+            there = await asyncpg.connect(place.postgres.dsn(database=missing))
+            await there.execute("CREATE SCHEMA app")
+            await place.kube.wait_ready("reader")
+            await there.close()
+        finally:
+            await place.hand.execute(f"DROP DATABASE {missing} WITH (FORCE)")
+
+
+async def test_connect_on_the_database_is_kept(place: Place) -> None:
+    async with running(place.controller()):
+        await place.declare({"database": place.name, "onDatabase": ["CONNECT"]})
+        query = f"SELECT has_database_privilege('{place.reader}', '{place.name}', 'CREATE')"
+        await place.hand.execute(f"GRANT CREATE ON DATABASE {place.name} TO {place.reader}")
+
+        async def is_revoked() -> bool:
+            return not await place.hand.fetchval(query)
+
+        assert await reached(is_revoked, PATIENCE)
+        event = await place.kube.wait_event("DriftCorrected", about="reader")
+    assert f"CREATE on database {place.name}" in event["note"]
+
+
+async def test_polls_where_event_triggers_are_not_wanted(place: Place) -> None:
+    async with running(place.controller(PGROLE_DATABASES_DETECTION="Poll")):
+        await place.declare(place.reads())
+        await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
+        await place.wait_may("UPDATE", "app.orders", expected=False)
+        obj = await place.kube.wait_ready("reader")
+    assert condition(obj, "Ready")["reason"] == "Reconciled"
