@@ -1,16 +1,16 @@
 """A TCP proxy between one process and a server, which can be frozen or cut."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
 
-from pgrole_controller.local.process import reached
 from pgrole_controller.local.workspace import free_port
 
 _BYTES = 1 << 16
-_CLOSING_SECONDS = 5.0
+_HOST = "127.0.0.1"
 
 
 class Wire:
@@ -38,21 +38,21 @@ class Wire:
         self._cut = False
         self._passing.set()
 
-    async def is_idle(self) -> bool:
-        return not self._scopes
-
-    async def carry(self, near: asyncio.StreamReader, to_near: asyncio.StreamWriter) -> None:
+    async def carry(self, accepted: socket.socket) -> None:
         """Passes on what either end says until both have ended, or the wire is cut."""
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
-                if not self._cut:
-                    await self._connect(near, to_near)
+                near, to_near = await asyncio.open_connection(sock=accepted)
+                try:
+                    if not self._cut:
+                        await self._connect(near, to_near)
+                finally:
+                    to_near.transport.abort()
             except OSError:
-                pass  # the other end does not answer, so neither do we
+                return  # the other end does not answer, so neither do we
             finally:
                 self._scopes.discard(scope)
-                to_near.transport.abort()
 
     async def _connect(self, near: asyncio.StreamReader, to_near: asyncio.StreamWriter) -> None:
         far, to_far = await asyncio.open_connection(*self._to)
@@ -80,13 +80,30 @@ class Wire:
 @asynccontextmanager
 async def wire(host: str, port: int) -> AsyncIterator[Wire]:
     made = Wire(host, port)
-    # Not anyio's listener: to cancel its accept while a connection arrives leaves that connection's socket open.
-    server = await asyncio.start_server(made.carry, "127.0.0.1", made.port)
-    try:
-        yield made
-    finally:
-        server.close()
-        made.cut()  # closes all sockets
-        with anyio.CancelScope(shield=True):
-            await reached(made.is_idle, _CLOSING_SECONDS, every=0.01)
-            await server.wait_closed()
+    connections: list[socket.socket] = []
+    with socket.create_server((_HOST, made.port)) as listener:
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            async with anyio.create_task_group() as carrying:
+
+                def accept() -> None:
+                    """No task waits for this, whose cancellation could lose a connection with its socket open."""
+                    try:
+                        near, _ = listener.accept()
+                    except (BlockingIOError, ConnectionError):
+                        return
+                    near.setblocking(False)
+                    connections.append(near)
+                    carrying.start_soon(made.carry, near)
+
+                loop.add_reader(listener, accept)
+                try:
+                    yield made
+                finally:
+                    loop.remove_reader(listener)
+                    made.cut()
+                    carrying.cancel_scope.cancel()
+        finally:
+            for near in connections:
+                near.close()  # one whose task did not begin

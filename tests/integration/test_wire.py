@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.acceptance.wire import wire
@@ -22,10 +23,12 @@ async def echoing() -> AsyncIterator[int]:
     """Sends back all that it is sent; yields the port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(answer, HOST, 0)
     try:
@@ -69,15 +72,14 @@ async def test_connections_that_arrive_while_it_ends_leave_no_socket_open() -> N
     try:
         async with echoing() as port:
             for number in range(ROUNDS):
-                async with AsyncExitStack() as stack:
-                    async with wire(HOST, port) as between:
-                        await anyio.sleep(0)
-                        for _ in range(3):
-                            late = stack.enter_context(socket.socket())
-                            late.setblocking(False)
-                            late.connect_ex((HOST, between.port))
-                        if number % 2:
-                            await anyio.sleep(0)
+                async with AsyncExitStack() as stack, wire(HOST, port) as between:
+                    await anyio.sleep(SILENCE / 10)  # it waits for connections
+                    for _ in range(3):
+                        late = stack.enter_context(socket.socket())
+                        late.setblocking(False)
+                        late.connect_ex((HOST, between.port))
+                    for _ in range(number % 4):
+                        await anyio.lowlevel.checkpoint()
         await anyio.sleep(SILENCE)
         gc.collect()
     finally:
