@@ -4,9 +4,13 @@ from pathlib import PurePath
 
 #: Their tests wait long and share nothing. Longest first.
 LONGEST = (
-    *("test_away", "test_leader", "test_clusters", "test_upgrade", "test_restart", "test_rotation", "test_identity"),
-    *("test_uninstall", "test_backup", "test_failover", "test_faults", "test_contest", "test_home", "test_deletion"),
+    *("test_contest", "test_away", "test_attacks", "test_upgrade", "test_leader", "test_batch", "test_clusters"),
+    *("test_uninstall", "test_rotation", "test_faults", "test_deletion", "test_restart", "test_identity"),
+    *("test_isolation", "test_backup", "test_failover", "test_home"),
 )
+
+#: They run long as well, but what their tests share takes long to start.
+_TOGETHER = ("test_attacks", "test_batch", "test_isolation")
 
 
 def place(path: PurePath) -> int:
@@ -17,4 +21,4 @@ def place(path: PurePath) -> int:
 def goes_alone(nodeid: str) -> bool:
     """Tells whether a test may run apart from its module's other tests."""
     path = PurePath(nodeid.partition("::")[0])
-    return path.parent.name == "acceptance" and path.stem in LONGEST
+    return path.parent.name == "acceptance" and path.stem in LONGEST and path.stem not in _TOGETHER

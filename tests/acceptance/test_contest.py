@@ -133,6 +133,7 @@ async def test_a_fight_slows_down_names_who_and_ends_by_itself(
     assert is_ready(await kube.get("other") or {})
 
 
+#: Field, spec, what somebody runs, and the query that says that it stands.
 CONTESTED: list[tuple[str, dict[str, Any], str, str]] = [
     (
         "memberOf",
@@ -161,17 +162,22 @@ CONTESTED: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "spec", "statement", "stands"), CONTESTED, ids=[row[0] for row in CONTESTED])
-async def test_every_kind_of_field_can_be_contested(
-    kube: Kube, shared_dsn: str, role: str, field: str, spec: Json, statement: str, stands: str
-) -> None:
-    await kube.apply("app", name=role, **spec)
-    await kube.wait_ready("app")
-    async with fighting(shared_dsn, statement.format(role), stands.format(role)) as fight:
-        await kube.wait_for("app", contested(field, 5, FIGHTER), field)
-        obj = await kube.wait_for("app", contested(field, 6), field)
-        assert fight.is_slow()
-    assert "of somebody" not in condition(obj, "Ready")["message"]
+async def test_every_kind_of_field_can_be_contested(kube: Kube, shared_dsn: str, role: str) -> None:
+    """All at once, each of a role of its own: most of it is waiting."""
+
+    async def contest(number: int, field: str, spec: Json, statement: str, standing: str) -> None:
+        obj_name, name = f"app-{number}", f"{role}_{number}"
+        await kube.apply(obj_name, name=name, **spec)
+        await kube.wait_ready(obj_name)
+        async with fighting(shared_dsn, statement.format(name), standing.format(name)) as fight:
+            await kube.wait_for(obj_name, contested(field, 5, FIGHTER), field)
+            obj = await kube.wait_for(obj_name, contested(field, 6), field)
+            assert fight.is_slow(), field
+        assert "of somebody" not in condition(obj, "Ready")["message"]
+
+    async with anyio.create_task_group() as tasks:
+        for number, row in enumerate(CONTESTED):
+            tasks.start_soon(contest, number, *row)
 
 
 async def test_a_password_from_a_secret_is_contested_and_a_new_one_in_the_secret_is_set_at_once(

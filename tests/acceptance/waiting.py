@@ -1,4 +1,6 @@
-"""Pauses between two requests to the API server while a test waits; they grow with the time waited."""
+"""How tests wait: pauses between requests to the API server, which grow with the time waited, and a growing log."""
+
+from pathlib import Path
 
 import anyio
 
@@ -23,3 +25,29 @@ class Attempts:
             self._began = now
         else:
             await anyio.sleep(max(_FIRST_SECONDS, min(_LAST_SECONDS, (now - self._began) * _SHARE)))
+
+
+class Occurrences:
+    """Counts a text in a file that grows, and reads each part of it once: a log of debug has megabytes."""
+
+    def __init__(self, file: Path, text: str) -> None:
+        self._file = file
+        self._text = text.encode()
+        self._read_to = 0
+        self._tail = b""  # the end of what was read, which may be the beginning of the text
+        self._found = 0
+
+    def count(self) -> int:
+        """Returns how often the text is in the file now; 0 if there is no such file."""
+        if not self._file.exists():
+            return self._found
+        with self._file.open("rb") as file:
+            file.seek(self._read_to)
+            new = file.read()
+        self._read_to += len(new)
+        unread = self._tail + new
+        self._found += unread.count(self._text)
+        end = unread.rfind(self._text)
+        rest = unread if end < 0 else unread[end + len(self._text) :]
+        self._tail = rest[max(0, len(rest) - len(self._text) + 1) :]
+        return self._found

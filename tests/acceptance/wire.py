@@ -1,14 +1,16 @@
 """A TCP proxy between one process and a server, which can be frozen or cut."""
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
-from anyio.abc import SocketStream
 
 from pgrole_controller.local.workspace import free_port
 
 _BYTES = 1 << 16
+_HOST = "127.0.0.1"
 
 
 class Wire:
@@ -36,42 +38,72 @@ class Wire:
         self._cut = False
         self._passing.set()
 
-    async def carry(self, near: SocketStream) -> None:
+    async def carry(self, accepted: socket.socket) -> None:
+        """Passes on what either end says until both have ended, or the wire is cut."""
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
-            async with near:
-                if self._cut:
-                    return
+            try:
+                near, to_near = await asyncio.open_connection(sock=accepted)
                 try:
-                    async with await anyio.connect_tcp(*self._to) as far, anyio.create_task_group() as tasks:
-                        tasks.start_soon(self._pass_on, near, far)
-                        tasks.start_soon(self._pass_on, far, near)
-                except OSError:
-                    return  # the other end does not answer, so neither do we
+                    if not self._cut:
+                        await self._connect(near, to_near)
                 finally:
-                    self._scopes.discard(scope)
+                    to_near.transport.abort()
+            except OSError:
+                return  # the other end does not answer, so neither do we
+            finally:
+                self._scopes.discard(scope)
 
-    async def _pass_on(self, one: SocketStream, other: SocketStream) -> None:
+    async def _connect(self, near: asyncio.StreamReader, to_near: asyncio.StreamWriter) -> None:
+        far, to_far = await asyncio.open_connection(*self._to)
         try:
-            while True:
-                data = await one.receive(_BYTES)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._pass_on, near, to_far)
+                tasks.start_soon(self._pass_on, far, to_near)
+            to_near.close()
+            await to_near.wait_closed()
+        finally:
+            to_far.transport.abort()
+
+    async def _pass_on(self, one: asyncio.StreamReader, other: asyncio.StreamWriter) -> None:
+        try:
+            while data := await one.read(_BYTES):
                 while not self._passing.is_set():
                     await self._passing.wait()
-                await other.send(data)
-        except anyio.EndOfStream:
-            with anyio.move_on_after(1.0):
-                await other.send_eof()
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await other.aclose()
+                other.write(data)
+                await other.drain()
+            other.write_eof()
+        except OSError:
+            other.transport.abort()
 
 
 @asynccontextmanager
 async def wire(host: str, port: int) -> AsyncIterator[Wire]:
     made = Wire(host, port)
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=made.port)
-    async with listener, anyio.create_task_group() as carrying:
-        async with anyio.create_task_group() as accepting:
-            accepting.start_soon(listener.serve, made.carry, carrying)
-            yield made
-            accepting.cancel_scope.cancel()
-        made.cut()  # closes all sockets
+    connections: list[socket.socket] = []
+    with socket.create_server((_HOST, made.port)) as listener:
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            async with anyio.create_task_group() as carrying:
+
+                def accept() -> None:
+                    """No task waits for this, whose cancellation could lose a connection with its socket open."""
+                    try:
+                        near, _ = listener.accept()
+                    except (BlockingIOError, ConnectionError):
+                        return
+                    near.setblocking(False)
+                    connections.append(near)
+                    carrying.start_soon(made.carry, near)
+
+                loop.add_reader(listener, accept)
+                try:
+                    yield made
+                finally:
+                    loop.remove_reader(listener)
+                    made.cut()
+                    carrying.cancel_scope.cancel()
+        finally:
+            for near in connections:
+                near.close()  # one whose task did not begin

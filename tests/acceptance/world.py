@@ -25,7 +25,7 @@ from pgrole_controller.local.workspace import free_port
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.forks import Forked
 from tests.acceptance.service_account import ServiceAccount, find_namespace, installation_for
-from tests.acceptance.waiting import Attempts
+from tests.acceptance.waiting import Attempts, Occurrences
 
 Json = dict[str, Any]
 
@@ -402,28 +402,26 @@ class Controller:
 
     async def wait_count(self, text: str, times: int, seconds: float = PATIENCE) -> None:
         """Waits until the log contains `text` this many times."""
+        found = Occurrences(self.process.log, text)
         with anyio.move_on_after(seconds):
-            while self.log.count(text) < times:
+            while found.count() < times:
                 if not self.process.running:
                     raise self.process.failure("ended")
                 await anyio.sleep(0.02)
             return
         raise self.process.failure(f"did not log {text!r} within {seconds} s")
 
-    def reconciles(self) -> int:
-        """Number of reconciles so far, of any object."""
-        return self.log.count(" reconcile begins  ")
-
     async def rest(self) -> None:
         """Waits until nothing has been reconciled for a while, so no pending confirmation can notice what comes next by
         chance.
         """
+        reconciles = Occurrences(self.process.log, " reconcile begins  ")
         with anyio.fail_after(PATIENCE):
             while True:
-                before = self.reconciles()
+                before = reconciles.count()
 
                 async def is_reconciled(before: int = before) -> bool:
-                    return self.reconciles() > before
+                    return reconciles.count() > before
 
                 if not await reached(is_reconciled, REST):
                     return
@@ -431,8 +429,9 @@ class Controller:
     async def back_off(self, kube: Kube, name: str) -> None:
         """Lets back-off of a refused object grow until it exceeds PATIENCE."""
         begins = f" reconcile begins  object={kube.namespace}/{name} "
+        reconciles = Occurrences(self.process.log, begins)
         for number in range(REFUSALS):
-            before = self.log.count(begins)
+            before = reconciles.count()
             await kube.patch(name, {"metadata": {"annotations": {"example.com/poke": str(number)}}})
             await self.wait_count(begins, before + 1)
 
