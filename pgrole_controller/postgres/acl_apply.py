@@ -66,12 +66,13 @@ class AclDialect:
 
     `version`: server_version_num. `fence`: this process's lead in this database; None: nothing is installed there.
     `foreign_triggers`: an event trigger that is not ours and that the session cannot disable would run: nothing is
-    changed.
+    changed. `enforcing`: this process leads only according to the database, since Kubernetes cannot be reached.
     """
 
     version: int
     fence: Fence | None = None
     foreign_triggers: bool = False
+    enforcing: bool = False
 
     def opening(self) -> list[str]:
         statements = [queries.without_schema("check_not_suspended")]
@@ -229,7 +230,7 @@ class _Pass:
         nothing is changed then.
         """
         if self._dialect.fence is not None:
-            self._dialect.fence.check_clock()
+            self._dialect.fence.check_clock(enforcing=self._dialect.enforcing)
         async with self._transaction(repairs):
             stale = await self._find_stale(repairs)
             fresh = [one for one in repairs if one.observed.object.id not in stale]
