@@ -11,7 +11,11 @@ BEGIN
         SELECT
         FROM pg_catalog.pg_namespace AS n
         WHERE n.nspname = 'pgrole' AND pg_catalog.pg_get_userbyid(n.nspowner) = session_user
-          AND n.nspacl = pg_catalog.acldefault('n', n.nspowner)
+          AND (
+              n.nspacl = pg_catalog.acldefault('n', n.nspowner)
+              OR n.nspacl = pg_catalog.acldefault('n', n.nspowner)
+                  || pg_catalog.makeaclitem('pg_monitor'::pg_catalog.regrole, n.nspowner, 'USAGE', false)
+          )
     ) OR current_user <> session_user THEN
         IF current_user <> session_user OR EXISTS (
             SELECT

@@ -228,3 +228,9 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(database: str)
         async with connect(Endpoint(dsn), "test"):
             pass
     assert "wr0ng-secret" not in str(caught.value)
+
+
+async def test_that_monitoring_may_use_the_schema_leaves_the_guard_its_short_way(connection: Connection) -> None:
+    await install(connection)
+    short = GUARD[GUARD.index("AND (") : GUARD.index(") OR current_user")].removeprefix("AND ")
+    assert await connection.fetchval(f"SELECT {short} FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgrole'")
