@@ -10,16 +10,25 @@ If it fails, each of its objects is tried in a transaction of its own, so that o
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
 
 from pgrole_controller.core import grant_ddl
-from pgrole_controller.core.acl import AclChange, AclEntry, DefaultAclChange, ObjectId, ObservedAcl
+from pgrole_controller.core.acl import (
+    AclChange,
+    AclEntry,
+    DatabaseObject,
+    DefaultAclChange,
+    ObjectId,
+    ObjectKind,
+    ObservedAcl,
+)
 from pgrole_controller.core.ddl import seen_name
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.grant_ddl import GrantStatement
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_catalog import read_defaults, read_named_acls
 from pgrole_controller.postgres.claim_store import limited_transaction
@@ -54,7 +63,9 @@ Statement: TypeAlias = tuple[str, Sequence[object]]
 
 @dataclass(frozen=True, slots=True)
 class AclRepair:
-    """The changes of one object, and the ACL that they were decided from, whose `entries` are of all `grantees`."""
+    """All changes of one object, for whichever grantees, and the ACL that they were decided from. Its `entries` are of
+    all `grantees` of `apply_acls`: none of them loses what no change revokes.
+    """
 
     observed: ObservedAcl
     changes: tuple[AclChange, ...]
@@ -282,11 +293,39 @@ class _Pass:
         self, changes: Sequence[AclChange], defaults: Sequence[DefaultAclChange] = (), *, cascade: bool = False
     ) -> None:
         for one in grant_ddl.statements(changes, defaults, self._dialect.version, cascade=cascade):
-            text = one.text
             if one.acting_as:
-                acting = f"SELECT pg_catalog.set_config('role', {seen_name(one.acting_as)}, true)"
-                text = f"{acting};\n{text};\nRESET ROLE"
-            await self._connection.execute(text)
+                await self._run_as_grantor(one)
+            else:
+                await self._connection.execute(one.text)
+
+    async def _run_as_grantor(self, statement: GrantStatement) -> None:
+        """A grantor that has lost USAGE on the schema could not name the object, so it gets that for this statement."""
+        acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true)"
+        closed = await self._find_closed_schemas(statement)
+        opening = [AclChange(one, 0, statement.acting_as, ("USAGE",)) for one in closed]
+        texts = [
+            *(one.text for one in grant_ddl.statements(opening)),
+            acting,
+            statement.text,
+            "RESET ROLE",
+            *(one.text for one in grant_ddl.statements(replace(one, revoke=True) for one in opening)),
+        ]
+        await self._connection.execute(";\n".join(texts))
+
+    async def _find_closed_schemas(self, statement: GrantStatement) -> list[DatabaseObject]:
+        relations, routines = (
+            [one.oid for one in statement.objects if one.catalog == catalog] for catalog in ("pg_class", "pg_proc")
+        )
+        rows = await fetch(
+            self._connection,
+            "",
+            queries.privileges("closed_schemas"),
+            statement.acting_as.encode(errors="surrogateescape"),
+            relations,
+            routines,
+        )
+        found = [(ObjectId("pg_namespace", row.get("oid", int)), row.text("name")) for row in rows]
+        return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
 
     async def _verify(self, repairs: Sequence[AclRepair]) -> None:
         """Reads the ACLs back. What was lost with something that was revoked, e.g. by CASCADE, is granted again.

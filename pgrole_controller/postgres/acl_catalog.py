@@ -226,7 +226,9 @@ async def read_facts(connection: Connection, creators: Collection[str]) -> tuple
         version=row.get("version", int),
         superusers=frozenset(row.some("superusers", int)),
         own_roles=frozenset(row.some("own_roles", int)),
-        search_path_schemas=frozenset(name for path in row.texts("search_paths") for name in _schemas_of(path)),
+        search_path_schemas=frozenset(
+            (*row.texts("role_schemas"), *(name for path in row.texts("search_paths") for name in _schemas_of(path)))
+        ),
     )
     return facts, dict(_pairs(row, row.texts("creator_names"), row.some("creators", int), "creators"))
 
