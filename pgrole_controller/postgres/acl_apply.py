@@ -19,7 +19,6 @@ import anyio.lowlevel
 from pgrole_controller.core import grant_ddl
 from pgrole_controller.core.acl import (
     AclChange,
-    AclEntry,
     DatabaseObject,
     DefaultAclChange,
     ObjectId,
@@ -31,6 +30,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.grant_ddl import GrantStatement
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_catalog import read_defaults, read_named_acls
+from pgrole_controller.postgres.acl_verification import AclRepair, find_lost, find_wrong, grant_again, identity_of
 from pgrole_controller.postgres.claim_store import limited_transaction
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import shorten
@@ -59,16 +59,6 @@ _GONE = ("42P01", "42883", "3F000", "42704", "42703")
 
 #: A statement and its arguments.
 Statement: TypeAlias = tuple[str, Sequence[object]]
-
-
-@dataclass(frozen=True, slots=True)
-class AclRepair:
-    """All changes of one object, for whichever grantees, and the ACL that they were decided from. Its `entries` are of
-    all `grantees` of `apply_acls`: none of them loses what no change revokes.
-    """
-
-    observed: ObservedAcl
-    changes: tuple[AclChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +274,7 @@ class _Pass:
         for one in repairs:
             before = one.observed
             found = now.get(before.object.id)
-            if found is None or found.seen != before.seen or _identity(found) != _identity(before):
+            if found is None or found.seen != before.seen or identity_of(found) != identity_of(before):
                 text = f"{before.object.label} changed while the controller read it"
                 stale[before.object.id] = Transient(Reason.PROGRESSING, text)
         return stale
@@ -335,13 +325,15 @@ class _Pass:
         if not repairs:
             return
         after = await self._read(repairs)
-        lost = [(one, entry) for one in repairs for entry in _lost(one, after.get(one.observed.object.id))]
+        lost = [(one, entry) for one in repairs for entry in find_lost(one, after.get(one.observed.object.id))]
         if lost:
             names = await _read_role_names(self._connection, {entry.grantee for _, entry in lost})
-            await self._run([_granting(one, entry, names) for one, entry in lost if entry.grantee in names])
+            await self._run([grant_again(one, entry, names) for one, entry in lost if entry.grantee in names])
             after = await self._read(repairs)
         wrong = {
-            one.observed.object.id: text for one in repairs if (text := _wrong(one, after.get(one.observed.object.id)))
+            one.observed.object.id: text
+            for one in repairs
+            if (text := find_wrong(one, after.get(one.observed.object.id)))
         }
         if wrong:
             raise _Ineffective(wrong)
@@ -365,79 +357,6 @@ class _Pass:
     async def _read(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, ObservedAcl]:
         oids = [one.observed.object.id.oid for one in repairs]
         return {one.object.id: one for one in await read_named_acls(self._connection, self._grantees, oids)}
-
-
-def _identity(one: ObservedAcl) -> tuple[object, ...]:
-    """What statements refer to an object by, and its owner."""
-    found = one.object
-    return found.kind, found.schema, found.name, found.arguments, found.owner
-
-
-def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:
-    return {(entry.grantee, entry.column, entry.privilege) for entry in one.entries} if one is not None else set()
-
-
-def _revokes(change: AclChange, entry: AclEntry) -> bool:
-    by = entry.grantor_name == change.grantor if change.grantor else entry.grantor == change.object.owner
-    return (
-        change.revoke
-        and by
-        and entry.grantee == change.grantee
-        and entry.privilege in change.privileges
-        and entry.column in (change.columns or ("",))
-    )
-
-
-def _lost(repair: AclRepair, after: ObservedAcl | None) -> list[AclEntry]:
-    """Entries that no change revokes, and that are gone. One of several grantors is enough."""
-    held = _held(after)
-    kept = [
-        entry
-        for entry in repair.observed.entries
-        if not any(_revokes(change, entry) and not change.option_only for change in repair.changes)
-    ]
-    return [entry for entry in kept if (entry.grantee, entry.column, entry.privilege) not in held]
-
-
-def _wrong(repair: AclRepair, after: ObservedAcl | None) -> str:
-    """What is not as it should be after the changes, for people; empty if all is."""
-    label = repair.observed.object.label
-    if after is None:
-        return f"{label} was dropped"
-    held = _held(after)
-    for change in repair.changes:
-        if change.revoke:
-            left = [e for e in after.entries if _revokes(change, e) and (e.grantable or not change.option_only)]
-            if left and not _granted_too(repair, left[0]):
-                text = f'PostgreSQL did not revoke {left[0].privilege} on {label} from "{change.grantee_name}"'
-                return f'{text}, which "{left[0].grantor_name}" granted'
-            continue
-        for entry in _entries_of(change):
-            if entry not in held:
-                return f'PostgreSQL did not grant {entry[2]} on {label} to "{change.grantee_name}"'
-    lost = _lost(repair, after)
-    return f"PostgreSQL revoked {lost[0].privilege} on {label}, too, and did not grant it again" if lost else ""
-
-
-def _granted_too(repair: AclRepair, entry: AclEntry) -> bool:
-    key = (entry.grantee, entry.column, entry.privilege)
-    return any(key in _entries_of(change) for change in repair.changes if not change.revoke)
-
-
-def _entries_of(change: AclChange) -> set[tuple[int, str, str]]:
-    return {
-        (change.grantee, column, privilege) for column in change.columns or ("",) for privilege in change.privileges
-    }
-
-
-def _granting(repair: AclRepair, entry: AclEntry, names: Mapping[int, str]) -> AclChange:
-    return AclChange(
-        object=repair.observed.object,
-        grantee=entry.grantee,
-        grantee_name=names[entry.grantee],
-        privileges=(entry.privilege,),
-        columns=(entry.column,) if entry.column else (),
-    )
 
 
 async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:

@@ -10,8 +10,9 @@ import pytest_asyncio
 from pgrole_controller.core.acl import DECLARABLE, AclChange, DefaultAclChange, ObservedAcl
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import AclDialect, AclRepair, AppliedAcls, apply_acls
+from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, apply_acls
 from pgrole_controller.postgres.acl_catalog import read_acls, read_columns, read_defaults
+from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.fence import Fence
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named
 from tests.integration.test_acl_catalog import CREATED, OBJECTS, ODD_NAMES

@@ -32,8 +32,9 @@ from pgrole_controller.core.grantee import (
 )
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import AclDialect, AclRepair, apply_acls
+from pgrole_controller.postgres.acl_apply import AclDialect, apply_acls
 from pgrole_controller.postgres.acl_catalog import read_acls, read_database
+from pgrole_controller.postgres.acl_verification import AclRepair
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere
 
 SCHEMAS = ("app", "hr", "scratch")
