@@ -103,8 +103,8 @@ class DatabaseWorker:
         """The server's declaration changed: another way to connect or to detect changes begins another session."""
         if self._access is not None and self._access != self._describe_access() and self._scope is not None:
             self._scope.cancel()
-        else:
-            self.note_everything()
+        self._retry_now.pulse()
+        self.note_everything()
 
     def note_database(self) -> None:
         """The database was created, or changed its name, owner or ACL: what made the session fail may be over."""

@@ -94,6 +94,7 @@ async def run_round(
     async with session.lock:
         one_round = _Round(session, memory, config, cluster, suspended)
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
+        complete |= one_round.unclear
         results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
     return results
 
@@ -113,6 +114,7 @@ class _Round:
         self._cluster = cluster
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
+        self.unclear: set[Key] = set()  # a partial read was not enough to report on these
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
         every = [self._begin(one) for one in grantees]
@@ -126,7 +128,7 @@ class _Round:
                 break
             if last:
                 self._give_up(some)
-            elif (error := await self._why_not()) is not None:
+            elif (error := await self._why_not(some)) is not None:
                 for one in some:
                     one.error = error if one.has_changes else None
                 break
@@ -135,6 +137,8 @@ class _Round:
                 some = [one for one in some if one.has_changes]
                 if not complete:
                     look = _where_changed(some)
+        if not complete:
+            self.unclear = {one.grantee.key for one in every if one.decision.reported or one.decision.pending}
         self._memory.settle([change.object.id for one in every for change in one.changes])
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
@@ -216,8 +220,13 @@ class _Round:
         exposed = self._config.attribution.exposes_all
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
 
-    async def _why_not(self) -> PgRoleError | None:
+    async def _why_not(self, some: Iterable[_Progress]) -> PgRoleError | None:
         """Why nothing may be written now."""
+        if self._session.enforcing and any(one.needs_storing for one in some):
+            return Transient(
+                Reason.PROGRESSING,
+                "Kubernetes cannot be reached: until it can, only privileges that were applied before are kept",
+            )
         if self._session.blocked is not None:
             return self._session.blocked
         if self._suspended() or await self._session.is_suspended():

@@ -10,18 +10,27 @@ If it fails, each of its objects is tried in a transaction of its own, so that o
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
 
 from pgrole_controller.core import grant_ddl
-from pgrole_controller.core.acl import AclChange, AclEntry, DefaultAclChange, ObjectId, ObservedAcl
+from pgrole_controller.core.acl import (
+    AclChange,
+    DatabaseObject,
+    DefaultAclChange,
+    ObjectId,
+    ObjectKind,
+    ObservedAcl,
+)
 from pgrole_controller.core.ddl import seen_name
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.grant_ddl import GrantStatement
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_catalog import read_defaults, read_named_acls
+from pgrole_controller.postgres.acl_verification import AclRepair, find_lost, find_wrong, grant_again, identity_of
 from pgrole_controller.postgres.claim_store import limited_transaction
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import shorten
@@ -53,25 +62,18 @@ Statement: TypeAlias = tuple[str, Sequence[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class AclRepair:
-    """The changes of one object, and the ACL that they were decided from, whose `entries` are of all `grantees`."""
-
-    observed: ObservedAcl
-    changes: tuple[AclChange, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class AclDialect:
     """How to change privileges in one database.
 
     `version`: server_version_num. `fence`: this process's lead in this database; None: nothing is installed there.
     `foreign_triggers`: an event trigger that is not ours and that the session cannot disable would run: nothing is
-    changed.
+    changed. `enforcing`: this process leads only according to the database, since Kubernetes cannot be reached.
     """
 
     version: int
     fence: Fence | None = None
     foreign_triggers: bool = False
+    enforcing: bool = False
 
     def opening(self) -> list[str]:
         statements = [queries.without_schema("check_not_suspended")]
@@ -229,7 +231,7 @@ class _Pass:
         nothing is changed then.
         """
         if self._dialect.fence is not None:
-            self._dialect.fence.check_clock()
+            self._dialect.fence.check_clock(enforcing=self._dialect.enforcing)
         async with self._transaction(repairs):
             stale = await self._find_stale(repairs)
             fresh = [one for one in repairs if one.observed.object.id not in stale]
@@ -273,7 +275,7 @@ class _Pass:
         for one in repairs:
             before = one.observed
             found = now.get(before.object.id)
-            if found is None or found.seen != before.seen or _identity(found) != _identity(before):
+            if found is None or found.seen != before.seen or identity_of(found) != identity_of(before):
                 text = f"{before.object.label} changed while the controller read it"
                 stale[before.object.id] = Transient(Reason.PROGRESSING, text)
         return stale
@@ -282,11 +284,39 @@ class _Pass:
         self, changes: Sequence[AclChange], defaults: Sequence[DefaultAclChange] = (), *, cascade: bool = False
     ) -> None:
         for one in grant_ddl.statements(changes, defaults, self._dialect.version, cascade=cascade):
-            text = one.text
             if one.acting_as:
-                acting = f"SELECT pg_catalog.set_config('role', {seen_name(one.acting_as)}, true)"
-                text = f"{acting};\n{text};\nRESET ROLE"
-            await self._connection.execute(text)
+                await self._run_as_grantor(one)
+            else:
+                await self._connection.execute(one.text)
+
+    async def _run_as_grantor(self, statement: GrantStatement) -> None:
+        """A grantor that has lost USAGE on the schema could not name the object, so it gets that for this statement."""
+        acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true)"
+        closed = await self._find_closed_schemas(statement)
+        opening = [AclChange(one, 0, statement.acting_as, ("USAGE",)) for one in closed]
+        texts = [
+            *(one.text for one in grant_ddl.statements(opening)),
+            acting,
+            statement.text,
+            "RESET ROLE",
+            *(one.text for one in grant_ddl.statements(replace(one, revoke=True) for one in opening)),
+        ]
+        await self._connection.execute(";\n".join(texts))
+
+    async def _find_closed_schemas(self, statement: GrantStatement) -> list[DatabaseObject]:
+        relations, routines = (
+            [one.oid for one in statement.objects if one.catalog == catalog] for catalog in ("pg_class", "pg_proc")
+        )
+        rows = await fetch(
+            self._connection,
+            "",
+            queries.privileges("closed_schemas"),
+            statement.acting_as.encode(errors="surrogateescape"),
+            relations,
+            routines,
+        )
+        found = [(ObjectId("pg_namespace", row.get("oid", int)), row.text("name")) for row in rows]
+        return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
 
     async def _verify(self, repairs: Sequence[AclRepair]) -> None:
         """Reads the ACLs back. What was lost with something that was revoked, e.g. by CASCADE, is granted again.
@@ -296,13 +326,15 @@ class _Pass:
         if not repairs:
             return
         after = await self._read(repairs)
-        lost = [(one, entry) for one in repairs for entry in _lost(one, after.get(one.observed.object.id))]
+        lost = [(one, entry) for one in repairs for entry in find_lost(one, after.get(one.observed.object.id))]
         if lost:
             names = await _read_role_names(self._connection, {entry.grantee for _, entry in lost})
-            await self._run([_granting(one, entry, names) for one, entry in lost if entry.grantee in names])
+            await self._run([grant_again(one, entry, names) for one, entry in lost if entry.grantee in names])
             after = await self._read(repairs)
         wrong = {
-            one.observed.object.id: text for one in repairs if (text := _wrong(one, after.get(one.observed.object.id)))
+            one.observed.object.id: text
+            for one in repairs
+            if (text := find_wrong(one, after.get(one.observed.object.id)))
         }
         if wrong:
             raise _Ineffective(wrong)
@@ -326,79 +358,6 @@ class _Pass:
     async def _read(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, ObservedAcl]:
         oids = [one.observed.object.id.oid for one in repairs]
         return {one.object.id: one for one in await read_named_acls(self._connection, self._grantees, oids)}
-
-
-def _identity(one: ObservedAcl) -> tuple[object, ...]:
-    """What statements refer to an object by, and its owner."""
-    found = one.object
-    return found.kind, found.schema, found.name, found.arguments, found.owner
-
-
-def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:
-    return {(entry.grantee, entry.column, entry.privilege) for entry in one.entries} if one is not None else set()
-
-
-def _revokes(change: AclChange, entry: AclEntry) -> bool:
-    by = entry.grantor_name == change.grantor if change.grantor else entry.grantor == change.object.owner
-    return (
-        change.revoke
-        and by
-        and entry.grantee == change.grantee
-        and entry.privilege in change.privileges
-        and entry.column in (change.columns or ("",))
-    )
-
-
-def _lost(repair: AclRepair, after: ObservedAcl | None) -> list[AclEntry]:
-    """Entries that no change revokes, and that are gone. One of several grantors is enough."""
-    held = _held(after)
-    kept = [
-        entry
-        for entry in repair.observed.entries
-        if not any(_revokes(change, entry) and not change.option_only for change in repair.changes)
-    ]
-    return [entry for entry in kept if (entry.grantee, entry.column, entry.privilege) not in held]
-
-
-def _wrong(repair: AclRepair, after: ObservedAcl | None) -> str:
-    """What is not as it should be after the changes, for people; empty if all is."""
-    label = repair.observed.object.label
-    if after is None:
-        return f"{label} was dropped"
-    held = _held(after)
-    for change in repair.changes:
-        if change.revoke:
-            left = [e for e in after.entries if _revokes(change, e) and (e.grantable or not change.option_only)]
-            if left and not _granted_too(repair, left[0]):
-                text = f'PostgreSQL did not revoke {left[0].privilege} on {label} from "{change.grantee_name}"'
-                return f'{text}, which "{left[0].grantor_name}" granted'
-            continue
-        for entry in _entries_of(change):
-            if entry not in held:
-                return f'PostgreSQL did not grant {entry[2]} on {label} to "{change.grantee_name}"'
-    lost = _lost(repair, after)
-    return f"PostgreSQL revoked {lost[0].privilege} on {label}, too, and did not grant it again" if lost else ""
-
-
-def _granted_too(repair: AclRepair, entry: AclEntry) -> bool:
-    key = (entry.grantee, entry.column, entry.privilege)
-    return any(key in _entries_of(change) for change in repair.changes if not change.revoke)
-
-
-def _entries_of(change: AclChange) -> set[tuple[int, str, str]]:
-    return {
-        (change.grantee, column, privilege) for column in change.columns or ("",) for privilege in change.privileges
-    }
-
-
-def _granting(repair: AclRepair, entry: AclEntry, names: Mapping[int, str]) -> AclChange:
-    return AclChange(
-        object=repair.observed.object,
-        grantee=entry.grantee,
-        grantee_name=names[entry.grantee],
-        privileges=(entry.privilege,),
-        columns=(entry.column,) if entry.column else (),
-    )
 
 
 async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:

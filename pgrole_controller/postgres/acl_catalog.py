@@ -6,12 +6,11 @@ once. So few rows arrive, whatever the number of objects, and those that concern
 Names are sent as bytes: in a database of encoding SQL_ASCII they need not be UTF-8 (`rows.Row.text`).
 """
 
-import struct
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cmp_to_key
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import anyio.lowlevel
 
@@ -27,53 +26,17 @@ from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.parameters import elements
 from pgrole_controller.core.privilege_policy import DatabaseFacts
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.acl_rows import CATALOGS, MEMBER, observed_acls, pair, read_entries, read_group
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
-
-T = TypeVar("T")
+from pgrole_controller.postgres.rows import fetch, fetch_row, first
 
 #: Whether a declaration may match objects of this kind in the schema with this name. It is asked for TABLE, which
 #: stands for every kind of relation and for sequences, and for ROUTINE.
 SchemaFilter: TypeAlias = Callable[[str, ObjectKind], bool]
 
-#: PostgreSQL's fixed oids of the catalogs whose rows have an ACL.
-_CATALOGS = {
-    1259: "pg_class",
-    1255: "pg_proc",
-    2615: "pg_namespace",
-    1262: "pg_database",
-    1247: "pg_type",
-    2612: "pg_language",
-    2328: "pg_foreign_data_wrapper",
-    1417: "pg_foreign_server",
-    2613: "pg_largeobject",
-}
-
-_RELATION_KINDS = {
-    "r": ObjectKind.TABLE,
-    "p": ObjectKind.TABLE,
-    "v": ObjectKind.VIEW,
-    "m": ObjectKind.MATERIALIZED_VIEW,
-    "f": ObjectKind.FOREIGN_TABLE,
-    "S": ObjectKind.SEQUENCE,
-}
-
-_KINDS = {
-    "pg_proc": ObjectKind.ROUTINE,
-    "pg_namespace": ObjectKind.SCHEMA,
-    "pg_database": ObjectKind.DATABASE,
-    "pg_type": ObjectKind.TYPE,
-    "pg_language": ObjectKind.LANGUAGE,
-    "pg_foreign_data_wrapper": ObjectKind.FOREIGN_DATA_WRAPPER,
-    "pg_foreign_server": ObjectKind.FOREIGN_SERVER,
-    "pg_largeobject": ObjectKind.LARGE_OBJECT,
-}
-
 #: Objects made from rows without a pause, in which other servers' tasks run.
 _AT_ONCE = 2000
-
-_MEMBER = struct.Struct("!II")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +45,6 @@ class Fingerprint:
 
     snapshot: str
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _AclGroup:
-    """Objects with the same owner and ACL. `oids`, `names`, `versions` and `arguments` have the same length."""
-
-    row: Row
-    catalog: str
-    oids: tuple[int, ...]
-    names: tuple[str, ...]
-    versions: tuple[int, ...]
 
 
 async def read_database(
@@ -212,7 +164,7 @@ async def read_defaults(connection: Connection, grantees: Collection[int]) -> li
             creator_name=row.text("creator_name"),
             schema=row.text("schema"),
             object_type=row.get("object_type", str),
-            entries=tuple(_entries(row)),
+            entries=tuple(read_entries(row)),
         )
         for row in rows
     ]
@@ -226,9 +178,11 @@ async def read_facts(connection: Connection, creators: Collection[str]) -> tuple
         version=row.get("version", int),
         superusers=frozenset(row.some("superusers", int)),
         own_roles=frozenset(row.some("own_roles", int)),
-        search_path_schemas=frozenset(name for path in row.texts("search_paths") for name in _schemas_of(path)),
+        search_path_schemas=frozenset(
+            (*row.texts("role_schemas"), *(name for path in row.texts("search_paths") for name in _schemas_of(path)))
+        ),
     )
-    return facts, dict(_pairs(row, row.texts("creator_names"), row.some("creators", int), "creators"))
+    return facts, dict(pair(row, row.texts("creator_names"), row.some("creators", int), "creators"))
 
 
 def _schemas_of(search_path: str) -> Iterable[str]:
@@ -299,7 +253,7 @@ async def _read_column_entries(
     for row in await fetch(connection, "look_for_column_privileges", query, list(grantees), tables, age):
         entries = [
             replace(entry, column=column)
-            for column, entry in _pairs(row, row.texts("columns"), list(_entries(row)), "columns")
+            for column, entry in pair(row, row.texts("columns"), list(read_entries(row)), "columns")
         ]
         found[row.get("relation", int)] = entries, set(row.some("versions", int))
     return found
@@ -324,7 +278,7 @@ async def _read_objects(
     rows = await fetch(
         connection, "look_for_privileges", query, list(grantees), relations, routines, list(apart), *arguments
     )
-    groups = [_group(row) for row in rows]
+    groups = [read_group(row) for row in rows]
     if not groups:
         return []
     signatures = await _read_arguments(
@@ -333,57 +287,11 @@ async def _read_objects(
     members = await _read_members(connection)
     found: list[ObservedAcl] = []
     for group in groups:
-        for one in _observed(group, signatures, members):
+        for one in observed_acls(group, signatures, members):
             found.append(_joined(one, columns))
             if len(found) % _AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
     return found
-
-
-def _group(row: Row) -> _AclGroup:
-    catalog = _CATALOGS.get(row.get("catalog", int))
-    if catalog is None:
-        raise row.wrong("catalog")
-    oids, versions = _numbers(row, "oids"), _numbers(row, "versions")
-    names = row.text("names").split("\0")
-    if not len(oids) == len(versions) == len(names):
-        raise row.wrong("names")
-    return _AclGroup(row, catalog, oids, tuple(names), versions)
-
-
-def _observed(group: _AclGroup, signatures: Mapping[int, str], members: Collection[ObjectId]) -> Iterator[ObservedAcl]:
-    row, catalog = group.row, group.catalog
-    kind = _RELATION_KINDS.get(row.get("kind", str)) if catalog == "pg_class" else _KINDS[catalog]
-    if kind is None:
-        raise row.wrong("kind")
-    schema, owner, owner_name = row.find_text("schema") or "", row.get("owner", int), row.text("owner_name")
-    security_definer, seen = row.get("security_definer", bool), row.get("seen", str)
-    entries = tuple(_entries(row))
-    for oid, name, version in zip(group.oids, group.names, group.versions, strict=True):
-        identity = ObjectId(catalog, oid)
-        if kind is ObjectKind.ROUTINE and oid not in signatures:
-            continue  # dropped meanwhile
-        found = DatabaseObject(
-            id=identity,
-            kind=kind,
-            schema=schema,
-            name=name,
-            owner=owner,
-            owner_name=owner_name,
-            arguments=signatures.get(oid, "") if kind is ObjectKind.ROUTINE else "",
-            extension=identity in members,
-            security_definer=security_definer,
-        )
-        yield ObservedAcl(found, entries, seen, (version,))
-
-
-def _entries(row: Row) -> Iterator[AclEntry]:
-    grantees, grantors = row.some("grantees", int), row.some("grantors", int)
-    names, privileges = row.texts("grantor_names"), row.some("privileges", str)
-    grantable = row.some("grantable", bool)
-    if any(len(part) != len(grantees) for part in (grantors, names, privileges, grantable)):
-        raise row.wrong("grantees")
-    return map(AclEntry, grantees, grantors, names, privileges, grantable)
 
 
 async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
@@ -397,20 +305,7 @@ async def _read_members(connection: Connection) -> frozenset[ObjectId]:
     rows = await fetch(connection, "look_for_extensions", _query(connection, "extension_members"))
     row = first(rows)
     members = row.find("members", bytes) or b""
-    if len(members) % _MEMBER.size:
+    if len(members) % MEMBER.size:
         raise row.wrong("members")
-    pairs = [(_CATALOGS.get(catalog), oid) for catalog, oid in _MEMBER.iter_unpack(members)]
+    pairs = [(CATALOGS.get(catalog), oid) for catalog, oid in MEMBER.iter_unpack(members)]
     return frozenset(ObjectId(catalog, oid) for catalog, oid in pairs if catalog is not None)
-
-
-def _numbers(row: Row, column: str) -> tuple[int, ...]:
-    value = row.get(column, bytes)
-    if len(value) % 4:
-        raise row.wrong(column)
-    return struct.unpack(f"!{len(value) // 4}I", value)
-
-
-def _pairs(row: Row, names: Sequence[str], values: Sequence[T], column: str) -> Iterator[tuple[str, T]]:
-    if len(names) != len(values):
-        raise row.wrong(column)
-    return zip(names, values, strict=True)

@@ -37,7 +37,7 @@ from pgrole_controller.postgres.acl_catalog import (
 from pgrole_controller.postgres.attribution import read_culprits_of
 from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.database_schema import DatabaseInstallation, install_database
+from pgrole_controller.postgres.database_schema import DatabaseInstallation, inspect_database, install_database
 from pgrole_controller.postgres.ddl_events import EVERYTHING, EventReader, Look, Scope
 from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
@@ -119,6 +119,11 @@ class DatabaseSession:
         )
 
     @property
+    def enforcing(self) -> bool:
+        """Whether Kubernetes cannot be reached, and this process only keeps what was applied."""
+        return self.fence is not None and self.fence.enforcing
+
+    @property
     def own_acl(self) -> Look:
         """The privileges on the database itself, of which no event tells."""
         return Look(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
@@ -186,7 +191,7 @@ class DatabaseSession:
         extra: Sequence[Statement],
     ) -> AppliedAcls:
         """As `apply_acls`."""
-        dialect = AclDialect(self.identity.version_number, self.fence, self.installation.endangered)
+        dialect = AclDialect(self.identity.version_number, self.fence, self.installation.endangered, self.enforcing)
         return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
 
     async def detect(self, detection: DatabaseMode) -> None:
@@ -242,6 +247,7 @@ class DatabaseSession:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._await_end)
             tasks.start_soon(self._beat)
+            tasks.start_soon(self._watch_installation)
             if self._ticks:
                 tasks.start_soon(self._look_often)
             if self._fingerprints is not None:
@@ -269,6 +275,19 @@ class DatabaseSession:
                 raise Transient(Reason.SERVER_NOT_READY, "the connection to the database no longer listens")
             await anyio.sleep(BEAT_SECONDS)
 
+    async def _watch_installation(self) -> NoReturn:
+        """Ends the session when the event triggers or the schema were dropped, disabled, or installed by someone."""
+        before = _summary(self.installation)
+        while True:
+            await anyio.sleep(BACKSTOP_SECONDS)
+            async with self.lock:
+                found = await inspect_database(self.connection)
+            if _summary(found) != before:
+                raise Transient(
+                    Reason.SERVER_NOT_READY,
+                    f'what is installed in database "{self.database}" changed: it is read again',
+                )
+
     async def _look_often(self) -> NoReturn:
         """Where a notification would break PREPARE TRANSACTION."""
         before = ""
@@ -294,6 +313,10 @@ class DatabaseSession:
             # At most about 2 % of the time, however large the catalog is.
             if self.mode is DatabaseMode.POLL:
                 pause = max(self.interval, 50 * (anyio.current_time() - began))
+
+
+def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:
+    return installation.present, installation.armed, installation.endangered, installation.foreign_parts
 
 
 class _Fingerprints:

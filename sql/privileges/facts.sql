@@ -13,6 +13,10 @@ SELECT
         WHERE c.setting LIKE 'search\_path=%'
         LIMIT 1000
     ) AS search_paths,
+    ARRAY(
+        SELECT textsend(n.nspname::text)
+        FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_roles AS r ON r.rolname = n.nspname
+    ) AS role_schemas,
     creators.oids AS creators, creators.names AS creator_names
 FROM (
     SELECT array_agg(r.oid) AS oids, array_agg(textsend(r.rolname::text)) AS names

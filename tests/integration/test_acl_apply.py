@@ -10,8 +10,9 @@ import pytest_asyncio
 from pgrole_controller.core.acl import DECLARABLE, AclChange, DefaultAclChange, ObservedAcl
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import AclDialect, AclRepair, AppliedAcls, apply_acls
+from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, apply_acls
 from pgrole_controller.postgres.acl_catalog import read_acls, read_columns, read_defaults
+from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.fence import Fence
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named
 from tests.integration.test_acl_catalog import CREATED, OBJECTS, ODD_NAMES
@@ -117,6 +118,25 @@ async def test_what_a_delegate_granted_is_revoked_in_its_name(db: AclDatabase) -
     assert not held(after, db.oids["reader"])
     assert held(after, db.oids["delegate"]) == {("", "SELECT")}
     assert await db.connection.fetchval("SELECT current_user") == await db.beside.fetchval("SELECT current_user")
+
+
+async def test_what_a_delegate_granted_that_cannot_use_the_schema_any_more_is_revoked_too(db: AclDatabase) -> None:
+    await db.run("""
+        GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION; GRANT EXECUTE ON FUNCTION app.fn TO {delegate}
+        WITH GRANT OPTION; SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader};
+        GRANT EXECUTE ON FUNCTION app.fn TO {reader}; RESET ROLE; REVOKE USAGE ON SCHEMA app FROM {delegate}
+    """)
+    acls = await read(db)
+    privileges = {"t": "SELECT", "fn": "EXECUTE"}
+    found = [named(acls, name) for name in privileges]
+    repairs = [
+        AclRepair(one, (change(db, one, "reader", words, revoke=True, grantor=db.name("delegate")),))
+        for one, words in zip(found, privileges.values(), strict=True)
+    ]
+    assert not (await apply(db, repairs)).errors
+    after = await read(db)
+    assert not any(held(named(after, name), db.oids["reader"]) for name in privileges)
+    assert named(after, "app").entries == named(acls, "app").entries
 
 
 async def test_what_depends_on_a_revoked_option_is_revoked_and_others_get_theirs_back(db: AclDatabase) -> None:

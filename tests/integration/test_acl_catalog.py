@@ -319,13 +319,14 @@ async def test_facts_of_the_database(db: AclDatabase, servers: Servers) -> None:
     await db.run(f"""
         ALTER ROLE {{owner}} SET search_path = app, "Odd, one";
         ALTER DATABASE "{database}" SET search_path = "$user", shared;
-        ALTER ROLE {{heir}} IN DATABASE postgres SET search_path = elsewhere
+        ALTER ROLE {{heir}} IN DATABASE postgres SET search_path = elsewhere;
+        CREATE SCHEMA {{heir}}
     """)
     facts, roles = await read_facts(db.connection, [db.name("owner"), "absent"])
     assert roles == {db.name("owner"): db.oids["owner"]}
     assert facts.database == database
     assert facts.version // 10_000 == servers.version
-    assert facts.search_path_schemas == {"app", "Odd, one", "$user", "shared"}
+    assert facts.search_path_schemas == {"app", "Odd, one", "$user", "shared", db.name("heir")}
     superuser = await db.beside.fetchval("SELECT oid FROM pg_roles WHERE rolname = current_user")
     assert superuser in facts.superusers
     assert facts.own_roles == {superuser}

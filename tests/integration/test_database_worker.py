@@ -131,6 +131,12 @@ class World:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def world(server: PostgresServer) -> AsyncIterator[World]:
+    async with make_world(server) as made:
+        yield made
+
+
+@asynccontextmanager
+async def make_world(server: PostgresServer) -> AsyncIterator[World]:
     name = f"n{secrets.token_hex(4)}"
     home = await asyncpg.connect(server.dsn())
     await home.execute(f"CREATE DATABASE {name}")
@@ -376,3 +382,50 @@ async def test_what_something_else_sets_back_again_and_again_is_slowed_down(worl
         await world.hand.execute("CREATE TABLE app.others (id int)")
         await world.wait_may("SELECT", "app.others")
         await world.wait_may("UPDATE", "app.orders", expected=False)
+
+
+async def test_ticks_where_a_notification_would_break_prepared_transactions(servers: Servers) -> None:
+    async with servers.run({"max_prepared_transactions": "5"}) as own, make_world(own) as world:
+        world.declare(READ)
+        async with world.working() as worker:
+            await world.wait_settled()
+            assert worker.mode is DatabaseMode.EVENTS
+            await world.hand.execute(f"BEGIN; GRANT UPDATE ON app.orders TO {world.role}; PREPARE TRANSACTION 'later'")
+            await world.hand.execute("COMMIT PREPARED 'later'")
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+            await world.wait(lambda result: result.drift_count == 1)
+
+
+async def test_report_only_holds_for_changes_that_an_event_names(world: World) -> None:
+    world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: bool(result.reported))
+        assert result.error is None
+        await world.hand.execute(f"REVOKE UPDATE ON app.orders FROM {world.role}")
+        await world.wait(lambda result: not result.reported)
+
+
+async def test_default_privileges_of_a_creator_are_kept(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT INSERT ON TABLES TO {world.role}")
+        await world.wait(lambda result: result.drift_count == 1)
+        assert not await world.hand.fetchval("SELECT count(*) FROM pg_default_acl")
+
+
+async def test_what_is_installed_is_installed_again_with_the_next_session(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute("DROP SCHEMA pgrole CASCADE")
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.home.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = $1 AND application_name = 'pgrole-controller database'",
+            world.database,
+        )
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        assert await world.hand.fetchval("SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname LIKE 'pgrole%'")

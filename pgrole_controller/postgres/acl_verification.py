@@ -1,0 +1,89 @@
+"""Whether the changes to an object's privileges took effect, and nothing else was lost with them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pgrole_controller.core.acl import AclChange, AclEntry, ObservedAcl
+
+
+@dataclass(frozen=True, slots=True)
+class AclRepair:
+    """All changes of one object, for whichever grantees, and the ACL that they were decided from. Its `entries` are of
+    all `grantees` of `apply_acls`: none of them loses what no change revokes.
+    """
+
+    observed: ObservedAcl
+    changes: tuple[AclChange, ...]
+
+
+def identity_of(one: ObservedAcl) -> tuple[object, ...]:
+    """What statements refer to an object by, and its owner."""
+    found = one.object
+    return found.kind, found.schema, found.name, found.arguments, found.owner
+
+
+def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:
+    return {(entry.grantee, entry.column, entry.privilege) for entry in one.entries} if one is not None else set()
+
+
+def _revokes(change: AclChange, entry: AclEntry) -> bool:
+    by = entry.grantor_name == change.grantor if change.grantor else entry.grantor == change.object.owner
+    return (
+        change.revoke
+        and by
+        and entry.grantee == change.grantee
+        and entry.privilege in change.privileges
+        and entry.column in (change.columns or ("",))
+    )
+
+
+def find_lost(repair: AclRepair, after: ObservedAcl | None) -> list[AclEntry]:
+    """Entries that no change revokes, and that are gone. One of several grantors is enough."""
+    held = _held(after)
+    kept = [
+        entry
+        for entry in repair.observed.entries
+        if not any(_revokes(change, entry) and not change.option_only for change in repair.changes)
+    ]
+    return [entry for entry in kept if (entry.grantee, entry.column, entry.privilege) not in held]
+
+
+def find_wrong(repair: AclRepair, after: ObservedAcl | None) -> str:
+    """What is not as it should be after the changes, for people; empty if all is."""
+    label = repair.observed.object.label
+    if after is None:
+        return f"{label} was dropped"
+    held = _held(after)
+    for change in repair.changes:
+        if change.revoke:
+            left = [e for e in after.entries if _revokes(change, e) and (e.grantable or not change.option_only)]
+            if left and not _granted_too(repair, left[0]):
+                text = f'PostgreSQL did not revoke {left[0].privilege} on {label} from "{change.grantee_name}"'
+                return f'{text}, which "{left[0].grantor_name}" granted'
+            continue
+        for entry in _entries_of(change):
+            if entry not in held:
+                return f'PostgreSQL did not grant {entry[2]} on {label} to "{change.grantee_name}"'
+    lost = find_lost(repair, after)
+    return f"PostgreSQL revoked {lost[0].privilege} on {label}, too, and did not grant it again" if lost else ""
+
+
+def _granted_too(repair: AclRepair, entry: AclEntry) -> bool:
+    key = (entry.grantee, entry.column, entry.privilege)
+    return any(key in _entries_of(change) for change in repair.changes if not change.revoke)
+
+
+def _entries_of(change: AclChange) -> set[tuple[int, str, str]]:
+    return {
+        (change.grantee, column, privilege) for column in change.columns or ("",) for privilege in change.privileges
+    }
+
+
+def grant_again(repair: AclRepair, entry: AclEntry, names: Mapping[int, str]) -> AclChange:
+    return AclChange(
+        object=repair.observed.object,
+        grantee=entry.grantee,
+        grantee_name=names[entry.grantee],
+        privileges=(entry.privilege,),
+        columns=(entry.column,) if entry.column else (),
+    )

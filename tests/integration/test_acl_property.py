@@ -1,0 +1,320 @@
+"""Whatever was granted by whom: one pass reaches the declarations and touches nothing else; a second plan is empty."""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pgrole_controller.core.acl import (
+    TABLE_KINDS,
+    AclChange,
+    DatabaseObject,
+    DefaultAclChange,
+    ObjectId,
+    ObjectKind,
+    ObservedAcl,
+)
+from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    PrivilegePolicy,
+    PrivilegeRule,
+    SchemaAccess,
+)
+from pgrole_controller.core.request import Key
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.acl_apply import AclDialect, apply_acls
+from pgrole_controller.postgres.acl_catalog import read_acls, read_database
+from pgrole_controller.postgres.acl_verification import AclRepair
+from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere
+
+SCHEMAS = ("app", "hr", "scratch")
+MANAGED = ("reader", "writer")
+PUBLIC = 0
+
+_SETUP = "".join(
+    f"""
+    CREATE SCHEMA {schema} AUTHORIZATION {{owner}}; GRANT ALL ON SCHEMA {schema} TO {{heir}};
+    GRANT USAGE ON SCHEMA {schema} TO {{delegate}}, {{reader}}, {{writer}};
+    SET ROLE {{owner}};
+    CREATE TABLE {schema}.one (id int, name text); CREATE TABLE {schema}.two (id int, name text);
+    CREATE VIEW {schema}.view AS SELECT * FROM {schema}.one; CREATE SEQUENCE {schema}.seq;
+    CREATE FUNCTION {schema}.fn(int, text[]) RETURNS int LANGUAGE plpgsql AS 'BEGIN END';
+    RESET ROLE;
+    """
+    for schema in SCHEMAS
+)
+_TEARDOWN = (f"DROP SCHEMA IF EXISTS {', '.join(SCHEMAS)} CASCADE", *(f"DROP OWNED BY {{{role}}}" for role in ROLES))
+
+_OF_TABLES = ("SELECT", "INSERT", "SELECT, UPDATE", "SELECT (id)", "UPDATE (id, name)", "ALL")
+_TARGETS = [
+    *(
+        f"{privileges} ON {schema}.{name}"
+        for privileges in _OF_TABLES
+        for schema in SCHEMAS
+        for name in ("one", "view")
+    ),
+    *(f"{privileges} ON SEQUENCE {schema}.seq" for privileges in ("USAGE", "SELECT") for schema in SCHEMAS),
+    *(f"EXECUTE ON FUNCTION {schema}.fn" for schema in SCHEMAS),
+    *(f"USAGE ON SCHEMA {schema}" for schema in SCHEMAS),
+    *(f"SELECT ON ALL TABLES IN SCHEMA {schema}" for schema in SCHEMAS),
+]
+_BY = ("RESET ROLE", *(f"SET ROLE {{{role}}}" for role in ("delegate", "reader", "writer", "owner")))
+_TO = ("{reader}", "{writer}", "{delegate}", "{stranger}", "PUBLIC")
+
+#: What may have happened before: each is run on its own, and what is not permitted has no effect.
+_EVENTS = st.one_of(
+    st.builds(
+        "{}; GRANT {} TO {}{}".format,
+        st.sampled_from(_BY),
+        st.sampled_from(_TARGETS),
+        st.sampled_from(_TO),
+        st.sampled_from(("", " WITH GRANT OPTION")),
+    ),
+    st.builds(
+        "RESET ROLE; GRANT {0} TO {1} WITH GRANT OPTION; SET ROLE {1}; GRANT {0} TO {2}{3}".format,
+        st.sampled_from(_TARGETS),
+        st.sampled_from(("{delegate}", "{reader}", "{writer}")),
+        st.sampled_from(("{reader}", "{writer}", "{stranger}", "PUBLIC")),
+        st.sampled_from(("", " WITH GRANT OPTION")),
+    ),
+    st.builds("REVOKE {} FROM {}".format, st.sampled_from(_TARGETS), st.sampled_from(_TO)),
+    st.builds(
+        "ALTER TABLE {}.{} OWNER TO {}".format,
+        st.sampled_from(SCHEMAS),
+        st.sampled_from(("one", "two")),
+        st.sampled_from(("{heir}", "{reader}", "{delegate}", "{owner}")),
+    ),
+    st.builds(
+        "ALTER DEFAULT PRIVILEGES FOR ROLE {} {} {} SELECT ON TABLES {} {}".format,
+        st.sampled_from(("{owner}", "{heir}")),
+        st.sampled_from(("", "IN SCHEMA app")),
+        st.just("GRANT"),
+        st.just("TO"),
+        st.sampled_from(_TO),
+    ),
+    st.builds("CREATE TABLE {}.late_{} (id int)".format, st.sampled_from(SCHEMAS), st.sampled_from("abc")),
+    st.builds("ALTER EXTENSION plpgsql ADD TABLE {}.two".format, st.sampled_from(SCHEMAS)),
+)
+
+#: Not permitted, PUBLIC WITH GRANT OPTION, exists already, belongs to the extension already, others depend on it.
+_NO_EFFECT = ("42501", "0LP01", "42P07", "55000", "2BP01")
+
+_DECLARED = st.builds(
+    DatabasePrivileges,
+    database=st.just(""),
+    on_database=st.sampled_from([frozenset[str](), frozenset({"CONNECT"}), frozenset({"TEMPORARY"})]),
+    schemas=st.lists(
+        st.builds(
+            SchemaAccess,
+            schema=st.sampled_from((*SCHEMAS, "*")),
+            access=st.sets(st.sampled_from(list(Access)), min_size=1).map(frozenset),
+            exceptions=st.sampled_from([(), ("one",)]),
+        ),
+        max_size=2,
+    ).map(tuple),
+    objects=st.lists(
+        st.builds(
+            ObjectPrivileges,
+            kind=st.just(ObjectKind.TABLE),
+            schema=st.sampled_from(SCHEMAS),
+            names=st.sampled_from([("one",), ("two", "view")]),
+            privileges=st.sets(st.sampled_from(("SELECT", "INSERT", "UPDATE")), min_size=1).map(frozenset),
+            columns=st.sampled_from([(), ("id",), ("id", "name")]),
+        ),
+        max_size=3,
+    ).map(tuple),
+    created_by=st.sampled_from([(), ("{owner}",)]),
+    unmanaged=st.sampled_from([(), ("scratch",), ("s*",)]),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One ACL entry of anyone."""
+
+    object: ObjectId
+    grantee: int
+    grantor: int
+    privilege: str
+    grantable: bool
+    column: str
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def db(postgres_server: PostgresServer) -> AsyncIterator[AclDatabase]:
+    async with acl_database(postgres_server) as made:
+        yield made
+
+
+async def _begin(db: AclDatabase, history: Iterable[str]) -> None:
+    await db.run("RESET ROLE")
+    for (name,) in await db.beside.fetch(
+        "SELECT objid::regclass::text FROM pg_depend WHERE classid = 'pg_class'::regclass AND deptype = 'e'"
+        " AND objid >= 16384"
+    ):
+        await db.beside.execute(f"ALTER EXTENSION plpgsql DROP TABLE {name}")
+    for statement in (*_TEARDOWN, _SETUP):
+        await db.run(statement)
+    for event in history:
+        try:
+            await db.run(event)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate not in _NO_EFFECT:
+                raise
+        finally:
+            await db.beside.execute("RESET ROLE")
+
+
+async def _everything(db: AclDatabase) -> dict[ObjectId, ObservedAcl]:
+    return {one.object.id: one for one in await read_acls(db.connection, [PUBLIC, *db.oids.values()], anywhere)}
+
+
+def _entries(acls: Iterable[ObservedAcl]) -> set[Held]:
+    return {
+        Held(one.object.id, e.grantee, e.grantor, e.privilege, e.grantable, e.column)
+        for one in acls
+        for e in one.entries
+    }
+
+
+def _grantee(db: AclDatabase, role: str, database: str, declared: DatabasePrivileges) -> Grantee:
+    declared = replace(declared, database=database, created_by=tuple(map(db.fill, declared.created_by)))
+    return Grantee(
+        key=Key("shop", role),
+        uid=role,
+        generation=1,
+        role_name=db.name(role),
+        oid=db.oids[role],
+        declared={database: declared},
+        policy=PrivilegePolicy(rules=(PrivilegeRule(),), databases=("*",)),
+    )
+
+
+async def _observe(db: AclDatabase) -> ObservedDatabase:
+    creators = [db.name("owner")]
+    return (await read_database(db.connection, db.grantees(*MANAGED), creators, anywhere, lambda _: True))[1]
+
+
+async def _apply(db: AclDatabase, observed: ObservedDatabase, decisions: Iterable[PrivilegeDecision]) -> None:
+    changes: dict[ObjectId, list[AclChange]] = defaultdict(list)
+    defaults: list[DefaultAclChange] = []
+    for decision in decisions:
+        defaults += decision.default_changes
+        for change in decision.changes:
+            changes[change.object.id].append(change)
+    repairs = [AclRepair(one, tuple(changes[one.object.id])) for one in observed.acls if one.object.id in changes]
+    applied = await apply_acls(
+        db.connection, repairs, defaults, db.grantees(*MANAGED), AclDialect(observed.facts.version)
+    )
+    assert not applied.errors, [error.message for error in applied.errors.values()]
+    assert not applied.default_errors
+
+
+def _wanted(declared: DatabasePrivileges, obj: DatabaseObject) -> set[tuple[str, str]]:
+    """(column, privilege) by the words of the documentation, written again."""
+    wanted: set[tuple[str, str]] = set()
+    if obj.kind is ObjectKind.DATABASE:
+        return {("", privilege) for privilege in declared.on_database}
+    if obj.extension:
+        return {
+            (column, privilege)
+            for one in declared.objects
+            if (obj.schema, obj.kind in TABLE_KINDS) == (one.schema, True) and obj.name in one.names
+            for column, privilege in product(one.columns or ("",), one.privileges)
+        }
+    tables, sequences = {"SELECT"}, {"SELECT"}
+    for access in declared.schemas:
+        if access.schema not in ("*", obj.schema) or (access.schema == "*" and obj.schema not in (*SCHEMAS, "public")):
+            continue
+        if obj.kind is ObjectKind.SCHEMA:
+            wanted.add(("", "USAGE"))
+        if obj.name in access.exceptions and obj.kind is not ObjectKind.SCHEMA:
+            continue
+        if Access.WRITE in access.access:
+            tables, sequences = tables | {"INSERT", "UPDATE", "DELETE"}, sequences | {"USAGE", "UPDATE"}
+        reads = Access.READ in access.access or Access.WRITE in access.access
+        if reads and obj.kind in TABLE_KINDS:
+            wanted |= {("", p) for p in (tables if Access.WRITE in access.access else {"SELECT"})}
+        if reads and obj.kind is ObjectKind.SEQUENCE:
+            wanted |= {("", p) for p in (sequences if Access.WRITE in access.access else {"SELECT"})}
+        if Access.EXECUTE in access.access and obj.kind is ObjectKind.ROUTINE:
+            wanted.add(("", "EXECUTE"))
+    for named in declared.objects:
+        if named.schema == obj.schema and obj.name in named.names and obj.kind in TABLE_KINDS:
+            wanted |= set(product(named.columns or ("",), named.privileges))
+    return wanted
+
+
+async def _check(db: AclDatabase, history: list[str], declared: dict[str, DatabasePrivileges]) -> None:
+    await _begin(db, history)
+    before = await _everything(db)
+    observed = await _observe(db)
+    database = observed.facts.database
+    grantees = {role: _grantee(db, role, database, one) for role, one in declared.items()}
+    await _apply(db, observed, [decide_privileges(one, observed, "") for one in grantees.values()])
+
+    after = await _everything(db)
+    managed = {db.oids[role]: role for role in declared}
+    scopes = {role: {} for role in declared}  # type: dict[str, dict[ObjectId, set[tuple[str, str]]]]
+    for one in after.values():
+        for oid, role in managed.items():
+            unmanaged = "scratch" in one.object.schema and declared[role].unmanaged
+            if one.object.owner == oid or unmanaged or one.object.extension:
+                continue
+            held = {(e.column, e.privilege) for e in one.entries if e.grantee == oid}
+            scopes[role][one.object.id] = held
+            wanted = _wanted(declared[role], one.object)
+            whole = {privilege for column, privilege in wanted if not column}
+            needed = {(column, privilege) for column, privilege in wanted if not column or privilege not in whole}
+            assert needed <= held <= wanted, (role, one.object.label, held, wanted)
+    _check_outside(before.values(), after.values(), managed, scopes_of=set(managed))
+
+    again = await _observe(db)
+    for grantee in grantees.values():
+        for applied in ("", grantee.digest_of(database)):
+            plan = decide_privileges(grantee, again, applied)
+            assert (plan.changes, plan.default_changes, plan.drift) == ((), (), ())
+
+
+def _check_outside(
+    before: Iterable[ObservedAcl], after: Iterable[ObservedAcl], managed: dict[int, str], *, scopes_of: set[int]
+) -> None:
+    """Other roles gain nothing, and lose only what a managed role had granted, directly or through others."""
+    old, new = _entries(before), _entries(after)
+    assert {one for one in new - old if one.grantee not in managed} == set()
+    given = set(scopes_of)
+    while more := {one.grantee for one in old if one.grantor in given and one.grantee not in given}:
+        given |= more
+    lost = {one for one in old - new if one.grantee not in managed}
+    assert all(one.grantor in given for one in lost), lost
+
+
+_CASES = given(history=st.lists(_EVENTS, min_size=4, max_size=14), reader=_DECLARED, writer=_DECLARED)
+_CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@_CASES
+@settings(max_examples=12, deadline=None, suppress_health_check=_CHECKS, derandomize=True, phases=[Phase.generate])
+async def test_any_history_and_any_declarations(
+    db: AclDatabase, history: list[str], reader: DatabasePrivileges, writer: DatabasePrivileges
+) -> None:
+    await _check(db, history, {"reader": reader, "writer": writer})
+
+
+@pytest.mark.slow
+@_CASES
+@settings(max_examples=300, deadline=None, suppress_health_check=_CHECKS)
+async def test_many_histories_and_declarations(
+    db: AclDatabase, history: list[str], reader: DatabasePrivileges, writer: DatabasePrivileges
+) -> None:
+    await _check(db, history, {"reader": reader, "writer": writer})

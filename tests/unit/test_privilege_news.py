@@ -1,0 +1,49 @@
+"""core.privilege_news: what people read about a drift of privileges."""
+
+from datetime import UTC, datetime
+
+from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privilege_difference import PrivilegeDifference
+from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
+from pgrole_controller.core.privilege_result import Culprit, Evidence, News
+
+NOW = datetime(2027, 1, 2, 16, 4, 9, 113000, tzinfo=UTC)
+ALICE = Culprit(Evidence.TRANSACTION, "alice", "alice", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO x")
+
+
+def difference(name: str = "orders", *, held: bool = True) -> PrivilegeDifference:
+    table = DatabaseObject(ObjectId("pg_class", 20000), ObjectKind.TABLE, "app", name, 10, "owner")
+    return PrivilegeDifference("DELETE", table, held=held)
+
+
+def note(*differences: PrivilegeDifference, by: Culprit = ALICE, corrected: bool = True, exposed: bool = False) -> str:
+    drift = describe_drift(differences, by, NOW, corrected=corrected, exposed=exposed)
+    news = announce_drift("orders", drift, differences)
+    assert news.reason is (News.DRIFT_CORRECTED if corrected else News.DRIFT_REPORTED)
+    return news.note
+
+
+def test_one_privilege() -> None:
+    words = "DELETE on table app.orders (database orders) was granted by alice at 16:04:09.113 and revoked"
+    assert note(difference()) == words
+    assert note(difference(held=False), by=Culprit()) == (
+        "DELETE on table app.orders (database orders) was revoked and granted again"
+    )
+
+
+def test_address_and_application_are_shown_only_where_they_may_be() -> None:
+    assert "alice (psql, 10.2.3.4) at" in note(difference(), exposed=True)
+    drift = describe_drift([difference()], ALICE, NOW, corrected=True, exposed=False)
+    assert (drift.by.login, drift.by.address, drift.by.statement) == ("alice", "", "")
+
+
+def test_several_privileges_and_one_that_is_only_reported() -> None:
+    text = note(*[difference(f"t{number}") for number in range(9)])
+    assert text.startswith("9 privileges (database orders) were changed by alice at 16:04:09.113 and corrected: ")
+    assert text.endswith("and 4 more")
+    assert note(difference(), corrected=False).endswith("not corrected, since spec.drift.policy is Report")
+
+
+def test_a_note_is_never_too_long() -> None:
+    assert len(note(*[difference("x" * 63 + str(number)) for number in range(1000)])) <= 1024
+    assert len(announce_extension("orders", [difference("x" * 3000)]).note) <= 1024

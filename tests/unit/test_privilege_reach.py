@@ -1,0 +1,39 @@
+"""core.privilege_reach: what declarations can concern; it must never leave out what one matches."""
+
+from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.request import Key
+
+PEOPLE = ObjectPrivileges(ObjectKind.TABLE, "hr", ("people",), frozenset({"SELECT"}), ("id",))
+
+
+def reach(declared: DatabasePrivileges | None, *former: DatabasePrivileges) -> PrivilegeReach:
+    declarations = {} if declared is None else {declared.database: declared}
+    grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 17000, declarations, {"orders": former} if former else {})
+    return PrivilegeReach.of("orders", [grantee])
+
+
+def test_access_touches_relations_or_routines_by_pattern() -> None:
+    read = DatabasePrivileges("orders", schemas=(SchemaAccess("app*", frozenset({Access.READ})),))
+    assert reach(read).touches("app_2", ObjectKind.TABLE)
+    assert not reach(read).touches("app_2", ObjectKind.ROUTINE)
+    assert not reach(read).touches("other", ObjectKind.TABLE)
+    execute = DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.EXECUTE})),))
+    assert reach(execute).touches("app", ObjectKind.ROUTINE)
+    assert not reach(execute).touches("app", ObjectKind.TABLE)
+
+
+def test_what_was_given_up_counts_and_other_databases_do_not() -> None:
+    read = DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.READ})),))
+    assert reach(None, read).touches("app", ObjectKind.TABLE)
+    elsewhere = DatabasePrivileges("other", schemas=read.schemas)
+    assert not reach(elsewhere).touches("app", ObjectKind.TABLE)
+
+
+def test_columns_and_creators() -> None:
+    found = reach(DatabasePrivileges("orders", objects=(PEOPLE,), created_by=("maker",)))
+    assert found.creators == {"maker"}
+    people = DatabaseObject(ObjectId("pg_class", 1), ObjectKind.TABLE, "hr", "people", 10, "owner")
+    assert found.has_columns(people)
+    assert not found.has_columns(DatabaseObject(ObjectId("pg_class", 2), ObjectKind.TABLE, "hr", "pay", 10, "owner"))
