@@ -20,6 +20,8 @@ from tests.worker_context import make_context
 
 
 class FakeObjects:
+    cluster = "here"
+
     def __init__(self) -> None:
         self.contests = Contests()
         self.store, self.secrets_answered = Store(), anyio.Event()
