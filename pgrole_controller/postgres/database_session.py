@@ -312,15 +312,16 @@ class DatabaseSession:
         pause = BACKSTOP_SECONDS if self.mode is DatabaseMode.EVENTS else self.interval
         while True:
             await anyio.sleep(pause)
-            began = anyio.current_time()
             async with self.lock:
+                began = anyio.current_time()  # repairs may have taken long before
                 changed = await fingerprints.compare()
+                took = anyio.current_time() - began
             if changed:
                 self._changed = True
                 self.on_notice()
             # At most about 2 % of the time, however large the catalog is.
             if self.mode is DatabaseMode.POLL:
-                pause = max(self.interval, 50 * (anyio.current_time() - began))
+                pause = max(self.interval, 50 * took)
 
 
 def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:

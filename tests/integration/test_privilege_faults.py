@@ -31,6 +31,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import database_session
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.schema import install as install_home
 from tests.integration.test_database_worker import DEADLINE, POLICY, READ, SERVER, World, make_world
 from tests.servers import Servers
 
@@ -160,7 +161,7 @@ async def test_without_install_a_dropped_trigger_means_poll_and_says_why(world: 
         await world.wait_may("UPDATE", "app.orders", expected=False)
 
 
-async def test_the_server_crashes_and_the_ids_of_events_begin_again(servers: Servers) -> None:
+async def test_the_server_crashes_and_its_events_are_gone(servers: Servers) -> None:
     async with servers.run() as own, make_world(own) as world:
         world.declare(READ)
         async with world.working() as worker:
@@ -177,7 +178,7 @@ async def test_the_server_crashes_and_the_ids_of_events_begin_again(servers: Ser
             world.hand = await asyncpg.connect(own.dsn(database=world.database))
             world.home = await asyncpg.connect(own.dsn())
             await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
-            assert await world.hand.fetchval("SELECT coalesce(max(id), 0) FROM pgrole.ddl_event") < before
+            assert await world.hand.fetchval("SELECT count(*) FROM pgrole.ddl_event") < before
             assert worker.mode is not DatabaseMode.EVENTS
         # with the session with the home database, workers begin again
         async with world.working() as worker:
@@ -487,6 +488,16 @@ async def test_what_a_controller_without_any_right_cannot_do_comes_with_the_stat
             await follow(world, error)
             await world.wait_settled()
             assert await world.may("SELECT", "app.orders")
+            # no one should let the controller act as a superuser
+            await world.hand.execute(
+                f"ALTER TABLE app.items OWNER TO postgres; REVOKE SELECT ON app.items FROM {world.role};"
+                f"GRANT UPDATE ON app.items TO {world.role}"
+            )
+            error = error_of(await world.wait(lambda result: result.error is not None))
+            assert "A superuser can do it, in database" in error.message
+            await follow(world, error)
+            await world.wait_settled()
+            assert await grants(world, "app.items") == [("SELECT", "postgres")]
 
 
 @pytest.mark.usefixtures("hurry")
@@ -509,7 +520,18 @@ async def test_a_grantor_that_the_controller_may_not_act_as_is_named_with_the_st
             assert not await world.may("UPDATE", "app.items")
             await follow(world, error)
             await world.wait_may("UPDATE", "app.orders", expected=False)
-        await world.hand.execute(f"DROP OWNED BY {delegate}; DROP ROLE {delegate}")
+            await world.wait_settled()
+            creator = f"{world.database}_creator"
+            await world.hand.execute(
+                f"CREATE ROLE {creator};"
+                f"ALTER DEFAULT PRIVILEGES FOR ROLE {creator} GRANT INSERT ON TABLES TO {world.role}"
+            )
+            error = error_of(await world.wait(lambda result: result.error is not None))
+            assert remedies(error) == [f'GRANT "{creator}" TO "{world.database}_controller"']
+            await follow(world, error)
+            await world.wait_settled()
+            assert not await world.hand.fetchval("SELECT count(*) FROM pg_default_acl")
+        await world.hand.execute(f"DROP ROLE {creator}; DROP OWNED BY {delegate}; DROP ROLE {delegate}")
 
 
 # A controller that is killed, paused, or replaced.
@@ -686,3 +708,26 @@ async def test_a_process_that_was_paused_while_another_took_over_changes_nothing
 
             assert await reached(is_refused, DEADLINE), stale.trouble
             assert not await world.may("DELETE", "app.orders")
+
+
+async def test_a_copy_of_the_home_database_is_a_database_like_any_other(world: World) -> None:
+    """Claims and observations of roles come along, and are not this server's."""
+    async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
+        await install_home(connection)
+        await connection.execute(
+            "INSERT INTO pgrole.leader (installation, drawn, number, holder) VALUES ('i1', 7, 7, 'another')"
+        )
+    await world.hand.close()
+    copy = f"{world.database}_copy"
+    await world.home.execute(f"CREATE DATABASE {copy} TEMPLATE {world.database}")
+    await world.home.execute(f"DROP DATABASE {world.database}")
+    await world.home.execute(f"ALTER DATABASE {copy} RENAME TO {world.database}")
+    world.hand = await asyncpg.connect(world.server.dsn(database=world.database))
+    world.declare(READ)
+    replica = Replica(world, "one")
+    async with replica.working() as worker:
+        await world.wait_settled()
+        assert worker.mode is DatabaseMode.EVENTS
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        assert await world.hand.fetchval("SELECT holder FROM pgrole.leader WHERE installation = 'i1'") == "one"
