@@ -1,0 +1,270 @@
+"""Privileges are as declared in the end, whatever is killed, replaced, forbidden or fought over meanwhile."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
+from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
+from tests.acceptance.replicas import replicas
+from tests.acceptance.test_privileges_keep import Place, make_place
+from tests.acceptance.world import PATIENCE, Controller, Json, Stage, condition, running, says
+from tests.servers import Servers
+
+pytestmark = pytest.mark.slow
+
+KILLS = 12
+_AUTO = {"PGROLE_DATABASES_DETECTION": "Auto"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Place]:
+    async with make_place(api_server, postgres, tmp_path) as made:
+        yield made
+
+
+def writes(place: Place) -> Json:
+    return {"database": place.name, "schemas": [{"name": "app", "access": ["Write"]}]}
+
+
+async def wait_may(place: Place, role: str, privilege: str, table: str, *, expected: bool) -> None:
+    query = "SELECT has_table_privilege(oid, $2, $3) FROM pg_roles WHERE rolname = $1"
+
+    async def is_so() -> bool:
+        return (await place.hand.fetchval(query, role, table, privilege)) is expected
+
+    assert await reached(is_so, PATIENCE), (role, privilege, table, expected, await place.kube.objects())
+
+
+async def test_drift_options_adoption_and_deletion(place: Place) -> None:
+    kube, hand, name = place.kube, place.hand, place.name
+    async with running(place.controller()):
+        await place.declare(place.reads())
+
+        # reported, not repaired
+        await place.declare(place.reads(), drift={"policy": "Report"})
+        await hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
+        obj = await kube.wait_reason("reader", "DriftReported")
+        assert "UPDATE" in str(obj["status"]["lastDrift"])
+        assert not obj["status"]["lastDrift"]["corrected"]
+        assert condition(obj, "DriftDetected")["status"] == "True"
+        await kube.wait_event("DriftReported", about="reader")
+        await place.wait_may("UPDATE", "app.orders")
+
+        # ignored; a changed declaration is applied all the same
+        await place.declare(place.reads(), drift={"ignore": ["privileges"]})
+        await hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")
+        await hand.execute(f"CREATE TABLE app.more (id int); ALTER TABLE app.more OWNER TO {place.owner}")
+        await anyio.sleep(1.0)
+        await place.wait_may("DELETE", "app.orders")
+
+        # suspended: nothing at all; afterwards everything
+        await place.declare(place.reads(), suspend=True, ready=False)
+        await hand.execute(f"GRANT TRUNCATE ON app.orders TO {place.reader}")
+        await anyio.sleep(1.0)
+        await place.wait_may("TRUNCATE", "app.orders")
+        await place.declare(place.reads())
+        for privilege in ("UPDATE", "DELETE", "TRUNCATE"):
+            await place.wait_may(privilege, "app.orders", expected=False)
+        await place.wait_may("SELECT", "app.more")
+
+        # adopted, with privileges that nobody declared
+        old = f"{name}_old"
+        await hand.execute(f"CREATE ROLE {old}; GRANT INSERT ON app.orders TO {old}")
+        await kube.apply("old", name=old, privileges=[place.reads()])
+        obj = await kube.wait_for("old", lambda obj: condition(obj, "Ready").get("status") == "False", "refused")
+        assert "privileges" in condition(obj, "Ready")["message"]
+        await wait_may(place, old, "INSERT", "app.orders", expected=True)
+        await kube.apply("old", name=old, privileges=[place.reads()], adopt=True)
+        await kube.wait_ready("old")
+        await wait_may(place, old, "INSERT", "app.orders", expected=False)
+        await wait_may(place, old, "SELECT", "app.orders", expected=True)
+
+        # deleted: Retain leaves everything, Drop leaves nothing
+        await kube.delete("old")
+        await kube.wait_gone("old")
+        await wait_may(place, old, "SELECT", "app.orders", expected=True)
+        await place.declare(place.reads(), deletionPolicy="Drop")
+        await kube.delete("reader")
+        await kube.wait_gone("reader")
+        assert not await hand.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", place.reader)
+        await hand.execute(f"DROP OWNED BY {old}; DROP ROLE {old}")
+
+
+async def test_a_database_that_is_closed_renamed_and_dropped_while_it_is_worked_on(place: Place) -> None:
+    """Nobody tells the controller, which must not stand in the way either."""
+    name = place.name
+    home = await asyncpg.connect(place.postgres.dsn())
+    async with running(place.controller()):
+        await place.declare(place.reads())
+        await place.hand.close()
+        await home.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await place.kube.wait_for("reader", lambda obj: says(obj, "PrivilegePending", "does not accept"), "closed")
+
+        async def is_renamed() -> bool:
+            try:
+                await home.execute(f"ALTER DATABASE {name} RENAME TO {name}_away")
+            except asyncpg.ObjectInUseError:
+                return False
+            return True
+
+        assert await reached(is_renamed, PATIENCE)
+        await place.kube.wait_for("reader", lambda obj: says(obj, "PrivilegePending", "does not exist"), "renamed")
+        await home.execute(f"ALTER DATABASE {name}_away RENAME TO {name}")
+        await home.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        began = anyio.current_time()
+        await place.kube.wait_ready("reader")
+        assert anyio.current_time() - began < 10.0
+        # deleted while it is closed: what was granted there is revoked as soon as it is open again
+        await place.kube.apply("second", name=f"{name}_second", privileges=[place.reads()], deletionPolicy="Drop")
+        await place.kube.wait_ready("second")
+        await home.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await place.kube.wait_for("second", lambda obj: says(obj, "PrivilegePending", "does not accept"), "closed")
+        await place.kube.delete("second")
+        await place.kube.wait_for("second", lambda obj: name in condition(obj, "Ready")["message"], "blocked")
+        assert await home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", f"{name}_second")
+        await home.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await place.kube.wait_gone("second")
+        assert not await home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", f"{name}_second")
+        await home.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await place.kube.wait_for("reader", lambda obj: says(obj, "PrivilegePending", "does not exist"), "dropped")
+        # nothing is left to revoke
+        await place.kube.apply("reader", name=place.reader, privileges=[place.reads()], deletionPolicy="Drop")
+        await place.kube.wait_for("reader", lambda obj: bool(obj["metadata"].get("finalizers")), "finalizer")
+        await place.kube.delete("reader")
+        await place.kube.wait_gone("reader")
+        assert not await home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", place.reader)
+    await home.close()
+
+
+async def test_killed_at_any_moment_what_a_spec_gave_up_is_revoked_after_the_next_start(place: Place) -> None:
+    controller = place.controller()
+    await controller.start()
+    await place.declare(place.reads())
+    for number in range(KILLS):
+        await place.declare(writes(place))
+        await place.wait_may("DELETE", "app.orders")
+        await place.hand.execute(f"GRANT TRUNCATE ON app.orders TO {place.reader}")
+        await place.kube.apply("reader", name=place.reader, privileges=[place.reads()])
+        await anyio.sleep(number * 0.01)
+        await controller.kill()
+        if number % 2:
+            await place.kube.apply("reader", name=place.reader, privileges=[])
+        controller = place.controller()
+        await controller.start()
+        if number % 2:  # in a database that is no longer listed, only what was declared is revoked
+            await place.hand.execute(f"REVOKE TRUNCATE ON app.orders FROM {place.reader}")
+        await place.wait_may("TRUNCATE", "app.orders", expected=False)
+        await place.wait_may("DELETE", "app.orders", expected=False)
+        await place.wait_may("SELECT", "app.orders", expected=not number % 2)
+        await place.kube.wait_ready("reader")
+    assert await controller.stop() == 0
+
+
+async def test_one_that_was_paused_while_another_took_over_changes_nothing(place: Place, tmp_path: Path) -> None:
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    stage = Stage(place.kube, place.postgres, folder)
+    async with replicas(stage, "--databases-detection", "auto") as pair:
+        await pair.start()
+        await place.declare(place.reads())
+        number = "SELECT max(number) FROM pgrole.leader"
+        before = await place.hand.fetchval(number)
+        pair.first.pause()
+        try:
+            await pair.second.leads(seconds=60.0)
+            await place.hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")
+            await place.wait_may("DELETE", "app.orders", expected=False)
+            assert await place.hand.fetchval(number) > before
+            await place.declare(writes(place))
+            await place.wait_may("DELETE", "app.orders")
+            since = pair.logged()
+        finally:
+            pair.first.resume()
+        await pair.first.stands_by(seconds=60.0)
+        await place.wait_may("DELETE", "app.orders")
+        assert pair.first.changed(since)[0] == pair.first.changed(since)[1]
+
+
+@asynccontextmanager
+async def documented_role(place: Place) -> AsyncIterator[str]:
+    """The controller's role as docs/privileges.md creates it; yields its DSN."""
+    home = await asyncpg.connect(place.postgres.dsn())
+    version = home.get_server_version().major
+    await home.execute(role_sql(version))
+    await home.execute(f"GRANT CREATE ON DATABASE {place.name} TO {CONTROLLER_ROLE}")
+    try:
+        yield place.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD)
+    finally:
+        await place.hand.execute(f"DROP OWNED BY {CONTROLLER_ROLE} CASCADE")
+        await home.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+        await home.execute(f"REASSIGN OWNED BY {CONTROLLER_ROLE} TO postgres; DROP OWNED BY {CONTROLLER_ROLE} CASCADE")
+        await home.close()
+
+
+async def test_a_controller_that_is_no_superuser_polls_and_asks_for_what_it_lacks(place: Place) -> None:
+    async with documented_role(place) as dsn:
+        folder = place.folder
+        folder.mkdir()
+        controller = Controller(
+            place.kube.server, dsn, folder, "--namespace", place.kube.namespace, PGROLE_POLL_INTERVAL="200ms", **_AUTO
+        )
+        async with running(controller):
+            await place.declare(place.reads(), ready=False)
+            obj = await place.kube.wait_reason("reader", "DatabaseError")
+            message = condition(obj, "Ready")["message"]
+            found = re.search(r"A superuser can allow it: (GRANT .*)", message)
+            assert found, message
+            assert place.owner in found[1]
+            await place.hand.execute(found[1])
+            await place.kube.wait_ready("reader")
+            await place.wait_may("SELECT", "app.orders")
+            assert "detection=Poll" in controller.log
+            await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
+            await place.wait_may("UPDATE", "app.orders", expected=False)
+            await place.hand.execute(f"REVOKE SELECT ON app.orders FROM {place.reader}")
+            await place.wait_may("SELECT", "app.orders")
+
+
+async def test_two_clusters_keep_their_own_roles_in_one_database(place: Place, api_server: ApiServer) -> None:
+    async with (
+        make_second(place, api_server) as other,
+        running(place.controller(PGROLE_CLUSTER_ID="here")),
+        running(other.controller(PGROLE_CLUSTER_ID="there")),
+    ):
+        await place.declare(place.reads())
+        theirs = f"{place.name}_theirs"
+        rule: dict[str, Any] = {"schemas": [{"name": "app", "access": ["Read"]}], "database": place.name}
+        await other.kube.apply("theirs", name=theirs, privileges=[rule])
+        # the default rule: only on objects of roles that the namespace itself has
+        obj = await other.kube.wait_for("theirs", lambda obj: condition(obj, "Ready").get("status") == "False", "said")
+        assert "app" in condition(obj, "Ready")["message"]
+        await other.kube.apply("same", name=place.reader, privileges=[])
+        await other.kube.wait_reason("same", "ClaimedElsewhere")
+        for _ in range(2):
+            await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}, {theirs}")
+            await place.wait_may("UPDATE", "app.orders", expected=False)
+            await wait_may(place, theirs, "UPDATE", "app.orders", expected=False)
+        await place.kube.wait_ready("reader")
+
+
+@asynccontextmanager
+async def make_second(place: Place, api_server: ApiServer) -> AsyncIterator[Place]:
+    async with make_place(api_server, place.postgres, place.folder.parent / "second") as other:
+        (place.folder.parent / "second").mkdir(exist_ok=True)
+        yield other
