@@ -26,7 +26,8 @@ from pgrole_controller.core.privilege_news import announce_drift, announce_exten
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.acl_apply import AclRepair, Statement
+from pgrole_controller.postgres.acl_apply import Statement
+from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
 from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement

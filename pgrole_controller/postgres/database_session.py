@@ -25,7 +25,7 @@ from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit
-from pgrole_controller.postgres.acl_apply import AclDialect, AclRepair, AppliedAcls, Statement, apply_acls
+from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, Statement, apply_acls
 from pgrole_controller.postgres.acl_catalog import (
     read_columns,
     read_database,
@@ -34,6 +34,7 @@ from pgrole_controller.postgres.acl_catalog import (
     read_named_acls,
     read_recent_acls,
 )
+from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.attribution import read_culprits_of
 from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
