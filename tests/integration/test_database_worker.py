@@ -9,6 +9,7 @@ import anyio
 import asyncpg
 import pytest_asyncio
 
+from pgrole_controller import metrics
 from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
@@ -222,15 +223,21 @@ async def test_extends_to_new_tables_of_any_creator(world: World) -> None:
     assert world.result.drift_count == 0
 
 
+def failed_sessions() -> float:
+    return metrics.REGISTRY.get_sample_value("pgrole_database_session_failures_total", {"server": SERVER}) or 0.0
+
+
 async def test_finds_what_is_hidden_in_a_do_block(world: World) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
+        failed = failed_sessions()
         await world.hand.execute(
             f"DO $$ BEGIN EXECUTE 'GRANT UPDATE ON ' || 'app.' || 'orders TO {world.role}'; END $$"
         )
         result = await world.wait(lambda result: result.drift_count == 1)
         assert not await world.may("UPDATE", "app.orders")
+    assert failed_sessions() == failed, "a new session would read everything"
     assert result.last_drift is not None
     assert result.last_drift.by.login == "postgres"
 
