@@ -100,8 +100,8 @@ class DatabasesSpec(Model):
         ge=1,
         le=500,
         description=(
-            "Maximum number of databases in which privileges are managed. Each has a connection of its own. PgRoles with "
-            "privileges in any other database get PrivilegePending."
+            "Maximum number of databases in which privileges are managed. Each has a connection of its own. PgRoles "
+            "with privileges in any other database get PrivilegePending."
         ),
         json_schema_extra={"format": "int32"},
     )
@@ -160,4 +160,6 @@ class DatabaseStatus(Model):
         default=None, description="How the controller detects changes of privileges there. Absent before it connected."
     )
     ready: bool = Field(description="Whether the controller is connected and manages privileges there.")
-    message: str = Field(default="", description="Why it is not ready, or why Events is not used.", json_schema_extra={"maxLength": 512})
+    message: str = Field(
+        default="", description="Why it is not ready, or why Events is not used.", json_schema_extra={"maxLength": 512}
+    )
