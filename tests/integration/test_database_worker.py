@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import anyio
 import asyncpg
+import pytest
 import pytest_asyncio
 
 from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
@@ -222,7 +223,7 @@ async def test_extends_to_new_tables_of_any_creator(world: World) -> None:
     assert world.result.drift_count == 0
 
 
-async def test_finds_what_is_hidden_in_a_do_block(world: World) -> None:
+async def test_finds_what_is_hidden_in_a_do_block(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -233,6 +234,7 @@ async def test_finds_what_is_hidden_in_a_do_block(world: World) -> None:
         assert not await world.may("UPDATE", "app.orders")
     assert result.last_drift is not None
     assert result.last_drift.by.login == "postgres"
+    assert "no session with a database" not in caplog.text  # a new session reads everything
 
 
 async def test_two_transactions_that_commit_out_of_order(world: World) -> None:
