@@ -56,6 +56,10 @@ _FINGERPRINT_SECONDS = 15.0
 _GREETING_SECONDS = 5.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
+#: In Poll: how much of the time is spent on fingerprints, and the longest time between two, in seconds: one that was
+#: slow because the machine was busy says little about the next.
+_POLLING_SHARE = 0.02
+LONGEST_PAUSE_SECONDS = 15.0
 
 _DATABASE_MISSING = "3D000"
 _NOT_ACCEPTING = "55000"
@@ -157,7 +161,7 @@ class DatabaseSession:
         with translate_errors():
             async with connection.transaction(isolation="repeatable_read", readonly=True):
                 if look.scope is Scope.RECENT:
-                    row = await fetch_row(connection, "", _query("age"), look.xid)
+                    row = await fetch_row(connection, "", _query("age"), str(look.xid))
                     acls = await read_recent_acls(connection, grantees, row.get("age", int), reach.touches)
                 else:
                     oids = [identity.oid for identity in look.objects]
@@ -316,15 +320,19 @@ class DatabaseSession:
         pause = BACKSTOP_SECONDS if self.mode is DatabaseMode.EVENTS else self.interval
         while True:
             await anyio.sleep(pause)
-            began = anyio.current_time()
             async with self.lock:
+                began = anyio.current_time()  # without the wait for a round, which may take long
                 changed = await fingerprints.compare()
+                took = anyio.current_time() - began
             if changed:
                 self._changed = True
                 self.on_notice()
-            # At most about 2 % of the time, however large the catalog is.
             if self.mode is DatabaseMode.POLL:
-                pause = max(self.interval, 50 * (anyio.current_time() - began))
+                pause = self._pause_after(took)
+
+    def _pause_after(self, took: float) -> float:
+        """At most about 2 % of the time is spent, however large the catalog is."""
+        return min(max(self.interval, took / _POLLING_SHARE), max(self.interval, LONGEST_PAUSE_SECONDS))
 
 
 def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import anyio
 import asyncpg
+import pytest
 import pytest_asyncio
 
 from pgrole_controller import metrics
@@ -227,7 +228,7 @@ def failed_sessions() -> float:
     return metrics.REGISTRY.get_sample_value("pgrole_database_session_failures_total", {"server": SERVER}) or 0.0
 
 
-async def test_finds_what_is_hidden_in_a_do_block(world: World) -> None:
+async def test_finds_what_is_hidden_in_a_do_block(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -240,6 +241,7 @@ async def test_finds_what_is_hidden_in_a_do_block(world: World) -> None:
     assert failed_sessions() == failed, "a new session would read everything"
     assert result.last_drift is not None
     assert result.last_drift.by.login == "postgres"
+    assert "no session with a database" not in caplog.text  # a new session reads everything
 
 
 async def test_two_transactions_that_commit_out_of_order(world: World) -> None:
