@@ -10,11 +10,13 @@ synced, nor before this process leads.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import logs
+from pgrole_controller.controller.attribution import Attributor
 from pgrole_controller.controller.background import EmptyingLimits
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.databases import Databases
@@ -69,6 +71,11 @@ class ServerWorker:
             context.leadership,
             context.objects.cluster,
             lambda: self.keeper.state is SessionState.SUSPENDED,
+        )
+        self.attributor = Attributor(
+            lambda: self.server,
+            context.objects.cluster,
+            lambda key: self.enqueue(key, RequestReason.ATTRIBUTED, Rank.DEPENDENCY),
         )
         self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
 
@@ -191,6 +198,7 @@ class ServerWorker:
             tasks.start_soon(self._catch_up, orphans)
             tasks.start_soon(orphans.run)
             tasks.start_soon(self.databases.run, session, home)
+            tasks.start_soon(self.attributor.run, session)
             while items := await self._queue.take(self.server.name, self._pace.limit, self._calm_until()):
                 await self._reconcile(session, items, tasks)
             tasks.cancel_scope.cancel()
@@ -242,6 +250,7 @@ class ServerWorker:
             batch_metrics.count(result)
             if _is_suspended_there(result):
                 self.keeper.note_suspended(True)
+            result = self._attribute(result)
             for name in result.released:
                 self._note_release_in(result.key.namespace)
                 self._enqueue_sharing(name, result.key)
@@ -255,6 +264,18 @@ class ServerWorker:
             background.prepare_password(result, result.password_task)
         else:
             reporter.report(result)
+
+    def _attribute(self, result: Result) -> Result:
+        """Asks who caused the drift, and adds the answer to an earlier question."""
+        attributor = self.attributor
+        if result.drift is not None:
+            attributor.note(result.key, result.drift)
+        if result.decided and (result.drift is None or result.drift.corrected):
+            attributor.note_unreported(result.key)
+        if result.claim is not None:
+            attributor.note_claim(result.claim)
+        cause = attributor.find_cause(result.key)
+        return result if cause is None else replace(result, cause=cause)
 
     def _note_released(self, role_name: str) -> None:
         """An orphan's claim on this role was released."""
