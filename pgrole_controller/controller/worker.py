@@ -28,6 +28,7 @@ from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.session_keeper import SessionKeeper, SessionState
 from pgrole_controller.controller.telemetry import BatchMetrics, OwnChanges, begin_reconciles, count_notification
+from pgrole_controller.controller.upkeep import Upkeep
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import WorkItem
@@ -199,6 +200,7 @@ class ServerWorker:
             tasks.start_soon(orphans.run)
             tasks.start_soon(self.databases.run, session, home)
             tasks.start_soon(self.attributor.run, session)
+            tasks.start_soon(Upkeep(lambda: self.server, self.databases, session, home).run)
             while items := await self._queue.take(self.server.name, self._pace.limit, self._calm_until()):
                 await self._reconcile(session, items, tasks)
             tasks.cancel_scope.cancel()

@@ -34,6 +34,9 @@ MOST_COPIED = 100
 STATEMENT_SHOWN = 120
 MOST_READ = 10
 
+_MOST_WORDS = 5
+_LONGEST_WORDS = 100
+
 _SECONDS = 5.0
 _LOCK_TIMEOUT = "2s"
 _STATEMENT_TIMEOUT = "3500ms"
@@ -44,7 +47,8 @@ class RecordedDrift:
     """One drift to record, or as recorded. `database` is empty for roles.
 
     `key`: identifies a drift that may be found again; the same one is recorded once. Empty: it happens once.
-    `values`: by field, what was declared and observed.
+    `values`: by field, what was declared and observed. `words`: what happened to privileges, one phrase each; `fields`
+    shows the beginning of each.
     """
 
     role: str
@@ -57,6 +61,7 @@ class RecordedDrift:
     cluster: str = ""
     key: str = ""
     values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
 
 
 _NAMESPACE = uuid.UUID("5d9f1f2c-3f4e-5a8e-9d3b-0f4c1f0a7b11")
@@ -96,6 +101,8 @@ def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
         row["details"] = {
             name: {side: _storable(value) for side, value in pair.items()} for name, pair in drift.values.items()
         }
+    elif drift.words:
+        row["details"] = {"words": [_storable(words)[:_LONGEST_WORDS] for words in drift.words[:_MOST_WORDS]]}
     if drift.at is not None:
         row["at"] = drift.at.isoformat()
     if drift.key:
