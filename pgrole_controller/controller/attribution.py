@@ -13,7 +13,7 @@ each role (`note_claim`). The connection is opened at the first drift and closed
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -169,10 +169,11 @@ class Attributor:
         xmins: tuple[int, ...],
         began: float,
     ) -> Culprit:
+        # the drift wrote the latest row, unless it removed one: older rows are of earlier changes
         recent = anyio.current_time() - began > RECENT_SECONDS
         since = drift.at - timedelta(seconds=RECENT_SECONDS) if recent else None
         with anyio.move_on_after(_DRIFT_SECONDS):
-            return await attribution.find_culprit(connection, ChangedRole(drift.role_name, xmins, since))
+            return await attribution.find_culprit(connection, ChangedRole(drift.role_name, xmins[:1], since))
         return Culprit()
 
     async def _write(self, connection: Connection, session: Session) -> None:
@@ -181,11 +182,40 @@ class Attributor:
             self._rows.clear()
         while self._rows:
             some = list(self._rows.items())[:MOST_RECORDED]
-            opening = session.claims.opening()
-            await record_at_home(connection, [row for _, row in some], self._config().history, opening, session.fence)
-            for identity, row in some:
-                if self._rows.get(identity) is row:
-                    del self._rows[identity]
+            try:
+                await self._record(connection, session, some)
+            except PgRoleError as error:
+                if not _concerns_data(error):
+                    raise
+                for one in some:
+                    await self._record_alone(connection, session, one)
+
+    async def _record(
+        self, connection: Connection, session: Session, some: Sequence[tuple[_Identity, RecordedDrift]]
+    ) -> None:
+        opening, rows = session.claims.opening(), [row for _, row in some]
+        await record_at_home(connection, rows, self._config().history, opening, session.fence)
+        for identity, row in some:
+            if self._rows.get(identity) is row:
+                del self._rows[identity]
+
+    async def _record_alone(
+        self, connection: Connection, session: Session, one: tuple[_Identity, RecordedDrift]
+    ) -> None:
+        """A row with a character that the database's encoding lacks is recorded without its values, or dropped."""
+        identity, row = one
+        for attempt in (row, replace(row, values={}, by=Culprit())):
+            try:
+                await self._record(connection, session, [(identity, attempt)])
+            except PgRoleError as error:
+                if not _concerns_data(error):
+                    raise
+            else:
+                break
+        else:
+            log.warning("a drift cannot be recorded", extra={"server": self._config().name, "role": row.role})
+        if self._rows.get(identity) is row:
+            del self._rows[identity]
 
     def _add_row(self, drift: RoleDrift, by: Culprit, xmins: tuple[int, ...] = ()) -> None:
         """To be written. Equal drifts of one minute share a row; so does a reported one with itself after a restart."""
@@ -212,6 +242,11 @@ class Attributor:
             self._found.pop(key, None)
             _keep(self._found, key, FoundCause(drift, by))
             self._on_found(key)
+
+
+def _concerns_data(error: PgRoleError) -> bool:
+    """Whether the server refused a value."""
+    return str(getattr(error.__cause__, "sqlstate", "") or "").startswith("22")
 
 
 def _keep(kept: OrderedDict[Name, Value], name: Name, value: Value, most: int = MOST_KEPT) -> None:

@@ -70,7 +70,7 @@ def _describe(attribute: str, value: Any) -> str:  # noqa: ANN401 -- of any fiel
             text = "; ".join(f"{database}: {_describe_parameters(some)}" for database, some in value)
         case _:
             text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 
 
 def _describe_moment(value: int | None) -> str:

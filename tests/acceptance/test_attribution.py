@@ -39,6 +39,11 @@ async def person(postgres: PostgresServer, name: str) -> AsyncIterator[Connectio
         await connection.close()
 
 
+def append_line(path: Path, line: str) -> None:
+    with path.open("ab") as file:
+        file.write(line.encode() + b"\n")
+
+
 def caused_by(login: str) -> Any:
     return lambda obj: obj.get("status", {}).get("lastDrift", {}).get("by", {}).get("login") == login
 
@@ -137,4 +142,36 @@ async def test_the_statement_log_names_who_has_gone_and_no_statement_is_kept(
             assert "geheim" not in dump
             assert "SCRAM" not in dump
         assert "geheim" not in controller.log
+    await remove(kube)
+
+
+@pytest.mark.since(15, "jsonlog")
+@pytest.mark.slow
+async def test_pgaudits_line_is_matched_by_the_row_that_the_repair_overwrote(
+    api_server: ApiServer, servers: Servers, tmp_path: Path
+) -> None:
+    """A stand-in writes the line, since few machines have pgaudit: of a command that does not name the role."""
+    role, kube = name_role(), await make_kube(api_server)
+    settings = {"logging_collector": "on", "log_destination": "jsonlog"}
+    async with servers.run(settings=settings) as postgres, pgservers(api_server) as declared:
+        controller = Controller(api_server, "", tmp_path, "--namespace", kube.namespace)
+        async with running(controller, connected=False), open_database(postgres.dsn()) as database:
+            await declared.apply("main", postgres, attribution={"auditLog": "Pgaudit"})
+            await kube.apply("app", name=role, serverRef={"name": "main"})
+            await kube.wait_ready("app")
+            log = Path(postgres.data / str(await database.fetchval("SELECT pg_current_logfile('jsonlog')")))
+            async with person(postgres, "erin") as erin, erin.transaction():
+                await erin.execute(f"ALTER ROLE {role} CREATEDB")
+                txid = await erin.fetchval("SELECT pg_current_xact_id()::text::bigint")
+                entry = {
+                    "timestamp": "2026-11-22 18:17:37.326 UTC",
+                    "user": "erin",
+                    "txid": txid,
+                    "message": 'AUDIT: SESSION,1,1,ROLE,ALTER ROLE,,,"ALTER ROLE hidden",<not logged>',
+                }
+                append_line(log, json.dumps(entry, separators=(",", ":")))
+            obj = await kube.wait_for("app", caused_by("erin"), "erin caused it")
+            assert obj["status"]["lastDrift"]["by"]["proof"] == "Transaction"
+            (row,) = await history(database, role, "erin")
+            assert row["proof"] == "Transaction"
     await remove(kube)
