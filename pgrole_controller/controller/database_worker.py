@@ -66,13 +66,16 @@ class DatabaseContext:
 
 
 class DatabaseWorker:
-    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events."""
+    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events. `stores`: a
+    session, and a part of schema pgrole.
+    """
 
     def __init__(self, database: str, context: DatabaseContext) -> None:
         self.database = database
         self.mode: DatabaseMode | None = None
         self.trouble: PgRoleError | None = None
         self.why = ""
+        self.stores = False
         self._context = context
         self._wake = Signal()
         self._noticed = False
@@ -94,6 +97,11 @@ class DatabaseWorker:
         self._wake.set()
         if self.mode is None and self.trouble is not None:
             self._report_trouble(self.trouble)
+
+    def take_recorded(self) -> bool:
+        """Whether drifts were recorded since the last call."""
+        recorded, self._memory.recorded = self._memory.recorded, False
+        return recorded
 
     def note_everything(self) -> None:
         self._everything = True
@@ -135,7 +143,7 @@ class DatabaseWorker:
             except Exception as error:  # noqa: BLE001 -- this database's error
                 failure = UnexpectedError(error)
             finally:
-                self.mode = None
+                self.mode, self.stores = None, False
             if anyio.current_time() - began >= _HEALTHY_SECONDS:
                 self._failures = 0
             self._failures += 1
@@ -211,6 +219,7 @@ class DatabaseWorker:
             },
         )
         self.mode, self.trouble, self._everything = session.mode, None, True
+        self.stores = session.stores
         self.why = "" if session.mode is DatabaseMode.EVENTS else session.why
         try:
             async with anyio.create_task_group() as tasks:

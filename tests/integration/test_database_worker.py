@@ -416,6 +416,34 @@ async def test_report_only_holds_for_changes_that_an_event_names(world: World) -
         await world.wait(lambda result: not result.reported)
 
 
+async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: World) -> None:
+    world.declare(READ, report_only=True)
+    look = "SELECT fields, corrected, count FROM pgrole.history"
+    expected = [(["UPDATE on table app.orde"], False, 1)]
+
+    async def is_recorded() -> bool:
+        return [tuple(row) for row in await world.hand.fetch(look)] == expected
+
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        assert await reached(is_recorded, DEADLINE)
+        assert worker.take_recorded()
+        assert not worker.take_recorded()
+        worker.note_everything()
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await world.wait(lambda result: len(result.reported) == 2)
+    await world.hand.execute("DELETE FROM pgrole.drift_history WHERE fields::text NOT LIKE '%UPDATE%'")
+    await world.hand.execute(f"REVOKE DELETE ON app.orders FROM {world.role}")
+    async with world.working() as worker:
+
+        async def is_repeated() -> bool:
+            return worker.take_recorded()
+
+        assert await reached(is_repeated, DEADLINE)
+        assert await is_recorded()
+
+
 async def test_default_privileges_of_a_creator_are_kept(world: World) -> None:
     world.declare(READ)
     async with world.working():
