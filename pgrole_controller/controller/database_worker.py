@@ -48,6 +48,8 @@ _RECONNECT = Backoff(0.25, 15.0)
 _HEALTHY_SECONDS = 10.0
 #: After a role whose privileges could not be applied, in seconds.
 _RETRY = Backoff(1.0, 300.0)
+#: The same, where others hold a lock: nothing tells when they release it.
+_LOCK_RETRY = Backoff(1.0, 15.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,7 @@ class DatabaseWorker:
             look |= await session.look()
         if self._database_changed:
             self._database_changed = False
+            await session.check_accepting()
             look |= session.own_acl
         return look, frozenset(changed | due)
 
@@ -283,7 +286,8 @@ class DatabaseWorker:
             self._retries.pop(result.key, None)
             return
         failures = self._retries.get(result.key, (0, 0.0))[0] + 1
-        delay = _RETRY.delay(failures, random.random())  # noqa: S311 -- no secret
+        backoff = _LOCK_RETRY if result.error.reason is Reason.PROGRESSING else _RETRY
+        delay = backoff.delay(failures, random.random())  # noqa: S311 -- no secret
         self._retries[result.key] = failures, anyio.current_time() + delay
 
     def _notice(self) -> None:

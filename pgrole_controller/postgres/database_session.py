@@ -152,6 +152,13 @@ class DatabaseSession:
                 look |= await self._reader.read()
         return look
 
+    async def check_accepting(self) -> None:
+        """Raises PgRoleError if the database accepts no new connections: its administrator wants it for itself."""
+        async with self.lock:
+            row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
+        if not row.get("accepting", bool):
+            raise _not_accepting(self.database)
+
     async def read(self, grantees: Collection[int], reach: PrivilegeReach, look: Look) -> ObservedDatabase:
         """The privileges of these roles, as much as `look` asks for. Raises PgRoleError."""
         connection = self.connection
@@ -438,9 +445,7 @@ def explain(error: PgRoleError, database: str) -> PgRoleError:
     if _DATABASE_MISSING in codes:
         return DatabaseMissing(database)
     if _NOT_ACCEPTING in codes:
-        return Waiting(
-            Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
-        )
+        return _not_accepting(database)
     if _FORBIDDEN in codes:
         return Transient(
             Reason.DATABASE_ERROR,
@@ -452,6 +457,12 @@ def explain(error: PgRoleError, database: str) -> PgRoleError:
             Reason.DATABASE_ERROR, f'the controller cannot connect to database "{database}": {error.message}'
         )
     return error
+
+
+def _not_accepting(database: str) -> PgRoleError:
+    return Waiting(
+        Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
+    )
 
 
 class DatabaseMissing(Waiting):

@@ -150,10 +150,10 @@ async def make_world(server: PostgresServer) -> AsyncIterator[World]:
     made = World(server, name, home, hand, f"{name}_reader")
     made.oid = await home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", made.role)
     yield made
-    await hand.close()
-    await home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await home.execute(f"DROP ROLE {name}_reader; DROP ROLE {name}_alice")
-    await home.close()
+    await made.hand.close()
+    await made.home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    await made.home.execute(f"DROP ROLE {name}_reader; DROP ROLE {name}_alice")
+    await made.home.close()
 
 
 READ = SchemaAccess("app", frozenset({Access.READ}))
