@@ -37,10 +37,11 @@ from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: How long changes are collected before they are read, in seconds.
-COALESCE_SECONDS = 0.001
+#: The shortest time between the beginnings of two looks, in seconds: what changes meanwhile is read together.
+COALESCE_SECONDS = 0.005
 #: After a look that found nothing, at most so long until the next one, in seconds: anyone can send notifications.
 LONGEST_REST = 0.1
+_FIRST_REST = 0.001
 
 #: Between two attempts to begin a session, in seconds.
 _RECONNECT = Backoff(0.25, 15.0)
@@ -235,7 +236,7 @@ class DatabaseWorker:
         rest = 0.0
         while True:
             self._wake.clear()
-            now = anyio.current_time()
+            began = now = anyio.current_time()
             if now >= resync_at:
                 self._everything = True
                 resync_at = now + self._context.config().resync_seconds
@@ -244,11 +245,11 @@ class DatabaseWorker:
                 rest = 0.0
                 await self._round(session, look, keys)
             else:
-                rest = min(max(2 * rest, COALESCE_SECONDS), LONGEST_REST)
+                rest = min(max(2 * rest, _FIRST_REST), LONGEST_REST)
             due = min([resync_at, self._memory.next_check(), *(at for _, at in self._retries.values())])
             with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
                 await self._wake.wait()
-            await anyio.sleep(max(COALESCE_SECONDS, rest))
+            await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
 
     async def _collect(self, session: DatabaseSession, now: float) -> tuple[Look, frozenset[Key]]:
         """What to read for all roles; and roles for which to read everything."""

@@ -2,7 +2,7 @@
 
 Guarantees: an error of one role or object delays no other; the digest of what was applied, the count of drifts and
 their history are written by the transaction of the last repair; a role is reported without an error only after
-everything was read back.
+everything was read back, by the transaction that changed it or after it.
 """
 
 import json
@@ -140,6 +140,8 @@ class _Round:
                 break
             else:
                 await self._apply(some, observed)
+                if not complete and _is_verified(some):
+                    break
                 some = [one for one in some if one.has_changes]
                 if not complete:
                     look = _where_changed(some)
@@ -173,8 +175,7 @@ class _Round:
     async def _read(self, some: Sequence[_Progress], look: Look) -> ObservedDatabase:
         reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
         oids = [one.grantee.oid for one in some]
-        observed = await self._session.read(oids, reach, look)
-        stored = await self._session.read_stored(oids)
+        observed, stored = await self._session.read(oids, reach, look)
         self._is_suspended = stored.suspended
         for one in some:
             oid = one.grantee.oid
@@ -391,6 +392,11 @@ class _Round:
             return one.error
         refused = [error for error in one.role.pending if isinstance(error, Refused)]
         return next(iter([*refused, *one.role.pending]), None)
+
+
+def _is_verified(some: Iterable[_Progress]) -> bool:
+    """Whether the transactions that changed these roles' privileges read all of them back."""
+    return not any(one.error is not None or one.default_changes for one in some)
 
 
 def _where_changed(some: Iterable[_Progress]) -> Look:

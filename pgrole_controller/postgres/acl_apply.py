@@ -382,7 +382,7 @@ class _Pass:
 
     async def _read(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, ObservedAcl]:
         oids = [one.observed.object.id.oid for one in repairs]
-        found = await read_named_acls(self._connection, self._grantees, oids, with_extensions=False)
+        found = await read_named_acls(self._connection, self._grantees, oids)
         return {one.object.id: one for one in found}
 
 
