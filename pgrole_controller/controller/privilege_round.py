@@ -2,12 +2,13 @@
 
 Guarantees: an error of one role or object delays no other; the digest of what was applied, the count of drifts and
 their history are written by the transaction of the last repair; a role is reported without an error only after
-everything was read back.
+everything was read back, by the transaction that changed it or after it.
 """
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import anyio
@@ -31,7 +32,10 @@ from pgrole_controller.postgres.acl_apply import Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
-from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
+from pgrole_controller.postgres.fence import is_another_leading
+
+log = logging.getLogger(__name__)
 
 #: After so many passes, what is still not as declared is left to a retry.
 PASSES = 3
@@ -96,6 +100,7 @@ async def run_round(
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
         complete |= one_round.unclear
         results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
+        await one_round.record_reported()
     return results
 
 
@@ -135,6 +140,8 @@ class _Round:
                 break
             else:
                 await self._apply(some, observed)
+                if not complete and _is_verified(some):
+                    break
                 some = [one for one in some if one.has_changes]
                 if not complete:
                     look = _where_changed(some)
@@ -143,6 +150,24 @@ class _Round:
         self._memory.settle([change.object.id for one in every for change in one.changes])
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
+    async def record_reported(self) -> None:
+        """Drifts that are left as they are, each once, whatever number of resyncs finds it."""
+        some = self._memory.unrecorded[:MOST_RECORDED]
+        if not (some and self._session.stores) or await self._why_not(()) is not None:
+            return
+        statement = build_record_statement(some, self._config.history)
+        try:
+            applied = await self._session.apply([], [], [], [(statement, ())])
+        except PgRoleError as error:
+            if self._session.connection.is_closed() or is_another_leading(error):
+                raise
+            extra = {"database": self._session.database, "error": error.message}
+            log.warning("drifts that are only reported could not be recorded", extra=extra)
+            return
+        if applied.stored:
+            del self._memory.unrecorded[: len(some)]
+            self._memory.recorded = True
+
     def _begin(self, grantee: Grantee) -> _Progress:
         digest = grantee.digest_of(self._session.database)
         return _Progress(grantee, self._memory.role(grantee.key, grantee.uid, digest))
@@ -150,8 +175,7 @@ class _Round:
     async def _read(self, some: Sequence[_Progress], look: Look) -> ObservedDatabase:
         reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
         oids = [one.grantee.oid for one in some]
-        observed = await self._session.read(oids, reach, look)
-        stored = await self._session.read_stored(oids)
+        observed, stored = await self._session.read(oids, reach, look)
         self._is_suspended = stored.suspended
         for one in some:
             oid = one.grantee.oid
@@ -251,6 +275,7 @@ class _Round:
         applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
+            self._memory.recorded = True
         for one in some:
             errors = [applied.errors[change.object.id] for change in one.changes if change.object.id in applied.errors]
             errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
@@ -315,6 +340,7 @@ class _Round:
             at=drift.time,
             by=by,
             cluster=self._cluster,
+            words=drift.words,
         )
 
     def _give_up(self, some: Iterable[_Progress]) -> None:
@@ -354,6 +380,9 @@ class _Round:
             drift = self._describe(Culprit(), new, corrected=False)
             one.role.last_drift = drift
             one.news.append(announce_drift(self._session.database, drift, new))
+            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in new)))
+            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, Culprit()), key=key))
+            del self._memory.unrecorded[:-MOST_RECORDED]
 
     def _error(self, one: _Progress) -> PgRoleError | None:
         if one.held and one.role.contest is not None:
@@ -363,6 +392,11 @@ class _Round:
             return one.error
         refused = [error for error in one.role.pending if isinstance(error, Refused)]
         return next(iter([*refused, *one.role.pending]), None)
+
+
+def _is_verified(some: Iterable[_Progress]) -> bool:
+    """Whether the transactions that changed these roles' privileges read all of them back."""
+    return not any(one.error is not None or one.default_changes for one in some)
 
 
 def _where_changed(some: Iterable[_Progress]) -> Look:
