@@ -213,7 +213,13 @@ class DatabaseSession:
         extra: Sequence[Statement],
     ) -> AppliedAcls:
         """As `apply_acls`."""
-        dialect = AclDialect(self.identity.version_number, self.fence, self.installation.endangered, self.enforcing)
+        dialect = AclDialect(
+            self.identity.version_number,
+            self.fence,
+            self.installation.endangered,
+            self.enforcing,
+            self.installation.spared,
+        )
         return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
 
     async def detect(self, detection: DatabaseMode) -> None:
