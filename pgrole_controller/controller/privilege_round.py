@@ -153,7 +153,7 @@ class _Round:
     async def record_reported(self) -> None:
         """Drifts that are left as they are, each once, whatever number of resyncs finds it."""
         some = self._memory.unrecorded[:MOST_RECORDED]
-        if not (some and self._session.stores) or await self._why_not(()) is not None:
+        if not (some and self._session.stores) or self._why_not(()) is not None:
             return
         statement = build_record_statement(some, self._config.history)
         try:

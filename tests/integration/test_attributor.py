@@ -26,6 +26,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.drift_history import record_at_home
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session import Session
 
@@ -141,7 +142,6 @@ async def test_an_unexpected_error_ends_nothing(home: Home, monkeypatch: pytest.
             raise error
         await record_at_home(*arguments)
 
-    record_at_home = attribution_module.record_at_home
     monkeypatch.setattr(attribution_module, "record_at_home", fail_once)
     async with home.running():
         home.attributor.note(KEY, DRIFT)
