@@ -37,10 +37,11 @@ from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: How long changes are collected before they are read, in seconds.
-COALESCE_SECONDS = 0.001
+#: The shortest time between the beginnings of two looks, in seconds: what changes meanwhile is read together.
+COALESCE_SECONDS = 0.005
 #: After a look that found nothing, at most so long until the next one, in seconds: anyone can send notifications.
 LONGEST_REST = 0.1
+_FIRST_REST = 0.001
 
 #: Between two attempts to begin a session, in seconds.
 _RECONNECT = Backoff(0.25, 15.0)
@@ -68,13 +69,16 @@ class DatabaseContext:
 
 
 class DatabaseWorker:
-    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events."""
+    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events. `stores`: a
+    session, and a part of schema pgrole.
+    """
 
     def __init__(self, database: str, context: DatabaseContext) -> None:
         self.database = database
         self.mode: DatabaseMode | None = None
         self.trouble: PgRoleError | None = None
         self.why = ""
+        self.stores = False
         self._context = context
         self._wake = Signal()
         self._noticed = False
@@ -96,6 +100,11 @@ class DatabaseWorker:
         self._wake.set()
         if self.mode is None and self.trouble is not None:
             self._report_trouble(self.trouble)
+
+    def take_recorded(self) -> bool:
+        """Whether drifts were recorded since the last call."""
+        recorded, self._memory.recorded = self._memory.recorded, False
+        return recorded
 
     def note_everything(self) -> None:
         self._everything = True
@@ -137,7 +146,7 @@ class DatabaseWorker:
             except Exception as error:  # noqa: BLE001 -- this database's error
                 failure = UnexpectedError(error)
             finally:
-                self.mode = None
+                self.mode, self.stores = None, False
             if anyio.current_time() - began >= _HEALTHY_SECONDS:
                 self._failures = 0
             self._failures += 1
@@ -213,6 +222,7 @@ class DatabaseWorker:
             },
         )
         self.mode, self.trouble, self._everything = session.mode, None, True
+        self.stores = session.stores
         self.why = "" if session.mode is DatabaseMode.EVENTS else session.why
         try:
             async with anyio.create_task_group() as tasks:
@@ -226,7 +236,7 @@ class DatabaseWorker:
         rest = 0.0
         while True:
             self._wake.clear()
-            now = anyio.current_time()
+            began = now = anyio.current_time()
             if now >= resync_at:
                 self._everything = True
                 resync_at = now + self._context.config().resync_seconds
@@ -235,11 +245,11 @@ class DatabaseWorker:
                 rest = 0.0
                 await self._round(session, look, keys)
             else:
-                rest = min(max(2 * rest, COALESCE_SECONDS), LONGEST_REST)
+                rest = min(max(2 * rest, _FIRST_REST), LONGEST_REST)
             due = min([resync_at, self._memory.next_check(), *(at for _, at in self._retries.values())])
             with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
                 await self._wake.wait()
-            await anyio.sleep(max(COALESCE_SECONDS, rest))
+            await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
 
     async def _collect(self, session: DatabaseSession, now: float) -> tuple[Look, frozenset[Key]]:
         """What to read for all roles; and roles for which to read everything."""

@@ -12,6 +12,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_result import PrivilegeDrift
 from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.drift_history import RecordedDrift
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,14 @@ class RoleMemory:
 @dataclass(slots=True)
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
-    drift was committed, on the loop's clock.
+    drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
+    `unrecorded`: drifts that are only reported, to be written.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
     repaired_at: float = -math.inf
+    recorded: bool = False
+    unrecorded: list[RecordedDrift] = field(default_factory=list)
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
     _fresh: set[ObjectId] = field(default_factory=set)

@@ -2,12 +2,13 @@
 
 Guarantees: an error of one role or object delays no other; the digest of what was applied, the count of drifts and
 their history are written by the transaction of the last repair; a role is reported without an error only after
-everything was read back.
+everything was read back, by the transaction that changed it or after it.
 """
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import anyio
@@ -19,6 +20,7 @@ from pgrole_controller.core.acl import AclChange, DefaultAclChange, ObjectId, Ob
 from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
 from pgrole_controller.core.attribution import GRANTED, REVOKED, ChangedRow
 from pgrole_controller.core.contest import Moment, describe_field
+from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
@@ -30,15 +32,16 @@ from pgrole_controller.postgres.acl_apply import Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
-from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
+from pgrole_controller.postgres.fence import is_another_leading
+
+log = logging.getLogger(__name__)
 
 #: After so many passes, what is still not as declared is left to a retry.
 PASSES = 3
 
 #: So many culprits are told apart in one round; the rest of the drift is told with the last one.
 _MOST_CULPRITS = 10
-
-_STORE = "SELECT pgrole.store_applied($1::oid, $2::text, $3::text, $4::text, $5::bigint, $6::jsonb)"
 
 #: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
 _Told = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
@@ -97,6 +100,7 @@ async def run_round(
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
         complete |= one_round.unclear
         results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
+        await one_round.record_reported()
     return results
 
 
@@ -115,6 +119,7 @@ class _Round:
         self._cluster = cluster
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
+        self._is_suspended = False
         self.unclear: set[Key] = set()  # a partial read was not enough to report on these
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
@@ -129,12 +134,14 @@ class _Round:
                 break
             if last:
                 self._give_up(some)
-            elif (error := await self._why_not(some)) is not None:
+            elif (error := self._why_not(some)) is not None:
                 for one in some:
                     one.error = error if one.has_changes else None
                 break
             else:
                 await self._apply(some, observed)
+                if not complete and _is_verified(some):
+                    break
                 some = [one for one in some if one.has_changes]
                 if not complete:
                     look = _where_changed(some)
@@ -143,6 +150,24 @@ class _Round:
         self._memory.settle([change.object.id for one in every for change in one.changes])
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
+    async def record_reported(self) -> None:
+        """Drifts that are left as they are, each once, whatever number of resyncs finds it."""
+        some = self._memory.unrecorded[:MOST_RECORDED]
+        if not (some and self._session.stores) or self._why_not(()) is not None:
+            return
+        statement = build_record_statement(some, self._config.history)
+        try:
+            applied = await self._session.apply([], [], [], [(statement, ())])
+        except PgRoleError as error:
+            if self._session.connection.is_closed() or is_another_leading(error):
+                raise
+            extra = {"database": self._session.database, "error": error.message}
+            log.warning("drifts that are only reported could not be recorded", extra=extra)
+            return
+        if applied.stored:
+            del self._memory.unrecorded[: len(some)]
+            self._memory.recorded = True
+
     def _begin(self, grantee: Grantee) -> _Progress:
         digest = grantee.digest_of(self._session.database)
         return _Progress(grantee, self._memory.role(grantee.key, grantee.uid, digest))
@@ -150,14 +175,14 @@ class _Round:
     async def _read(self, some: Sequence[_Progress], look: Look) -> ObservedDatabase:
         reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
         oids = [one.grantee.oid for one in some]
-        observed = await self._session.read(oids, reach, look)
-        stored = await self._session.read_applied(oids) if self._session.stores else None
+        observed, stored = await self._session.read(oids, reach, look)
+        self._is_suspended = stored.suspended
         for one in some:
             oid = one.grantee.oid
-            if stored is None:
+            if stored.applied is None:
                 one.applied = self._memory.applied.get(oid, AppliedState())
             else:
-                found = stored.get(oid)
+                found = stored.applied.get(oid)
                 one.applied = (
                     AppliedState(found.digest, found.drift_count)
                     if found is not None and found.holder == one.grantee.uid
@@ -221,7 +246,7 @@ class _Round:
         exposed = self._config.attribution.exposes_all
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
 
-    async def _why_not(self, some: Iterable[_Progress]) -> PgRoleError | None:
+    def _why_not(self, some: Iterable[_Progress]) -> PgRoleError | None:
         """Why nothing may be written now."""
         if self._session.enforcing and any(one.needs_storing for one in some):
             return Transient(
@@ -230,7 +255,7 @@ class _Round:
             )
         if self._session.blocked is not None:
             return self._session.blocked
-        if self._suspended() or await self._session.is_suspended():
+        if self._suspended() or self._is_suspended:
             return Refused(
                 Reason.SUSPENDED,
                 f'changes are suspended in database "{self._session.database}" (pgrole.suspend): the controller '
@@ -250,6 +275,7 @@ class _Round:
         applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
+            self._memory.recorded = True
         for one in some:
             errors = [applied.errors[change.object.id] for change in one.changes if change.object.id in applied.errors]
             errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
@@ -291,19 +317,19 @@ class _Round:
         """What records that everything is applied."""
         if not self._session.stores:
             return []
-        statements: list[Statement] = []
+        statements: list[str] = []
         history: list[RecordedDrift] = []
         for one in some:
             if not (one.needs_storing or one.told):
                 continue
             grantee = one.grantee
             last = json.dumps(_short(one.told[-1][0])) if one.told else None
-            arguments = (grantee.oid, grantee.role_name, grantee.uid, one.role.digest, int(bool(one.told)), last)
-            statements.append((_STORE, arguments))
+            values = (grantee.oid, grantee.role_name, grantee.uid, one.role.digest, int(bool(one.told)), last)
+            statements.append(f"SELECT pgrole.store_applied({', '.join(map(literal, values))})")
             history += [self._record(grantee, drift, by) for drift, _, by in one.told]
         if history:
-            statements.append((build_record_statement(history, self._config.history), ()))
-        return statements
+            statements.append(build_record_statement(history, self._config.history))
+        return [(";\n".join(statements), ())] if statements else []
 
     def _record(self, grantee: Grantee, drift: PrivilegeDrift, by: Culprit) -> RecordedDrift:
         return RecordedDrift(
@@ -314,6 +340,7 @@ class _Round:
             at=drift.time,
             by=by,
             cluster=self._cluster,
+            words=drift.words,
         )
 
     def _give_up(self, some: Iterable[_Progress]) -> None:
@@ -353,6 +380,9 @@ class _Round:
             drift = self._describe(Culprit(), new, corrected=False)
             one.role.last_drift = drift
             one.news.append(announce_drift(self._session.database, drift, new))
+            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in new)))
+            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, Culprit()), key=key))
+            del self._memory.unrecorded[:-MOST_RECORDED]
 
     def _error(self, one: _Progress) -> PgRoleError | None:
         if one.held and one.role.contest is not None:
@@ -362,6 +392,11 @@ class _Round:
             return one.error
         refused = [error for error in one.role.pending if isinstance(error, Refused)]
         return next(iter([*refused, *one.role.pending]), None)
+
+
+def _is_verified(some: Iterable[_Progress]) -> bool:
+    """Whether the transactions that changed these roles' privileges read all of them back."""
+    return not any(one.error is not None or one.default_changes for one in some)
 
 
 def _where_changed(some: Iterable[_Progress]) -> Look:

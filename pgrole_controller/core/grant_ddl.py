@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pgrole_controller.core.acl import (
     COLUMN_PRIVILEGES,
@@ -18,8 +19,12 @@ from pgrole_controller.core.acl import (
 from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.object_patterns import MAINTAIN_SINCE
 
+_T = TypeVar("_T")
+
 #: Objects of one statement. Transactions are about as short as a grant on so many is.
 OBJECTS_PER_STATEMENT = 100
+#: Grantees of one statement.
+GRANTEES_PER_STATEMENT = 100
 
 #: Where names of local objects are looked up that are not UTF-8.
 _CATALOGS: Mapping[str, str] = {
@@ -66,12 +71,11 @@ class GrantStatement:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Everything but the objects: changes with the same form share statements."""
+    """Everything but objects and grantees: changes with the same form can share statements."""
 
     keyword: str
     privileges: tuple[str, ...]
     columns: tuple[str, ...]
-    grantee: str
     revoke: bool
     option_only: bool
     acting_as: str
@@ -85,7 +89,8 @@ def statements(
     cascade: bool = False,
 ) -> tuple[GrantStatement, ...]:
     """Returns the statements in order: revokes in delegates' names, revokes, grants; each for at most
-    OBJECTS_PER_STATEMENT objects. `version`: server_version_num. `cascade`: REVOKE … CASCADE.
+    OBJECTS_PER_STATEMENT objects, and GRANTEES_PER_STATEMENT grantees whose objects are the same. `version`:
+    server_version_num. `cascade`: REVOKE … CASCADE.
 
     Raises ValueError for a change that has no statement, e.g. for a privilege that the kind of object does not have.
     """
@@ -100,17 +105,31 @@ def _revokes_first(changes: Iterable[DefaultAclChange]) -> list[DefaultAclChange
 
 
 def _object_statements(changes: Sequence[AclChange], version: int, *, cascade: bool) -> Iterator[GrantStatement]:
-    stages: dict[int, dict[_Form, list[DatabaseObject]]] = defaultdict(dict)
+    stages: dict[int, dict[tuple[_Form, str], list[DatabaseObject]]] = defaultdict(dict)
     ranks = _rank(changes)
     for change, rank in zip(changes, ranks, strict=True):
-        stages[rank].setdefault(_form(change, version), []).append(change.object)
+        stages[rank].setdefault((_form(change, version), change.grantee_name), []).append(change.object)
     for _, forms in sorted(stages.items()):
-        for form, objects in sorted(forms.items(), key=lambda one: min(obj.id.oid for obj in one[1])):
-            objects.sort(key=lambda obj: obj.id.oid)
-            for start in range(0, len(objects), OBJECTS_PER_STATEMENT):
-                some = objects[start : start + OBJECTS_PER_STATEMENT]
-                text = make_sendable(_text(form, some, cascade=cascade), _CATALOGS)
-                yield GrantStatement(text, tuple(obj.id for obj in some), form.acting_as)
+        for (form, objects), grantees in sorted(_shared(forms).items(), key=lambda one: one[0][1][0].id.oid):
+            for some in _chunks(objects, OBJECTS_PER_STATEMENT):
+                for names in _chunks(grantees, GRANTEES_PER_STATEMENT):
+                    text = make_sendable(_text(form, some, names, cascade=cascade), _CATALOGS)
+                    yield GrantStatement(text, tuple(obj.id for obj in some), form.acting_as)
+
+
+def _shared(
+    forms: Mapping[tuple[_Form, str], list[DatabaseObject]],
+) -> dict[tuple[_Form, tuple[DatabaseObject, ...]], list[str]]:
+    """Returns the grantees that have the same changes of the same objects, which are sorted by oid."""
+    shared: dict[tuple[_Form, tuple[DatabaseObject, ...]], list[str]] = {}
+    for (form, grantee), objects in forms.items():
+        in_order = tuple(sorted(objects, key=lambda obj: obj.id.oid))
+        shared.setdefault((form, in_order), []).append(grantee)
+    return shared
+
+
+def _chunks(values: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 def _rank(changes: Sequence[AclChange]) -> list[int]:
@@ -153,7 +172,6 @@ def _form(change: AclChange, version: int) -> _Form:
         keyword=_KEYWORDS[obj.kind],
         privileges=change.privileges,
         columns=change.columns,
-        grantee=change.grantee_name,
         revoke=change.revoke,
         option_only=change.option_only,
         acting_as=change.grantor if change.revoke else "",
@@ -168,18 +186,21 @@ def _check_privileges(privileges: tuple[str, ...], possible: tuple[str, ...], ve
         raise ValueError(f"not a privilege of such an object: {', '.join(sorted(unknown)) or 'none'}")
 
 
-def _text(form: _Form, objects: Sequence[DatabaseObject], *, cascade: bool) -> str:
+def _text(form: _Form, objects: Sequence[DatabaseObject], grantees: Sequence[str], *, cascade: bool) -> str:
     columns = f" ({', '.join(map(render_identifier, form.columns))})" if form.columns else ""
     privileges = ", ".join(f"{privilege}{columns}" for privilege in form.privileges)
     target = f"{form.keyword} {', '.join(map(_name, objects))}"
-    return _command(privileges, target, form.grantee, form.revoke, form.option_only, cascade)
+    return _command(privileges, target, grantees, form.revoke, form.option_only, cascade)
 
 
-def _command(privileges: str, target: str, grantee: str, revoke: bool, option_only: bool, cascade: bool) -> str:
+def _command(
+    privileges: str, target: str, grantees: Sequence[str], revoke: bool, option_only: bool, cascade: bool
+) -> str:
+    names = ", ".join(map(render_identifier, grantees))
     if not revoke:
-        return f"GRANT {privileges} ON {target} TO {render_identifier(grantee)}"
+        return f"GRANT {privileges} ON {target} TO {names}"
     what = f"GRANT OPTION FOR {privileges}" if option_only else privileges
-    return f"REVOKE {what} ON {target} FROM {render_identifier(grantee)}{' CASCADE' if cascade else ''}"
+    return f"REVOKE {what} ON {target} FROM {names}{' CASCADE' if cascade else ''}"
 
 
 def _name(obj: DatabaseObject) -> str:
@@ -206,7 +227,7 @@ def _default_statement(change: DefaultAclChange, version: int, *, cascade: bool)
     _check_privileges(change.privileges, possible, version)
     schema = f" IN SCHEMA {render_identifier(change.schema)}" if change.schema else ""
     command = _command(
-        ", ".join(change.privileges), keyword, change.grantee_name, change.revoke, change.option_only, cascade
+        ", ".join(change.privileges), keyword, (change.grantee_name,), change.revoke, change.option_only, cascade
     )
     text = f"ALTER DEFAULT PRIVILEGES FOR ROLE {render_identifier(change.creator_name)}{schema} {command}"
     return GrantStatement(make_sendable(text, _CATALOGS))

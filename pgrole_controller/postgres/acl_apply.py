@@ -1,8 +1,8 @@
 """Applies changes to privileges in one database.
 
 A transaction changes at most OBJECTS objects, in the order of their oids. It locks the tables among them, verifies that
-every object still has the owner and the ACL that were read, runs one statement for each (privileges, grantee), and
-reads the ACLs back before it commits: PostgreSQL only warns when a REVOKE does nothing.
+every object still has the owner and the ACL that were read, runs one statement for each set of privileges, and reads
+the ACLs back before it commits: PostgreSQL only warns when a REVOKE does nothing. Usually all of that is one message.
 
 If it fails, each of its objects is tried in a transaction of its own, so that one object does not delay the others.
 """
@@ -41,9 +41,11 @@ from pgrole_controller.postgres.acl_refusal import (
     sqlstate,
     tell_locked,
 )
+from pgrole_controller.postgres.acl_script import NOT_AS_EXPECTED, render_repairs
 from pgrole_controller.postgres.acl_verification import AclRepair, find_lost, find_wrong, grant_again, identity_of
 from pgrole_controller.postgres.claim_store import limited_transaction
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.rows import fetch
 
@@ -72,15 +74,19 @@ class AclDialect:
     `version`: server_version_num. `fence`: this process's lead in this database; None: nothing is installed there.
     `foreign_triggers`: an event trigger that is not ours and that the session cannot disable would run: nothing is
     changed. `enforcing`: this process leads only according to the database, since Kubernetes cannot be reached.
+    `spared`: no event trigger fires in this session.
     """
 
     version: int
     fence: Fence | None = None
     foreign_triggers: bool = False
     enforcing: bool = False
+    spared: bool = False
 
     def opening(self) -> list[str]:
         statements = [queries.without_schema("check_not_suspended")]
+        if not self.spared:
+            statements.append(queries.privileges("no_foreign_triggers").strip())
         if self.fence is None or self.fence.statement is None:
             return statements
         guard = [queries.inspect("guard").strip()] if self.fence.guarded else []
@@ -239,6 +245,7 @@ class _Pass:
     def _raise_if_common(self, error: PgRoleError) -> None:
         """Raises what concerns every object."""
         common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
+        common = common or sqlstate(error) == FOREIGN_EVENT_TRIGGER
         if common or self._connection.is_closed():
             raise error
 
@@ -257,6 +264,8 @@ class _Pass:
         """
         if self._dialect.fence is not None:
             self._dialect.fence.check_clock(enforcing=self._dialect.enforcing)
+        if not (defaults or cascade) and await self._transact_at_once(repairs, extra=extra):
+            return
         async with self._transaction(repairs):
             stale = await self._find_stale(repairs)
             fresh = [one for one in repairs if one.observed.object.id not in stale]
@@ -271,22 +280,51 @@ class _Pass:
         self.errors.update(stale)
         self.stored = self.stored or storing
 
-    @asynccontextmanager
-    async def _transaction(self, repairs: Sequence[AclRepair]) -> AsyncIterator[None]:
-        """Its BEGIN, settings and locks are one message."""
+    async def _transact_at_once(self, repairs: Sequence[AclRepair], *, extra: bool) -> bool:
+        """One transaction in one round trip. False: nothing was changed, since it takes more to change these objects,
+        or to find out what happened to them.
+        """
+        storing = extra and not (self.errors or self.default_errors)
+        ending = self._extra if storing else ()
+        if any(arguments for _, arguments in ending):
+            return False
+        text = render_repairs(
+            repairs, self._dialect.version, self._opening(repairs), (statement for statement, _ in ending)
+        )
+        if not text:
+            return False
+        try:
+            with limited_transaction():
+                await self._connection.execute(text)
+        except PgRoleError as error:
+            if sqlstate(error) != NOT_AS_EXPECTED:
+                raise
+            return False
+        self.stored = self.stored or storing
+        return True
+
+    def _opening(self, repairs: Sequence[AclRepair]) -> list[str]:
+        """Settings and locks of a transaction."""
         oids = ",".join(str(one.observed.object.id.oid) for one in repairs)
-        begin = [
-            "BEGIN",
+        opening = [
             f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
             f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
             *self._dialect.opening(),
             f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'",
         ]
         if repairs:
-            begin += [f"SELECT pg_catalog.set_config('pgrole.objects', '{{{oids}}}', true)", queries.privileges("lock")]
+            opening += [
+                f"SELECT pg_catalog.set_config('pgrole.objects', '{{{oids}}}', true)",
+                queries.privileges("lock").strip(),
+            ]
+        return opening
+
+    @asynccontextmanager
+    async def _transaction(self, repairs: Sequence[AclRepair]) -> AsyncIterator[None]:
+        """Its BEGIN, settings and locks are one message."""
         with limited_transaction():
             try:
-                await self._connection.execute(";\n".join(begin))
+                await self._connection.execute(";\n".join(["BEGIN", *self._opening(repairs)]))
                 yield
                 await self._connection.execute("COMMIT")
             except BaseException:
@@ -382,7 +420,8 @@ class _Pass:
 
     async def _read(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, ObservedAcl]:
         oids = [one.observed.object.id.oid for one in repairs]
-        return {one.object.id: one for one in await read_named_acls(self._connection, self._grantees, oids)}
+        found = await read_named_acls(self._connection, self._grantees, oids)
+        return {one.object.id: one for one in found}
 
 
 async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:

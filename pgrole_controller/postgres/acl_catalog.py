@@ -29,7 +29,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_rows import CATALOGS, MEMBER, observed_acls, pair, read_entries, read_group
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.postgres.rows import fetch, fetch_row, first
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 
 #: Whether a declaration may match objects of this kind in the schema with this name. It is asked for TABLE, which
 #: stands for every kind of relation and for sequences, and for ROUTINE.
@@ -108,8 +108,7 @@ async def read_recent_acls(
         schemas = await read_schemas(connection)
         recent = await _read_column_entries(connection, grantees, age=age)
         apart = sorted({*recent, *tables})
-        found = await _read_objects(connection, "recent_objects", grantees, schemas, touched, {}, apart, age)
-        return await _with_columns(connection, grantees, found)
+        return await _read_objects(connection, "recent_objects", grantees, schemas, touched, None, apart, age)
 
 
 async def read_named_acls(
@@ -121,16 +120,15 @@ async def read_named_acls(
 ) -> list[ObservedAcl]:
     """As `read_acls`, of objects with these oids, in whichever catalog, or these names, in whichever schema.
 
-    `touched` None: whatever their schema. Its duration does not depend on the number of objects in the database.
+    `touched` None: whatever their schema. Columns can be newer than their tables. Its duration does not depend on the
+    number of objects in the database.
     """
     searched = [name.encode(errors="surrogateescape")[:63] for name in names]
     valid = [name.decode() for name in searched if _is_utf8(name)]  # no statement that we were sent has another one
-    async with _one_snapshot(connection):
-        schemas = await read_schemas(connection) if touched is not None else {}
-        found = await _read_objects(
-            connection, "named_objects", grantees, schemas, touched, {}, (), sorted(oids), sorted(valid)
-        )
-        return await _with_columns(connection, grantees, found)
+    schemas = await read_schemas(connection) if touched is not None else {}
+    return await _read_objects(
+        connection, "named_objects", grantees, schemas, touched, None, (), sorted(oids), sorted(valid)
+    )
 
 
 def _is_utf8(name: bytes) -> bool:
@@ -172,7 +170,16 @@ async def read_defaults(connection: Connection, grantees: Collection[int]) -> li
 
 async def read_facts(connection: Connection, creators: Collection[str]) -> tuple[DatabaseFacts, dict[str, int]]:
     """What policies need to know of the database, and the oids of those of these roles that exist, by name."""
-    row = await fetch_row(connection, "look_for_facts", _query(connection, "facts"), list(creators))
+    return facts_of(await fetch_row(connection, "look_for_facts", facts_query(connection), list(creators)))
+
+
+def facts_query(connection: Connection) -> str:
+    """A question with one row, for `facts_of`. $1 text[] roles that declarations name as creators."""
+    return _query(connection, "facts")
+
+
+def facts_of(row: Row) -> tuple[DatabaseFacts, dict[str, int]]:
+    """As `read_facts`."""
     facts = DatabaseFacts(
         database=row.text("database"),
         version=row.get("version", int),
@@ -216,14 +223,6 @@ async def _one_snapshot(connection: Connection) -> AsyncIterator[None]:
             yield
 
 
-async def _with_columns(
-    connection: Connection, grantees: Collection[int], found: Sequence[ObservedAcl]
-) -> list[ObservedAcl]:
-    tables = [one.object.id.oid for one in found if one.object.id.catalog == "pg_class"]
-    columns = await _read_column_entries(connection, grantees, tables=tables) if tables else {}
-    return [_joined(one, columns) for one in found]
-
-
 def _joined(one: ObservedAcl, columns: Mapping[int, tuple[list[AclEntry], set[int]]]) -> ObservedAcl:
     entries, versions = columns.get(one.object.id.oid, ((), ()))
     if not entries or one.object.id.catalog != "pg_class":
@@ -265,11 +264,13 @@ async def _read_objects(
     grantees: Collection[int],
     schemas: Mapping[int, str],
     touched: SchemaFilter | None,
-    columns: Mapping[int, tuple[list[AclEntry], set[int]]],
+    columns: Mapping[int, tuple[list[AclEntry], set[int]]] | None,
     apart: Sequence[int] = (),
     *arguments: object,
 ) -> list[ObservedAcl]:
-    """`columns`: entries to add. `arguments`: of the source, after those of sql/privileges/objects.sql."""
+    """`columns`: entries to add; None: they are read. `arguments`: of the source, after those of
+    sql/privileges/objects.sql.
+    """
     relations = routines = None
     if touched is not None:
         relations = [oid for oid, name in schemas.items() if touched(name, ObjectKind.TABLE)]
@@ -284,7 +285,11 @@ async def _read_objects(
     signatures = await _read_arguments(
         connection, [oid for one in groups if one.catalog == "pg_proc" for oid in one.oids]
     )
-    members = await _read_members(connection)
+    unknown = any(one.row.find("extension", bool) is None for one in groups)
+    members = await _read_members(connection) if unknown else frozenset[ObjectId]()
+    if columns is None:
+        tables = [oid for one in groups if one.row.find("with_columns", bool) for oid in one.oids]
+        columns = await _read_column_entries(connection, grantees, tables=tables) if tables else {}
     found: list[ObservedAcl] = []
     for group in groups:
         for one in observed_acls(group, signatures, members):

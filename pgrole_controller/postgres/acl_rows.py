@@ -73,6 +73,7 @@ def read_group(row: Row) -> AclGroup:
 def observed_acls(
     group: AclGroup, signatures: Mapping[int, str], members: Collection[ObjectId]
 ) -> Iterator[ObservedAcl]:
+    """`members`: objects of extensions, where the row does not tell."""
     row, catalog = group.row, group.catalog
     kind = _RELATION_KINDS.get(row.get("kind", str)) if catalog == "pg_class" else _KINDS[catalog]
     if kind is None:
@@ -80,6 +81,7 @@ def observed_acls(
     schema, owner, owner_name = row.find_text("schema") or "", row.get("owner", int), row.text("owner_name")
     security_definer, seen = row.get("security_definer", bool), row.get("seen", str)
     entries = tuple(read_entries(row))
+    extension = row.find("extension", bool)
     for oid, name, version in zip(group.oids, group.names, group.versions, strict=True):
         identity = ObjectId(catalog, oid)
         if kind is ObjectKind.ROUTINE and oid not in signatures:
@@ -92,7 +94,7 @@ def observed_acls(
             owner=owner,
             owner_name=owner_name,
             arguments=signatures.get(oid, "") if kind is ObjectKind.ROUTINE else "",
-            extension=identity in members,
+            extension=identity in members if extension is None else extension,
             security_definer=security_definer,
         )
         yield ObservedAcl(found, entries, seen, (version,))

@@ -9,7 +9,7 @@ is never missed, since the worker reads everything when a session begins.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,14 +23,16 @@ from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.attribution import ChangedRow
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.privilege_policy import DatabaseFacts
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, Statement, apply_acls
 from pgrole_controller.postgres.acl_catalog import (
+    facts_of,
+    facts_query,
     read_columns,
     read_database,
     read_defaults,
-    read_facts,
     read_named_acls,
     read_recent_acls,
 )
@@ -56,6 +58,10 @@ _FINGERPRINT_SECONDS = 15.0
 _GREETING_SECONDS = 5.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
+#: In Poll: how much of the time is spent on fingerprints, and the longest time between two, in seconds: one that was
+#: slow because the machine was busy says little about the next.
+_POLLING_SHARE = 0.02
+LONGEST_PAUSE_SECONDS = 15.0
 
 _DATABASE_MISSING = "3D000"
 _NOT_ACCEPTING = "55000"
@@ -76,12 +82,22 @@ class AppliedDigest:
     drift_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """`suspended`: a superuser has suspended all changes, here or in the home database. `applied`: by oid of the role;
+    None where the database stores nothing.
+    """
+
+    suspended: bool
+    applied: Mapping[int, AppliedDigest] | None = None
+
+
 @dataclass(slots=True)
 class DatabaseSession:
     """`oid`: of the database. `mode` is never Auto; `why`: why it is not Events, if that was possible to ask for.
     `fence` None: no other process can lead.
 
-    Hold `lock` while calling `read*`, `apply` and `is_suspended`.
+    Hold `lock` while calling `read*` and `apply`.
     """
 
     database: str
@@ -138,11 +154,6 @@ class DatabaseSession:
                 look |= await self._reader.read()
         return look
 
-    async def is_suspended(self) -> bool:
-        """Whether a superuser has suspended all changes, here or in the home database."""
-        row = await fetch_row(self.connection, "suspended", _query("suspended"), self.home, seconds=_DEADLINE)
-        return row.get("suspended", bool)
-
     async def check_accepting(self) -> None:
         """Raises PgRoleError if the database accepts no new connections: its administrator wants it for itself."""
         async with self.lock:
@@ -150,42 +161,56 @@ class DatabaseSession:
         if not row.get("accepting", bool):
             raise _not_accepting(self.database)
 
-    async def read(self, grantees: Collection[int], reach: PrivilegeReach, look: Look) -> ObservedDatabase:
-        """The privileges of these roles, as much as `look` asks for. Raises PgRoleError."""
+    async def read(
+        self, grantees: Sequence[int], reach: PrivilegeReach, look: Look
+    ) -> tuple[ObservedDatabase, StoredState]:
+        """The privileges of these roles, as much as `look` asks for, and what is stored about them. Raises PgRoleError.
+
+        Reads by name and by oid need no common snapshot: each repair verifies the objects that it changes.
+        """
         connection = self.connection
         if look.scope is Scope.FULL:
             _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
-            return observed
-        with translate_errors():
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                if look.scope is Scope.RECENT:
-                    row = await fetch_row(connection, "", _query("age"), look.xid)
+            return observed, (await self._read_state(grantees, ()))[0]
+        if look.scope is Scope.RECENT:
+            with translate_errors():
+                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                    row = await fetch_row(connection, "", _query("age"), str(look.xid))
                     acls = await read_recent_acls(connection, grantees, row.get("age", int), reach.touches)
-                else:
-                    oids = [identity.oid for identity in look.objects]
-                    acls = await read_named_acls(connection, grantees, oids, look.names, reach.touches)
-                facts, roles = await read_facts(connection, reach.creators)
-                tables = [
-                    one.object.id.oid
-                    for one in acls
-                    if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
-                ]
-                return ObservedDatabase(
-                    facts,
-                    acls,
-                    await read_defaults(connection, grantees) if look.defaults else None,
-                    roles,
-                    complete=False,
-                    columns=await read_columns(connection, tables) if tables else {},
-                )
+        else:
+            oids = [identity.oid for identity in look.objects]
+            acls = await read_named_acls(connection, grantees, oids, look.names)
+        stored, facts, roles = await self._read_state(grantees, reach.creators)
+        tables = [
+            one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
+        ]
+        observed = ObservedDatabase(
+            facts,
+            acls,
+            await read_defaults(connection, grantees) if look.defaults else None,
+            roles,
+            complete=False,
+            columns=await read_columns(connection, tables) if tables else {},
+        )
+        return observed, stored
 
-    async def read_applied(self, roles: Sequence[int]) -> dict[int, AppliedDigest]:
-        """By oid of the role; only where `stores`. Raises PgRoleError."""
-        rows = await fetch(self.connection, "applied", _query("applied"), list(roles), seconds=_DEADLINE)
-        return {
-            row.get("role", int): AppliedDigest(row.text("holder"), row.text("digest"), row.get("drift_count", int))
-            for row in rows
+    async def _read_state(
+        self, roles: Sequence[int], creators: Collection[str]
+    ) -> tuple[StoredState, DatabaseFacts, dict[str, int]]:
+        """What is stored about these roles, whether changes are suspended, and the facts; as one question."""
+        stored = _query("applied" if self.stores else "suspended")
+        arguments: list[object] = [list(roles), self.home] if self.stores else [self.home]
+        facts_asked = facts_query(self.connection).replace("$1", f"${len(arguments) + 1}")
+        query = f"SELECT * FROM (\n{stored}\n) AS stored CROSS JOIN (\n{facts_asked}\n) AS facts"  # noqa: S608 -- our own files
+        row = await fetch_row(self.connection, "applied", query, *arguments, list(creators), seconds=_DEADLINE)
+        facts, creator_oids = facts_of(row)
+        applied = {
+            one.get("role", int): AppliedDigest(
+                one.get("holder", str), one.get("digest", str), one.get("drift_count", int)
+            )
+            for one in (row.objects("applied") if self.stores else ())
         }
+        return StoredState(row.get("suspended", bool), applied if self.stores else None), facts, creator_oids
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
         """Who changed these rows, as far as it is known. Raises PgRoleError."""
@@ -199,7 +224,13 @@ class DatabaseSession:
         extra: Sequence[Statement],
     ) -> AppliedAcls:
         """As `apply_acls`."""
-        dialect = AclDialect(self.identity.version_number, self.fence, self.installation.endangered, self.enforcing)
+        dialect = AclDialect(
+            self.identity.version_number,
+            self.fence,
+            self.installation.endangered,
+            self.enforcing,
+            self.installation.spared,
+        )
         return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
 
     async def detect(self, detection: DatabaseMode) -> None:
@@ -313,15 +344,18 @@ class DatabaseSession:
         while True:
             await anyio.sleep(pause)
             async with self.lock:
-                began = anyio.current_time()  # repairs may have taken long before
+                began = anyio.current_time()  # without the wait for a round, which may take long
                 changed = await fingerprints.compare()
                 took = anyio.current_time() - began
             if changed:
                 self._changed = True
                 self.on_notice()
-            # At most about 2 % of the time, however large the catalog is.
             if self.mode is DatabaseMode.POLL:
-                pause = max(self.interval, 50 * took)
+                pause = self._pause_after(took)
+
+    def _pause_after(self, took: float) -> float:
+        """At most about 2 % of the time is spent, however large the catalog is."""
+        return min(max(self.interval, took / _POLLING_SHARE), max(self.interval, LONGEST_PAUSE_SECONDS))
 
 
 def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:

@@ -32,6 +32,9 @@ NOT_LEADING = "PGR04"
 #: Raised while a superuser has suspended all changes: nothing was changed.
 CHANGES_SUSPENDED = "PGR05"
 
+#: Raised by sql/privileges/no_foreign_triggers.sql: nothing was changed.
+FOREIGN_EVENT_TRIGGER = "PGR07"
+
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
@@ -79,6 +82,7 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     CHANGES_SUSPENDED: lambda text: Refused(
         Reason.SUSPENDED, f"{text}: the controller changes nothing on this server until a superuser resets it"
     ),
+    FOREIGN_EVENT_TRIGGER: lambda text: Transient(Reason.SERVER_NOT_READY, text),
     "XX000": lambda text: _internal("XX000, an internal error", text),
     "XX001": lambda text: _internal("XX001, corrupted data", text),
     "XX002": lambda text: _internal("XX002, a corrupted index", text),

@@ -1,21 +1,24 @@
 -- Which objects have which ACL? One row for each distinct owner and ACL in a schema: few rows, whatever the number of objects.
 -- Rows of schemas that are not asked for are left out, unless a grantee holds something there that it does not own.
 -- Within a row, object n has bytes 4n of `oids` and `versions`, and name n of `names`, which NUL separates.
+-- `extension`, `with_columns`: whether the objects belong to an extension, and whether columns of them have an ACL; NULL: unknown.
 -- Relation object: sql/privileges/sources.
 -- $1 oid[] grantees   $2 oid[] schemas whose relations are asked for, $3 oid[] whose routines are; NULL: all
 -- $4 oid[] relations that get rows of their own and are asked for
 SELECT
     g.catalog, textsend(n.nspname::text) AS schema, g.kind::text AS kind, g.owner,
     textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
+    g.extension, g.with_columns,
     g.oids, g.names, g.versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable
 FROM (
     SELECT
-        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart,
+        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart, o.extension, o.with_columns,
         string_agg(oidsend(o.oid), ''::bytea) AS oids, string_agg(textsend(o.name::text), '\x00'::bytea) AS names,
         string_agg(xidsend(o.version), ''::bytea) AS versions,
         to_hex(hashtextextended(format('%s %s', o.owner, o.acl) COLLATE "C", 0)) AS seen
     FROM object AS o
-    GROUP BY o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart
+    GROUP BY
+        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart, o.extension, o.with_columns
 ) AS g
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = g.schema
 CROSS JOIN LATERAL (

@@ -186,7 +186,7 @@ async def test_the_answer_is_bounded_for_any_number_of_rows_and_events(database:
     await bob.execute("BEGIN;" + "GRANT SELECT ON a TO reader; REVOKE SELECT ON a FROM reader;" * 200 + "COMMIT")
     xmin = await database.xmin_of_table("a")
     found = await read_culprits(database.reading, [xmin, *range(xmin + 1, xmin + 5 * MOST_ROWS)])
-    assert found.keys() <= set(range(xmin, xmin + 5 * MOST_ROWS))
+    assert found.keys() <= set(range(xmin + 4 * MOST_ROWS, xmin + 5 * MOST_ROWS)), "the highest are asked about"
     assert (await read_culprits(database.reading, {xmin}))[xmin].login == "bob"
 
 
@@ -201,7 +201,7 @@ HOSTILE = {
 async def test_texts_of_tenants_are_legible_and_short(database: EventDatabase, what: str) -> None:
     alice = await database.person("alice")
     await alice.execute("SELECT set_config('application_name', $1, false)", HOSTILE[what])
-    comment = HOSTILE[what] * 300
+    comment = (HOSTILE[what] * 300)[:2000]  # beyond 8,192 bytes, the trigger records no statement
     await alice.execute(f"GRANT SELECT ON d TO reader /* {comment.replace(';', '')} */")
     found = await culprit_of(database, ChangedRow(await database.xmin_of_table("d"), GRANTED, ("d", "reader")))
     await alice.execute("SET application_name = 'app of alice'; REVOKE SELECT ON d FROM reader")

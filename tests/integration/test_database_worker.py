@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import anyio
 import asyncpg
+import pytest
 import pytest_asyncio
 
+from pgrole_controller import metrics
 from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
@@ -222,17 +224,24 @@ async def test_extends_to_new_tables_of_any_creator(world: World) -> None:
     assert world.result.drift_count == 0
 
 
-async def test_finds_what_is_hidden_in_a_do_block(world: World) -> None:
+def failed_sessions() -> float:
+    return metrics.REGISTRY.get_sample_value("pgrole_database_session_failures_total", {"server": SERVER}) or 0.0
+
+
+async def test_finds_what_is_hidden_in_a_do_block(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
+        failed = failed_sessions()
         await world.hand.execute(
             f"DO $$ BEGIN EXECUTE 'GRANT UPDATE ON ' || 'app.' || 'orders TO {world.role}'; END $$"
         )
         result = await world.wait(lambda result: result.drift_count == 1)
         assert not await world.may("UPDATE", "app.orders")
+    assert failed_sessions() == failed, "a new session would read everything"
     assert result.last_drift is not None
     assert result.last_drift.by.login == "postgres"
+    assert "no session with a database" not in caplog.text  # a new session reads everything
 
 
 async def test_two_transactions_that_commit_out_of_order(world: World) -> None:
@@ -405,6 +414,34 @@ async def test_report_only_holds_for_changes_that_an_event_names(world: World) -
         assert result.error is None
         await world.hand.execute(f"REVOKE UPDATE ON app.orders FROM {world.role}")
         await world.wait(lambda result: not result.reported)
+
+
+async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: World) -> None:
+    world.declare(READ, report_only=True)
+    look = "SELECT fields, corrected, count FROM pgrole.history"
+    expected = [(["UPDATE on table app.orde"], False, 1)]
+
+    async def is_recorded() -> bool:
+        return [tuple(row) for row in await world.hand.fetch(look)] == expected
+
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        assert await reached(is_recorded, DEADLINE)
+        assert worker.take_recorded()
+        assert not worker.take_recorded()
+        worker.note_everything()
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await world.wait(lambda result: len(result.reported) == 2)
+    await world.hand.execute("DELETE FROM pgrole.drift_history WHERE fields::text NOT LIKE '%UPDATE%'")
+    await world.hand.execute(f"REVOKE DELETE ON app.orders FROM {world.role}")
+    async with world.working() as worker:
+
+        async def is_repeated() -> bool:
+            return worker.take_recorded()
+
+        assert await reached(is_repeated, DEADLINE)
+        assert await is_recorded()
 
 
 async def test_default_privileges_of_a_creator_are_kept(world: World) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pglast import ast, parse_sql
 
 from pgrole_controller.core.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
-from pgrole_controller.core.grant_ddl import OBJECTS_PER_STATEMENT, render_types, statements
+from pgrole_controller.core.grant_ddl import GRANTEES_PER_STATEMENT, OBJECTS_PER_STATEMENT, render_types, statements
 from tests.roles import names
 
 
@@ -83,6 +83,20 @@ def test_what_differs_does_not_share_a_statement() -> None:
         change(make(20007, ObjectKind.SEQUENCE)),
     ]
     assert len(statements([one, *others])) == 8
+
+
+def test_grantees_of_the_same_change_of_the_same_objects_share_statements_of_a_hundred() -> None:
+    objects = [make(20001), make(20002)]
+    readers = [f"r{at:03}" for at in range(101)]
+    changes = [change(one, grantee_name=reader) for reader in readers for one in objects]
+    first, second, third = texts(*changes, change(make(20001), grantee_name="some"))
+    assert first.startswith('GRANT SELECT ON TABLE "app"."t20001", "app"."t20002" TO "r000", "r001", ')
+    assert first.count(", ") == GRANTEES_PER_STATEMENT
+    assert second == 'GRANT SELECT ON TABLE "app"."t20001", "app"."t20002" TO "r100"'
+    assert third == 'GRANT SELECT ON TABLE "app"."t20001" TO "some"'
+    both = [change(make(), grantee_name=reader, revoke=True) for reader in ("a", "b")]
+    assert texts(*both, cascade=True) == ['REVOKE SELECT ON TABLE "app"."t20000" FROM "a", "b" CASCADE']
+    parse_sql(first)
 
 
 def test_delegates_grants_are_revoked_first_from_the_end_of_the_chain_then_the_owners_then_all_is_granted() -> None:

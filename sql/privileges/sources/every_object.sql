@@ -3,24 +3,26 @@
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
     c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
-    c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version
+    c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version,
+    NULL::boolean AS extension, NULL::boolean AS with_columns
 FROM pg_catalog.pg_class AS c
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid >= 16384 AND c.relpersistence <> 't'
 UNION ALL
 SELECT
-    'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f', p.prosecdef, false, p.proname, p.xmin
+    'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f', p.prosecdef, false, p.proname, p.xmin,
+    NULL, NULL
 FROM pg_catalog.pg_proc AS p
 WHERE p.oid >= 16384
 UNION ALL
-SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin
+SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin, NULL, NULL
 FROM pg_catalog.pg_namespace AS n
 WHERE (n.oid >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
 UNION ALL
-SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin
+SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, NULL, NULL
 FROM pg_catalog.pg_database AS d
 WHERE d.datname = current_database()
 UNION ALL
-SELECT d.classid, d.objid, x.schema, x.kind, x.owner, x.acl, x.initial, false, true, x.name, x.version
+SELECT d.classid, d.objid, x.schema, x.kind, x.owner, x.acl, x.initial, false, true, x.name, x.version, NULL, NULL
 FROM (
     SELECT DISTINCT s.classid, s.objid
     FROM pg_catalog.pg_shdepend AS s

@@ -4,21 +4,38 @@
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
     c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
-    c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version
+    c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version,
+    EXISTS (
+        SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_class'::regclass AND m.objid = c.oid AND m.deptype = 'e'
+    ) AS extension,
+    EXISTS (
+        SELECT
+        FROM pg_catalog.pg_shdepend AS s
+        WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+          AND s.classid = 'pg_class'::regclass AND s.objid = c.oid AND s.objsubid > 0
+    ) AS with_columns
 FROM pg_catalog.pg_class AS c
 WHERE (age(c.xmin) <= $5 OR c.oid = ANY ($4::oid[]))
   AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid >= 16384 AND c.relpersistence <> 't'
 UNION ALL
 SELECT
-    'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f', p.prosecdef, false, p.proname, p.xmin
+    'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f', p.prosecdef, false, p.proname, p.xmin,
+    EXISTS (
+        SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_proc'::regclass AND m.objid = p.oid AND m.deptype = 'e'
+    ),
+    false
 FROM pg_catalog.pg_proc AS p
 WHERE age(p.xmin) <= $5 AND p.oid >= 16384
 UNION ALL
-SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin
+SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin,
+    EXISTS (
+        SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_namespace'::regclass AND m.objid = n.oid AND m.deptype = 'e'
+    ),
+    false
 FROM pg_catalog.pg_namespace AS n
 WHERE age(n.xmin) <= $5
   AND (n.oid >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
 UNION ALL
-SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin
+SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, false, false
 FROM pg_catalog.pg_database AS d
 WHERE age(d.xmin) <= $5 AND d.datname = current_database()
