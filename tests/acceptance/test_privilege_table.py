@@ -210,7 +210,7 @@ def make_rows() -> Iterator[Row]:
         yield of_columns(next(numbers), privilege)
     schemas = iter(range(1000, 2000, 10))  # the last digit is a pattern
     for access in Access:
-        for kind, privileges in ACCESS[access].items():
+        for kind, privileges in sorted(ACCESS[access].items()):
             for privilege in sorted(privileges):
                 yield of_access(next(schemas), access, kind, privilege)
     for privilege in DECLARABLE[ObjectKind.DATABASE]:
