@@ -76,7 +76,10 @@ class PrivilegeMemory:
         return frozenset(key for key, one in self._roles.items() if one.pending or one.reported or one.failed)
 
     def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
-        """Objects that were not there at the last complete read, or had another name. None: there was none."""
+        """Objects that were not there at the last complete read, or had another name. None: there was none.
+
+        `complete`: `acls` has every object that any role reaches.
+        """
         found = {one.object.id: hash((one.object.schema, one.object.name, one.object.arguments)) for one in acls}
         if self._known is None:
             self._known = found if complete else None

@@ -43,6 +43,8 @@ PASSES = 3
 #: So many culprits are told apart in one round; the rest of the drift is told with the last one.
 _MOST_CULPRITS = 10
 
+_LONGEST_STATEMENT = 1000
+
 #: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
 _Told = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
 
@@ -96,7 +98,7 @@ async def run_round(
             complete = keys | memory.unsettled()
             partial = everyone - complete
     async with session.lock:
-        one_round = _Round(session, memory, config, cluster, suspended)
+        one_round = _Round(session, memory, config, cluster, suspended, everyone=len(everyone))
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
         complete |= one_round.unclear
         results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
@@ -112,8 +114,11 @@ class _Round:
         config: ServerConfig,
         cluster: str,
         suspended: Callable[[], bool],
+        *,
+        everyone: int,
     ) -> None:
         self._session = session
+        self._everyone = everyone
         self._memory = memory
         self._config = config
         self._cluster = cluster
@@ -191,7 +196,9 @@ class _Round:
         return observed
 
     async def _decide(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
-        new_objects = self._memory.note_objects(observed.acls, complete=observed.complete)
+        # What only some roles reach is no reason to forget the objects of the others.
+        complete = observed.complete and len(some) == self._everyone
+        new_objects = self._memory.note_objects(observed.acls, complete=complete)
         for one in some:
             try:
                 one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
@@ -230,15 +237,17 @@ class _Round:
                 one.told = ()
                 continue
             grouped: dict[Culprit, list[PrivilegeDifference]] = {}
+            commands: dict[Culprit, list[Culprit]] = {}
             for difference in one.decision.drift:
                 row = rows[difference]
                 by = culprits.get(row, Culprit()) if row is not None else Culprit()
-                if by not in grouped and len(grouped) >= _MOST_CULPRITS:
-                    by = next(reversed(grouped))
-                grouped.setdefault(by, []).append(difference)
-            one.told = tuple(
-                (self._describe(by, differences), tuple(differences), by) for by, differences in grouped.items()
-            )
+                who = replace(by, time=None, statement="")
+                if who not in grouped and len(grouped) >= _MOST_CULPRITS:
+                    who = next(reversed(grouped))
+                grouped.setdefault(who, []).append(difference)
+                commands.setdefault(who, []).append(by)
+            told = ((_sum_up(commands[who]), tuple(differences)) for who, differences in grouped.items())
+            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in told)
 
     def _describe(
         self, by: Culprit, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
@@ -397,6 +406,13 @@ class _Round:
 def _is_verified(some: Iterable[_Progress]) -> bool:
     """Whether the transactions that changed these roles' privileges read all of them back."""
     return not any(one.error is not None or one.default_changes for one in some)
+
+
+def _sum_up(commands: Sequence[Culprit]) -> Culprit:
+    """What one culprit did, with all its statements and the time of the first."""
+    times = [one.time for one in commands if one.time is not None]
+    statements = "; ".join(dict.fromkeys(one.statement for one in commands if one.statement))
+    return replace(commands[0], time=min(times, default=None), statement=statements[:_LONGEST_STATEMENT])
 
 
 def _where_changed(some: Iterable[_Progress]) -> Look:

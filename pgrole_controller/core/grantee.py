@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from pgrole_controller.core.acl import ObjectKind
@@ -112,9 +113,13 @@ class Grantee:
 
     def digest_of(self, database: str) -> str:
         """Differs whenever anything does that decides what the role may do there, except policy and drift options."""
-        declared, former = self.declared.get(database), self.former.get(database, ())
-        held = [self.oid, None if declared is None else to_json(declared), [to_json(one) for one in former]]
-        return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
+        return _digest(self.oid, self.declared.get(database), self.former.get(database, ()))
+
+
+@lru_cache(maxsize=4096)  # asked for every role in every round
+def _digest(oid: int, declared: DatabasePrivileges | None, former: tuple[DatabasePrivileges, ...]) -> str:
+    held = [oid, None if declared is None else to_json(declared), [to_json(one) for one in former]]
+    return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
 
 def to_json(declared: DatabasePrivileges) -> dict[str, Any]:

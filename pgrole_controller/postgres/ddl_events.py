@@ -94,6 +94,8 @@ _FAR_REACHING = ("DROP", "ALTER SCHEMA", "CREATE SCHEMA", "ALTER EXTENSION", "CR
 #: Commands that change ACLs and name no object.
 _GRANTING = ("GRANT", "REVOKE")
 _DEFAULTS = "ALTER DEFAULT PRIVILEGES"
+#: Kinds in events of GRANT and REVOKE that cannot be declared, and that only a full read finds.
+_ONLY_REPORTED = frozenset({"TYPE", "DOMAIN", "LANGUAGE", "FOREIGN DATA WRAPPER", "FOREIGN SERVER", "LARGE OBJECT"})
 
 _STATEMENT = re.compile(r"\s*(?:grant|revoke)\b(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _EVERY = re.compile(r"\ball\s+(?:tables|sequences|functions|procedures|routines)\s+in\s+schema\b", re.IGNORECASE)
@@ -128,6 +130,8 @@ def _choose(event: CommittedCommand) -> Look:
     if event.siblings >= CUT or command.startswith(_FAR_REACHING):
         return Look(Scope.FULL, xid=event.xid, since=event.at)
     if command in _GRANTING:
+        if event.kind.upper() in _ONLY_REPORTED:
+            return Look(Scope.FULL, xid=event.xid, since=event.at)
         names = read_names(event.said) if event.said else None
         if names is None:
             return Look(Scope.RECENT, xid=event.xid, since=event.at)

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import asyncpg
@@ -15,6 +16,7 @@ from pgrole_controller.controller.database_worker import DatabaseContext, Databa
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
@@ -33,6 +35,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
 from tests.servers import Servers
 
 DEADLINE = 20.0
@@ -353,6 +356,26 @@ async def test_polls_where_nothing_may_be_installed(world: World) -> None:
         await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
         await world.wait_may("UPDATE", "app.orders", expected=False)
         await world.wait(lambda result: result.drift_count == 1)
+
+
+async def test_a_long_round_does_not_delay_the_next_poll(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = DatabaseSession.read
+
+    async def read_slowly(*arguments: Any) -> ObservedDatabase:
+        await anyio.sleep(0.4)
+        return await read(*arguments)
+
+    monkeypatch.setattr(DatabaseSession, "read", read_slowly)
+    databases = DatabasesConfig(("*",), detection=DatabaseMode.POLL)
+    world.config = replace(world.config, interval=0.1, databases=databases)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await anyio.sleep(1.5)  # its own changes are read once more
+        began = anyio.current_time()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        assert anyio.current_time() - began < LONGEST_PAUSE_SECONDS / 2
 
 
 async def test_suspended_and_report_only(world: World) -> None:
