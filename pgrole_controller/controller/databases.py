@@ -12,9 +12,8 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
+from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
-from pgrole_controller.controller.grantees import Grantees
-from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
@@ -49,15 +48,12 @@ class Databases:
     def __init__(
         self,
         config: Callable[[], ServerConfig],
-        grantees: Grantees,
-        leadership: Leadership,
-        cluster: str,
+        context: WorkerContext,
         suspended: Callable[[], bool],
     ) -> None:
         self._config = config
-        self._grantees = grantees
-        self._leadership = leadership
-        self._cluster = cluster
+        self._context = context
+        self._grantees = context.grantees
         self._suspended = suspended
         self._running: dict[str, _Running] = {}
         self._ending: dict[str, anyio.Event] = {}
@@ -131,7 +127,13 @@ class Databases:
 
     def _start(self, name: str, tasks: TaskGroup, session: Session, home: str) -> None:
         context = DatabaseContext(
-            self._config, self._grantees, self._leadership, self._cluster, session.identity, home, self._suspended
+            self._config,
+            self._grantees,
+            self._context.leadership,
+            self._context.objects.cluster,
+            session.identity,
+            home,
+            self._suspended,
         )
         running = self._running[name] = _Running(DatabaseWorker(name, context))
         tasks.start_soon(self._run, name, running, self._ending.get(name))

@@ -19,6 +19,7 @@ from pgrole_controller.core.acl import AclChange, DefaultAclChange, ObjectId, Ob
 from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
 from pgrole_controller.core.attribution import GRANTED, REVOKED, ChangedRow
 from pgrole_controller.core.contest import Moment, describe_field
+from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
@@ -37,8 +38,6 @@ PASSES = 3
 
 #: So many culprits are told apart in one round; the rest of the drift is told with the last one.
 _MOST_CULPRITS = 10
-
-_STORE = "SELECT pgrole.store_applied($1::oid, $2::text, $3::text, $4::text, $5::bigint, $6::jsonb)"
 
 #: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
 _Told = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
@@ -115,6 +114,7 @@ class _Round:
         self._cluster = cluster
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
+        self._is_suspended = False
         self.unclear: set[Key] = set()  # a partial read was not enough to report on these
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
@@ -129,7 +129,7 @@ class _Round:
                 break
             if last:
                 self._give_up(some)
-            elif (error := await self._why_not(some)) is not None:
+            elif (error := self._why_not(some)) is not None:
                 for one in some:
                     one.error = error if one.has_changes else None
                 break
@@ -151,13 +151,14 @@ class _Round:
         reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
         oids = [one.grantee.oid for one in some]
         observed = await self._session.read(oids, reach, look)
-        stored = await self._session.read_applied(oids) if self._session.stores else None
+        stored = await self._session.read_stored(oids)
+        self._is_suspended = stored.suspended
         for one in some:
             oid = one.grantee.oid
-            if stored is None:
+            if stored.applied is None:
                 one.applied = self._memory.applied.get(oid, AppliedState())
             else:
-                found = stored.get(oid)
+                found = stored.applied.get(oid)
                 one.applied = (
                     AppliedState(found.digest, found.drift_count)
                     if found is not None and found.holder == one.grantee.uid
@@ -221,7 +222,7 @@ class _Round:
         exposed = self._config.attribution.exposes_all
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
 
-    async def _why_not(self, some: Iterable[_Progress]) -> PgRoleError | None:
+    def _why_not(self, some: Iterable[_Progress]) -> PgRoleError | None:
         """Why nothing may be written now."""
         if self._session.enforcing and any(one.needs_storing for one in some):
             return Transient(
@@ -230,7 +231,7 @@ class _Round:
             )
         if self._session.blocked is not None:
             return self._session.blocked
-        if self._suspended() or await self._session.is_suspended():
+        if self._suspended() or self._is_suspended:
             return Refused(
                 Reason.SUSPENDED,
                 f'changes are suspended in database "{self._session.database}" (pgrole.suspend): the controller '
@@ -291,19 +292,19 @@ class _Round:
         """What records that everything is applied."""
         if not self._session.stores:
             return []
-        statements: list[Statement] = []
+        statements: list[str] = []
         history: list[RecordedDrift] = []
         for one in some:
             if not (one.needs_storing or one.told):
                 continue
             grantee = one.grantee
             last = json.dumps(_short(one.told[-1][0])) if one.told else None
-            arguments = (grantee.oid, grantee.role_name, grantee.uid, one.role.digest, int(bool(one.told)), last)
-            statements.append((_STORE, arguments))
+            values = (grantee.oid, grantee.role_name, grantee.uid, one.role.digest, int(bool(one.told)), last)
+            statements.append(f"SELECT pgrole.store_applied({', '.join(map(literal, values))})")
             history += [self._record(grantee, drift, by) for drift, _, by in one.told]
         if history:
-            statements.append((build_record_statement(history, self._config.history), ()))
-        return statements
+            statements.append(build_record_statement(history, self._config.history))
+        return [(";\n".join(statements), ())] if statements else []
 
     def _record(self, grantee: Grantee, drift: PrivilegeDrift, by: Culprit) -> RecordedDrift:
         return RecordedDrift(

@@ -63,13 +63,7 @@ class ServerWorker:
         self._everything = Signal()  # set: every object is to be reconciled
         self._released_in: set[str | None] = set()  # namespaces in which claims were released; None: any
         self._claims_released = Signal()
-        self.databases = Databases(
-            lambda: self.server,
-            context.grantees,
-            context.leadership,
-            context.objects.cluster,
-            lambda: self.keeper.state is SessionState.SUSPENDED,
-        )
+        self.databases = Databases(lambda: self.server, context, lambda: self.keeper.state is SessionState.SUSPENDED)
         self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
 
     @property

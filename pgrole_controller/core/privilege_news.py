@@ -17,13 +17,14 @@ def describe_drift(
 ) -> PrivilegeDrift:
     """One drift. `exposed`: address, application and statement may be shown."""
     shown = by if exposed else replace(by, application="", address="", statement="")
-    return PrivilegeDrift(by.time or now, phrases(differences), len(differences), corrected, shown)
+    words = tuple(map(_legible, phrases(differences)))
+    return PrivilegeDrift(by.time or now, words, len(differences), corrected, shown)
 
 
 def announce_drift(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
     """`DELETE on table app.orders (database orders) was granted by alice at 16:04:09.113 and revoked`."""
     reason = News.DRIFT_CORRECTED if drift.corrected else News.DRIFT_REPORTED
-    return PrivilegeNews(reason, _cut(f"{_sentence(database, drift, differences)}"))
+    return PrivilegeNews(reason, _cut(_sentence(database, drift, differences)))
 
 
 def _sentence(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> str:
@@ -58,5 +59,11 @@ def announce_extension(database: str, differences: Sequence[PrivilegeDifference]
     )
 
 
+def _legible(text: str) -> str:
+    """Names can have bytes that are not UTF-8, which neither JSON nor Kubernetes stores."""
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def _cut(note: str) -> str:
+    note = _legible(note)
     return note if len(note) <= _LONGEST_NOTE else f"{note[: _LONGEST_NOTE - 1]}…"

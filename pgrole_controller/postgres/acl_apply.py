@@ -357,7 +357,8 @@ class _Pass:
 
     async def _read(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, ObservedAcl]:
         oids = [one.observed.object.id.oid for one in repairs]
-        return {one.object.id: one for one in await read_named_acls(self._connection, self._grantees, oids)}
+        found = await read_named_acls(self._connection, self._grantees, oids, with_extensions=False)
+        return {one.object.id: one for one in found}
 
 
 async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:

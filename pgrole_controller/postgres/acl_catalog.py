@@ -118,17 +118,29 @@ async def read_named_acls(
     oids: Collection[int] = (),
     names: Collection[str] = (),
     touched: SchemaFilter | None = None,
+    *,
+    with_extensions: bool = True,
 ) -> list[ObservedAcl]:
     """As `read_acls`, of objects with these oids, in whichever catalog, or these names, in whichever schema.
 
-    `touched` None: whatever their schema. Its duration does not depend on the number of objects in the database.
+    `touched` None: whatever their schema. `with_extensions` False: whether an object belongs to one is not read. Its
+    duration does not depend on the number of objects in the database.
     """
     searched = [name.encode(errors="surrogateescape")[:63] for name in names]
     valid = [name.decode() for name in searched if _is_utf8(name)]  # no statement that we were sent has another one
     async with _one_snapshot(connection):
         schemas = await read_schemas(connection) if touched is not None else {}
         found = await _read_objects(
-            connection, "named_objects", grantees, schemas, touched, {}, (), sorted(oids), sorted(valid)
+            connection,
+            "named_objects",
+            grantees,
+            schemas,
+            touched,
+            {},
+            (),
+            sorted(oids),
+            sorted(valid),
+            with_extensions=with_extensions,
         )
         return await _with_columns(connection, grantees, found)
 
@@ -268,6 +280,7 @@ async def _read_objects(
     columns: Mapping[int, tuple[list[AclEntry], set[int]]],
     apart: Sequence[int] = (),
     *arguments: object,
+    with_extensions: bool = True,
 ) -> list[ObservedAcl]:
     """`columns`: entries to add. `arguments`: of the source, after those of sql/privileges/objects.sql."""
     relations = routines = None
@@ -284,7 +297,7 @@ async def _read_objects(
     signatures = await _read_arguments(
         connection, [oid for one in groups if one.catalog == "pg_proc" for oid in one.oids]
     )
-    members = await _read_members(connection)
+    members = await _read_members(connection) if with_extensions else frozenset[ObjectId]()
     found: list[ObservedAcl] = []
     for group in groups:
         for one in observed_acls(group, signatures, members):

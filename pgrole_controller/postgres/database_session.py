@@ -9,7 +9,7 @@ is never missed, since the worker reads everything when a session begins.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -76,12 +76,22 @@ class AppliedDigest:
     drift_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """`suspended`: a superuser has suspended all changes, here or in the home database. `applied`: by oid of the role;
+    None where the database stores nothing.
+    """
+
+    suspended: bool
+    applied: Mapping[int, AppliedDigest] | None = None
+
+
 @dataclass(slots=True)
 class DatabaseSession:
     """`oid`: of the database. `mode` is never Auto; `why`: why it is not Events, if that was possible to ask for.
     `fence` None: no other process can lead.
 
-    Hold `lock` while calling `read*`, `apply` and `is_suspended`.
+    Hold `lock` while calling `read*` and `apply`.
     """
 
     database: str
@@ -138,11 +148,6 @@ class DatabaseSession:
                 look |= await self._reader.read()
         return look
 
-    async def is_suspended(self) -> bool:
-        """Whether a superuser has suspended all changes, here or in the home database."""
-        row = await fetch_row(self.connection, "suspended", _query("suspended"), self.home, seconds=_DEADLINE)
-        return row.get("suspended", bool)
-
     async def read(self, grantees: Collection[int], reach: PrivilegeReach, look: Look) -> ObservedDatabase:
         """The privileges of these roles, as much as `look` asks for. Raises PgRoleError."""
         connection = self.connection
@@ -156,7 +161,7 @@ class DatabaseSession:
                     acls = await read_recent_acls(connection, grantees, row.get("age", int), reach.touches)
                 else:
                     oids = [identity.oid for identity in look.objects]
-                    acls = await read_named_acls(connection, grantees, oids, look.names, reach.touches)
+                    acls = await read_named_acls(connection, grantees, oids, look.names)
                 facts, roles = await read_facts(connection, reach.creators)
                 tables = [
                     one.object.id.oid
@@ -172,13 +177,19 @@ class DatabaseSession:
                     columns=await read_columns(connection, tables) if tables else {},
                 )
 
-    async def read_applied(self, roles: Sequence[int]) -> dict[int, AppliedDigest]:
-        """By oid of the role; only where `stores`. Raises PgRoleError."""
-        rows = await fetch(self.connection, "applied", _query("applied"), list(roles), seconds=_DEADLINE)
-        return {
-            row.get("role", int): AppliedDigest(row.text("holder"), row.text("digest"), row.get("drift_count", int))
-            for row in rows
+    async def read_stored(self, roles: Sequence[int]) -> StoredState:
+        """What is stored about these roles, and whether changes are suspended. Raises PgRoleError."""
+        if not self.stores:
+            row = await fetch_row(self.connection, "suspended", _query("suspended"), self.home, seconds=_DEADLINE)
+            return StoredState(row.get("suspended", bool))
+        row = await fetch_row(self.connection, "applied", _query("applied"), list(roles), self.home, seconds=_DEADLINE)
+        applied = {
+            one.get("role", int): AppliedDigest(
+                one.get("holder", str), one.get("digest", str), one.get("drift_count", int)
+            )
+            for one in row.objects("applied")
         }
+        return StoredState(row.get("suspended", bool), applied)
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
         """Who changed these rows, as far as it is known. Raises PgRoleError."""

@@ -44,6 +44,14 @@ def test_several_privileges_and_one_that_is_only_reported() -> None:
     assert note(difference(), corrected=False).endswith("not corrected, since spec.drift.policy is Report")
 
 
+def test_names_that_are_not_utf8_are_legible() -> None:
+    odd = difference("caf\udce9")
+    assert r"app.caf\xe9" in note(odd)
+    assert describe_drift([odd], ALICE, NOW, corrected=True, exposed=False).words == (
+        r"DELETE on table app.caf\xe9 was granted",
+    )
+
+
 def test_a_note_is_never_too_long() -> None:
     assert len(note(*[difference("x" * 63 + str(number)) for number in range(1000)])) <= 1024
     assert len(announce_extension("orders", [difference("x" * 3000)]).note) <= 1024
