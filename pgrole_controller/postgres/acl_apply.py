@@ -33,7 +33,7 @@ from pgrole_controller.postgres.acl_catalog import read_defaults, read_named_acl
 from pgrole_controller.postgres.acl_verification import AclRepair, find_lost, find_wrong, grant_again, identity_of
 from pgrole_controller.postgres.claim_store import limited_transaction
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import shorten
+from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER, shorten
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.rows import fetch
 
@@ -67,16 +67,20 @@ class AclDialect:
 
     `version`: server_version_num. `fence`: this process's lead in this database; None: nothing is installed there.
     `foreign_triggers`: an event trigger that is not ours and that the session cannot disable would run: nothing is
-    changed. `enforcing`: this process leads only according to the database, since Kubernetes cannot be reached.
+    changed. `spared`: no event trigger runs in this session. `enforcing`: this process leads only according to the
+    database, since Kubernetes cannot be reached.
     """
 
     version: int
     fence: Fence | None = None
     foreign_triggers: bool = False
     enforcing: bool = False
+    spared: bool = False
 
     def opening(self) -> list[str]:
         statements = [queries.without_schema("check_not_suspended")]
+        if not self.spared:
+            statements.append(queries.privileges("event_triggers"))
         if self.fence is None or self.fence.statement is None:
             return statements
         guard = [queries.inspect("guard").strip()] if self.fence.guarded else []
@@ -107,7 +111,7 @@ async def apply_acls(
 
     `extra` runs in the transaction of the last change, if there was no error: pass what records that everything is
     applied. Without changes, it gets a transaction of its own. Raises PgRoleError if the connection is lost, another
-    process leads, or changes are suspended; what was committed before stays.
+    process leads, changes are suspended, or an event trigger of others would run; what was committed before stays.
     """
     due = sorted(
         (one for one in repairs if one.changes), key=lambda one: (one.observed.object.id.oid, one.observed.object.id)
@@ -214,7 +218,7 @@ class _Pass:
     def _raise_if_common(self, error: PgRoleError) -> None:
         """Raises what concerns every object."""
         common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
-        if common or self._connection.is_closed():
+        if common or _sqlstate(error) == FOREIGN_EVENT_TRIGGER or self._connection.is_closed():
             raise error
 
     async def transact(
@@ -283,7 +287,11 @@ class _Pass:
     async def _run(
         self, changes: Sequence[AclChange], defaults: Sequence[DefaultAclChange] = (), *, cascade: bool = False
     ) -> None:
-        for one in grant_ddl.statements(changes, defaults, self._dialect.version, cascade=cascade):
+        try:
+            statements = grant_ddl.statements(changes, defaults, self._dialect.version, cascade=cascade)
+        except ValueError as error:  # for one object: the others are changed without it
+            raise Transient(Reason.DATABASE_ERROR, str(error)) from error
+        for one in statements:
             if one.acting_as:
                 await self._run_as_grantor(one)
             else:

@@ -39,7 +39,7 @@ from pgrole_controller.postgres.attribution import read_culprits_of
 from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_schema import DatabaseInstallation, inspect_database, install_database
-from pgrole_controller.postgres.ddl_events import EVERYTHING, EventReader, Look, Scope
+from pgrole_controller.postgres.ddl_events import EVERYTHING, PRUNED_AT_ONCE, EventReader, Look, Scope, prune_events
 from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
 from pgrole_controller.postgres.framing import NotificationFilter
@@ -56,6 +56,9 @@ _FINGERPRINT_SECONDS = 15.0
 _GREETING_SECONDS = 5.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
+#: Between two times that old events are deleted, and between two of these deletions, in seconds.
+PRUNE_SECONDS = 60.0
+_PRUNE_PAUSE = 0.1
 
 _DATABASE_MISSING = "3D000"
 _NOT_ACCEPTING = "55000"
@@ -203,7 +206,13 @@ class DatabaseSession:
         extra: Sequence[Statement],
     ) -> AppliedAcls:
         """As `apply_acls`."""
-        dialect = AclDialect(self.identity.version_number, self.fence, self.installation.endangered, self.enforcing)
+        dialect = AclDialect(
+            self.identity.version_number,
+            self.fence,
+            self.installation.endangered,
+            self.enforcing,
+            self.installation.spared,
+        )
         return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
 
     async def detect(self, detection: DatabaseMode) -> None:
@@ -226,8 +235,8 @@ class DatabaseSession:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
         self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
         self._fingerprints = _Fingerprints(self.connection, self.identity)
+        await self._fingerprints.compare()
         if self.mode is not DatabaseMode.EVENTS:
-            await self._fingerprints.compare()
             self.mode = DatabaseMode.POLL
 
     async def _listen(self) -> None:
@@ -260,6 +269,8 @@ class DatabaseSession:
             tasks.start_soon(self._await_end)
             tasks.start_soon(self._beat)
             tasks.start_soon(self._watch_installation)
+            if self.stores:
+                tasks.start_soon(self._prune)
             if self._ticks:
                 tasks.start_soon(self._look_often)
             if self._fingerprints is not None:
@@ -299,6 +310,19 @@ class DatabaseSession:
                     Reason.SERVER_NOT_READY,
                     f'what is installed in database "{self.database}" changed: it is read again',
                 )
+
+    async def _prune(self) -> NoReturn:
+        """Whoever may run DDL adds to the events."""
+        while True:
+            await anyio.sleep(PRUNE_SECONDS)
+            pruned = PRUNED_AT_ONCE
+            while pruned >= PRUNED_AT_ONCE:
+                async with self.lock:
+                    if self.fence is None or self.fence.is_leading() or self.fence.enforcing:
+                        pruned = await prune_events(self.connection, guarded=self.installation.others_may_create)
+                    else:
+                        pruned = 0
+                await anyio.sleep(_PRUNE_PAUSE)
 
     async def _look_often(self) -> NoReturn:
         """Where a notification would break PREPARE TRANSACTION."""

@@ -32,6 +32,9 @@ NOT_LEADING = "PGR04"
 #: Raised while a superuser has suspended all changes: nothing was changed.
 CHANGES_SUSPENDED = "PGR05"
 
+#: Raised by sql/privileges/event_triggers.sql if a change would run the code of a role that is not trusted.
+FOREIGN_EVENT_TRIGGER = "PGR06"
+
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
