@@ -3,7 +3,7 @@ called drift, and nothing else.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.acl import ObjectId, ObservedAcl
@@ -25,13 +25,14 @@ class AppliedState:
 
 @dataclass(slots=True)
 class RoleMemory:
-    """Of one role. `pending`, `reported`, `confirmed`: of the last complete read. `told`: what was announced as
-    reported.
+    """Of one role. `contests`: by the role in whose name it is granted (`PrivilegeDifference.granted_by`), so that what
+    one sets back again and again delays no other repair. `pending`, `reported`, `confirmed`: of the last complete read.
+    `told`: what was announced as reported.
     """
 
     uid: str
     digest: str = ""
-    contest: FieldContest | None = None
+    contests: dict[str, FieldContest] = field(default_factory=dict)
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[str, ...] = ()
     confirmed: bool = False
@@ -61,7 +62,8 @@ class PrivilegeMemory:
         if known is None or known.uid != uid:
             known = self._roles[key] = RoleMemory(uid)
         if known.digest != digest:
-            known.digest, known.contest, known.pending, known.reported, known.confirmed = digest, None, (), (), False
+            known.digest, known.contests = digest, {}
+            known.pending, known.reported, known.confirmed = (), (), False
         return known
 
     def keep_only(self, grantees: Iterable[Grantee]) -> None:
@@ -98,23 +100,31 @@ class PrivilegeMemory:
 
     def next_check(self) -> float:
         """When a contested role is due, on the loop's clock."""
-        contests = [one.contest for one in self._roles.values() if one.contest is not None and one.contest.contested]
-        return min((one.next_check.seconds for one in contests), default=math.inf)
+        return min((due for one in self._roles.values() for due in _due(one)), default=math.inf)
 
     def due_contests(self, now: float) -> frozenset[Key]:
-        return frozenset(
-            key
-            for key, one in self._roles.items()
-            if one.contest is not None and one.contest.contested and one.contest.next_check.seconds <= now
-        )
+        return frozenset(key for key, one in self._roles.items() if any(due <= now for due in _due(one)))
 
 
-def hold(role: RoleMemory, now: Moment, *, drifts: bool) -> bool:
-    """Whether the repair is held back, since something else keeps changing the privileges."""
-    if role.contest is not None:
-        role.contest = notice(role.contest, now, drifts=drifts)
-    return role.contest is not None and role.contest.holds(now)
+def _due(role: RoleMemory) -> Iterator[float]:
+    return (contest.next_check.seconds for contest in role.contests.values() if contest.contested)
 
 
-def note_repair(role: RoleMemory, now: Moment) -> None:
-    role.contest = repair(role.contest, now)
+def hold(role: RoleMemory, now: Moment, drifting: Collection[str], *, complete: bool) -> frozenset[str]:
+    """Whose changes are not repaired now, since they are made again and again.
+
+    `drifting`: whose changes drift; `complete`: no one else's do.
+    """
+    for name, contest in list(role.contests.items()):
+        if complete or name in drifting:
+            noticed = notice(contest, now, drifts=name in drifting)
+            if noticed is None:
+                del role.contests[name]
+            else:
+                role.contests[name] = noticed
+    return frozenset(name for name, contest in role.contests.items() if contest.holds(now))
+
+
+def note_repair(role: RoleMemory, now: Moment, drifted: Iterable[str]) -> None:
+    for name in drifted:
+        role.contests[name] = repair(role.contests.get(name), now)

@@ -61,13 +61,19 @@ class _Progress:
     default_changes: tuple[DefaultAclChange, ...] = ()
     told: tuple[_Told, ...] = ()
     error: PgRoleError | None = None
-    held: bool = False
+    held: frozenset[str] = frozenset()
+    held_objects: frozenset[ObjectId | None] = frozenset()
     touched: bool = False
     news: list[PrivilegeNews] = field(default_factory=list)
 
     @property
     def needs_storing(self) -> bool:
         return self.applied.digest != self.role.digest and not (self.held or self.grantee.suspended or self.error)
+
+    @property
+    def drift(self) -> list[PrivilegeDifference]:
+        """What is repaired now."""
+        return [one for one in self.decision.drift if _object_of(one) not in self.held_objects]
 
     @property
     def has_changes(self) -> bool:
@@ -202,23 +208,21 @@ class _Round:
         for one in some:
             try:
                 one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
-                self._hold(one)
+                self._hold(one, complete=observed.complete)
             except Exception as error:  # noqa: BLE001 -- this role's error
                 one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
                 one.error = contain(error, one.grantee.key)
         await self._attribute([one for one in some if one.decision.drift and one.has_changes], observed)
 
-    def _hold(self, one: _Progress) -> None:
+    def _hold(self, one: _Progress, *, complete: bool) -> None:
         """Leaves out repairs of what something else changes again and again."""
         decision = one.decision
-        one.changes, one.default_changes = decision.changes, decision.default_changes
-        one.held = hold(one.role, self._now, drifts=bool(decision.drift))
-        if one.held:
-            drifted = {difference.object.id for difference in decision.drift if difference.object is not None}
-            one.changes = tuple(change for change in decision.changes if change.object.id not in drifted)
-            if any(difference.object is None for difference in decision.drift):
-                one.default_changes = ()
-        one.touched = one.touched or one.has_changes or one.held
+        drifting = {difference.granted_by for difference in decision.drift}
+        one.held = hold(one.role, self._now, drifting, complete=complete)
+        one.held_objects = frozenset(_object_of(each) for each in decision.drift if each.granted_by in one.held)
+        one.changes = tuple(change for change in decision.changes if change.object.id not in one.held_objects)
+        one.default_changes = () if None in one.held_objects else decision.default_changes
+        one.touched = one.touched or one.has_changes or bool(one.held)
 
     async def _attribute(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
         """Finds who caused the drift, before it is repaired."""
@@ -226,19 +230,13 @@ class _Round:
             return
         acls = {one.object.id: one for one in observed.acls}
         rows = {
-            difference: _row_of(difference, acls, one.grantee.role_name)
-            for one in some
-            for difference in one.decision.drift
-            if not one.held
+            difference: _row_of(difference, acls, one.grantee.role_name) for one in some for difference in one.drift
         }
         culprits = await self._session.read_culprits([row for row in rows.values() if row is not None])
         for one in some:
-            if one.held:
-                one.told = ()
-                continue
             grouped: dict[Culprit, list[PrivilegeDifference]] = {}
             commands: dict[Culprit, list[Culprit]] = {}
-            for difference in one.decision.drift:
+            for difference in one.drift:
                 row = rows[difference]
                 by = culprits.get(row, Culprit()) if row is not None else Culprit()
                 who = replace(by, time=None, statement="")
@@ -304,17 +302,16 @@ class _Round:
         def succeeded(difference: PrivilegeDifference) -> bool:
             return not defaults_failed if difference.object is None else difference.object.id not in failed
 
-        database, corrected = self._session.database, False
+        database, corrected = self._session.database, set[str]()
         for drift, differences, _ in one.told:
             if all(succeeded(difference) for difference in differences):
-                corrected = True
+                corrected.update(difference.granted_by for difference in differences)
                 one.role.last_drift = drift
                 one.news.append(announce_drift(database, drift, differences))
         extended = [difference for difference in one.decision.extended if succeeded(difference)]
         if extended:
             one.news.append(announce_extension(database, extended))
-        if corrected:
-            note_repair(one.role, self._now)
+        note_repair(one.role, self._now, corrected)
         if one.error is None:
             count = one.applied.drift_count + bool(one.told)
             one.applied = AppliedState(one.role.digest, count)
@@ -394,8 +391,11 @@ class _Round:
             del self._memory.unrecorded[:-MOST_RECORDED]
 
     def _error(self, one: _Progress) -> PgRoleError | None:
-        if one.held and one.role.contest is not None:
-            told = describe_field(f'privileges in database "{self._session.database}"', one.role.contest)
+        for name in sorted(one.held):
+            where = f'privileges in database "{self._session.database}"'
+            told = describe_field(
+                f'{where}, granted by "{name}"' if name else f"default {where}", one.role.contests[name]
+            )
             return Transient(Reason.CONTESTED, told)
         if one.error is not None:
             return one.error
@@ -419,6 +419,10 @@ def _where_changed(some: Iterable[_Progress]) -> Look:
     changed = list(some)
     objects = frozenset(change.object.id for one in changed for change in one.changes)
     return Look(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))
+
+
+def _object_of(difference: PrivilegeDifference) -> ObjectId | None:
+    return None if difference.object is None else difference.object.id
 
 
 def _row_of(difference: PrivilegeDifference, acls: Mapping[ObjectId, ObservedAcl], role_name: str) -> ChangedRow | None:

@@ -280,8 +280,13 @@ class _Comparison:
         return self._ledger.note_held(difference)
 
     def _is_exact(self, obj: DatabaseObject) -> bool:
-        """Tells whether whatever is not declared on this object is undone."""
-        if self._declaration is None or obj.extension or obj.schema.startswith(TEMPORARY_SCHEMAS):
+        """Tells whether whatever is not declared on this object is undone.
+
+        The owner of an extension can add objects of its own to it, which are no reason to leave grants on them alone.
+        """
+        facts = self._observed.facts
+        of_extension = obj.extension and (obj.owner in facts.superusers or obj.owner in facts.own_roles)
+        if self._declaration is None or of_extension or obj.schema.startswith(TEMPORARY_SCHEMAS):
             return False
         return not self._declaration.is_unmanaged(obj.schema)
 

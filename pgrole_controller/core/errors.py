@@ -50,14 +50,22 @@ class PgRoleError(Exception):
         self.reason = reason
 
 
+_ILLEGIBLE = re.compile("[\ud800-\udfff\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
 def make_legible(text: str, limit: int | None = None) -> str:
-    """Returns a text that people and the API server can read: names can have another encoding. `limit`: characters."""
-    return NOT_UTF8.sub(_escape, text)[:limit]
+    """Returns a text that people and the API server read: names can have another encoding, and characters that move a
+    terminal's cursor or reverse the direction of writing. `limit`: characters.
+    """
+    return _ILLEGIBLE.sub(_escape, text)[:limit]
 
 
-def _escape(surrogate: re.Match[str]) -> str:
-    """Renders a byte of a name in another encoding for people."""
-    return f"\\x{ord(surrogate[0]) & 0xFF:02x}"
+def _escape(character: re.Match[str]) -> str:
+    """Renders a byte of a name in another encoding, or a control character, for people."""
+    code = ord(character[0])
+    if NOT_UTF8.fullmatch(character[0]):
+        code &= 0xFF
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}"
 
 
 class Waiting(PgRoleError):

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, make_legible
 from pgrole_controller.core.privilege_policy import Denial
 
 #: What a message names before it counts the rest.
@@ -27,6 +27,11 @@ class PrivilegeDifference:
     grantor_name: str = ""
     option: bool = False
     place: str = ""
+
+    @property
+    def granted_by(self) -> str:
+        """The role in whose name it is granted and revoked; empty for default privileges."""
+        return self.grantor_name or (self.object.owner_name if self.object else "")
 
     @property
     def what(self) -> str:
@@ -52,7 +57,7 @@ def label_column(obj: DatabaseObject, column: str) -> str:
 
 def phrases(differences: Sequence[PrivilegeDifference], most: int = 10) -> tuple[str, ...]:
     """Returns the words of at most `most` of them, then one phrase that counts the others."""
-    words = tuple(one.words for one in differences[:most])
+    words = tuple(make_legible(one.words) for one in differences[:most])
     return words if len(differences) <= most else (*words, f"and {len(differences) - most} more")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privilege_result import Culprit, News, PrivilegeDrift, PrivilegeNews
 
@@ -17,7 +18,7 @@ def describe_drift(
 ) -> PrivilegeDrift:
     """One drift. `exposed`: address, application and statement may be shown."""
     shown = by if exposed else replace(by, application="", address="", statement="")
-    words = tuple(map(_legible, phrases(differences)))
+    words = tuple(map(make_legible, phrases(differences)))
     return PrivilegeDrift(by.time or now, words, len(differences), corrected, shown)
 
 
@@ -59,11 +60,6 @@ def announce_extension(database: str, differences: Sequence[PrivilegeDifference]
     )
 
 
-def _legible(text: str) -> str:
-    """Names can have bytes that are not UTF-8, which neither JSON nor Kubernetes stores."""
-    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
 def _cut(note: str) -> str:
-    note = _legible(note)
+    note = make_legible(note)
     return note if len(note) <= _LONGEST_NOTE else f"{note[: _LONGEST_NOTE - 1]}…"

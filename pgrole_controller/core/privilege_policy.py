@@ -30,8 +30,8 @@ class DatabaseFacts:
     - `version`: server_version_num, e.g. 180004.
     - `superusers`: oids of roles with SUPERUSER.
     - `own_roles`: oids of the controller's own roles.
-    - `search_path_schemas`: schemas in the default search_path of the database, the server or a role, and schemas with
-      the name of a role, because of "$user". `public` counts anyway.
+    - `search_path_schemas`: schemas in the search_path that is set for the database, a role or a routine, and schemas
+      with the name of a role, because of "$user". `public` counts anyway. `search_paths_cut`: there are more of them.
     """
 
     database: str
@@ -39,6 +39,7 @@ class DatabaseFacts:
     superusers: frozenset[int] = frozenset()
     own_roles: frozenset[int] = frozenset()
     search_path_schemas: frozenset[str] = frozenset()
+    search_paths_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +128,16 @@ def _guard(grantee: Grantee, obj: DatabaseObject, privilege: str, facts: Databas
             "of PgServer.spec.allow.privileges"
         )
     if obj.kind is ObjectKind.SCHEMA and privilege == "CREATE" and _is_searched(obj, grantee, facts):
-        return f"the schema is in other roles' search_path, so objects in it can replace those they use: {both}"
+        return (
+            f"the schema is in the search_path of other roles or of routines, so objects in it can replace those they "
+            f"use: {both}"
+        )
     return None
 
 
 def _is_searched(schema: DatabaseObject, grantee: Grantee, facts: DatabaseFacts) -> bool:
     named = ("public", schema.owner_name, grantee.role_name)
-    return schema.name in named or schema.name in facts.search_path_schemas
+    return schema.name in named or schema.name in facts.search_path_schemas or facts.search_paths_cut
 
 
 def _allowing(

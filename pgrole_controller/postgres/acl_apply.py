@@ -117,7 +117,7 @@ async def apply_acls(
 
     `extra` runs in the transaction of the last change, if there was no error: pass what records that everything is
     applied. Without changes, it gets a transaction of its own. Raises PgRoleError if the connection is lost, another
-    process leads, or changes are suspended; what was committed before stays.
+    process leads, changes are suspended, or an event trigger of others would run; what was committed before stays.
     """
     due = sorted(
         (one for one in repairs if one.changes), key=lambda one: (one.observed.object.id.oid, one.observed.object.id)
@@ -346,7 +346,11 @@ class _Pass:
     async def _run(
         self, changes: Sequence[AclChange], defaults: Sequence[DefaultAclChange] = (), *, cascade: bool = False
     ) -> None:
-        for one in grant_ddl.statements(changes, defaults, self._dialect.version, cascade=cascade):
+        try:
+            statements = grant_ddl.statements(changes, defaults, self._dialect.version, cascade=cascade)
+        except ValueError as error:  # for one object: the others are changed without it
+            raise Transient(Reason.DATABASE_ERROR, str(error)) from error
+        for one in statements:
             if one.acting_as:
                 await self._run_as_grantor(one)
             else:

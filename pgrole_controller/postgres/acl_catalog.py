@@ -38,6 +38,9 @@ SchemaFilter: TypeAlias = Callable[[str, ObjectKind], bool]
 #: Objects made from rows without a pause, in which other servers' tasks run.
 _AT_ONCE = 2000
 
+#: So many values of search_path, and so many characters of each, are read (sql/privileges/facts.sql).
+_MOST_PATHS, _LONGEST_PATH = 1000, 2000
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -180,14 +183,16 @@ def facts_query(connection: Connection) -> str:
 
 def facts_of(row: Row) -> tuple[DatabaseFacts, dict[str, int]]:
     """As `read_facts`."""
+    paths = row.texts("search_paths")
     facts = DatabaseFacts(
         database=row.text("database"),
         version=row.get("version", int),
         superusers=frozenset(row.some("superusers", int)),
         own_roles=frozenset(row.some("own_roles", int)),
         search_path_schemas=frozenset(
-            (*row.texts("role_schemas"), *(name for path in row.texts("search_paths") for name in _schemas_of(path)))
+            (*row.texts("role_schemas"), *(name for path in paths for name in _schemas_of(path)))
         ),
+        search_paths_cut=len(paths) >= _MOST_PATHS or any(len(path) >= _LONGEST_PATH for path in paths),
     )
     return facts, dict(pair(row, row.texts("creator_names"), row.some("creators", int), "creators"))
 

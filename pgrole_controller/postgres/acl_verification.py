@@ -17,9 +17,9 @@ class AclRepair:
 
 
 def identity_of(one: ObservedAcl) -> tuple[object, ...]:
-    """What statements refer to an object by, and its owner."""
+    """What statements refer to an object by, and what policies decide by."""
     found = one.object
-    return found.kind, found.schema, found.name, found.arguments, found.owner
+    return found.kind, found.schema, found.name, found.arguments, found.owner, found.security_definer
 
 
 def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:
@@ -53,19 +53,30 @@ def find_wrong(repair: AclRepair, after: ObservedAcl | None) -> str:
     label = repair.observed.object.label
     if after is None:
         return f"{label} was dropped"
+    if identity_of(after) != identity_of(repair.observed):
+        return f"{label} changed while the controller changed its privileges"
     held = _held(after)
     for change in repair.changes:
         if change.revoke:
             left = [e for e in after.entries if _revokes(change, e) and (e.grantable or not change.option_only)]
             if left and not _granted_too(repair, left[0]):
                 text = f'PostgreSQL did not revoke {left[0].privilege} on {label} from "{change.grantee_name}"'
-                return f'{text}, which "{left[0].grantor_name}" granted'
+                text += f', which "{left[0].grantor_name}" granted'
+                return f"{text}: {_remedy(change)}" if change.grantor else text
             continue
         for entry in _entries_of(change):
             if entry not in held:
                 return f'PostgreSQL did not grant {entry[2]} on {label} to "{change.grantee_name}"'
     lost = find_lost(repair, after)
     return f"PostgreSQL revoked {lost[0].privilege} on {label}, too, and did not grant it again" if lost else ""
+
+
+def _remedy(change: AclChange) -> str:
+    """Whatever a superuser revokes, it revokes in the owner's name, and CASCADE spares what a superuser granted."""
+    return (
+        f'if "{change.grantor}" is a superuser now, PostgreSQL lets no one revoke what it granted before: an '
+        f'administrator can run ALTER ROLE "{change.grantor}" NOSUPERUSER, and the controller revokes it then'
+    )
 
 
 def _granted_too(repair: AclRepair, entry: AclEntry) -> bool:

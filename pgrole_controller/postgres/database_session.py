@@ -41,7 +41,7 @@ from pgrole_controller.postgres.attribution import read_culprits_of
 from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_schema import DatabaseInstallation, inspect_database, install_database
-from pgrole_controller.postgres.ddl_events import EVERYTHING, EventReader, Look, Scope
+from pgrole_controller.postgres.ddl_events import EVERYTHING, PRUNED_AT_ONCE, EventReader, Look, Scope, prune_events
 from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
 from pgrole_controller.postgres.framing import NotificationFilter
@@ -62,6 +62,9 @@ BACKSTOP_SECONDS = 60.0
 #: slow because the machine was busy says little about the next.
 _POLLING_SHARE = 0.02
 LONGEST_PAUSE_SECONDS = 15.0
+#: Between two times that old events are deleted, and between two of these deletions, in seconds.
+PRUNE_SECONDS = 60.0
+_PRUNE_PAUSE = 0.1
 
 _DATABASE_MISSING = "3D000"
 _NOT_ACCEPTING = "55000"
@@ -253,8 +256,8 @@ class DatabaseSession:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
         self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
         self._fingerprints = _Fingerprints(self.connection, self.identity)
+        await self._fingerprints.compare()
         if self.mode is not DatabaseMode.EVENTS:
-            await self._fingerprints.compare()
             self.mode = DatabaseMode.POLL
 
     async def _listen(self) -> None:
@@ -287,6 +290,8 @@ class DatabaseSession:
             tasks.start_soon(self._await_end)
             tasks.start_soon(self._beat)
             tasks.start_soon(self._watch_installation)
+            if self.stores:
+                tasks.start_soon(self._prune)
             if self._ticks:
                 tasks.start_soon(self._look_often)
             if self._fingerprints is not None:
@@ -326,6 +331,19 @@ class DatabaseSession:
                     Reason.SERVER_NOT_READY,
                     f'what is installed in database "{self.database}" changed: it is read again',
                 )
+
+    async def _prune(self) -> NoReturn:
+        """Whoever may run DDL adds to the events."""
+        while True:
+            await anyio.sleep(PRUNE_SECONDS)
+            pruned = PRUNED_AT_ONCE
+            while pruned >= PRUNED_AT_ONCE:
+                async with self.lock:
+                    if self.fence is None or self.fence.is_leading() or self.fence.enforcing:
+                        pruned = await prune_events(self.connection, guarded=self.installation.others_may_create)
+                    else:
+                        pruned = 0
+                await anyio.sleep(_PRUNE_PAUSE)
 
     async def _look_often(self) -> NoReturn:
         """Where a notification would break PREPARE TRANSACTION."""

@@ -10,16 +10,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 
+import anyio
+
 from pgrole_controller import resources
 from pgrole_controller.core.acl import ObjectId
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 
 #: So many events of one transaction mean that its list was cut (sql/database).
 CUT = 100
 #: So many events in one answer mean that it was cut (sql/events/new.sql).
 MOST_EVENTS = 1000
+#: So many events are deleted at once (pgrole.prune_events).
+PRUNED_AT_ONCE = 10_000
 
 _SECONDS = 5.0
 
@@ -191,3 +197,17 @@ def _read_event(row: Row) -> CommittedCommand:
         at=row.get("at", datetime),
         siblings=row.get("count", int),
     )
+
+
+async def prune_events(connection: Connection, *, guarded: bool) -> int:
+    """Deletes events that are older than 7 days, or beyond the newest 100,000; at most PRUNED_AT_ONCE. Returns their
+    number.
+
+    `guarded`: others may create objects in the database. Raises PgRoleError.
+    """
+    with translate_errors("prune"), anyio.fail_after(_SECONDS):
+        async with connection.transaction():
+            if guarded:
+                await connection.execute(queries.inspect("guard"))
+            pruned: int = await connection.fetchval("SELECT pgrole.prune_events()")
+    return pruned

@@ -7,8 +7,13 @@ SELECT
     ) AS own_roles,
     ARRAY(
         SELECT DISTINCT textsend(substring(c.setting FROM 13 FOR 2000))
-        FROM pg_catalog.pg_db_role_setting AS s
-        JOIN pg_catalog.pg_database AS d ON d.datname = current_database() AND s.setdatabase IN (0, d.oid)
+        FROM (
+            SELECT s.setconfig
+            FROM pg_catalog.pg_db_role_setting AS s
+            JOIN pg_catalog.pg_database AS d ON d.datname = current_database() AND s.setdatabase IN (0, d.oid)
+            UNION ALL
+            SELECT p.proconfig FROM pg_catalog.pg_proc AS p WHERE p.oid >= 16384 AND p.proconfig IS NOT NULL
+        ) AS s
         CROSS JOIN LATERAL unnest(s.setconfig) AS c (setting)
         WHERE c.setting LIKE 'search\_path=%'
         LIMIT 1000

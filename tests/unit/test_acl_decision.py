@@ -31,8 +31,8 @@ from pgrole_controller.core.privilege_difference import phrases
 from pgrole_controller.core.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 
-ME, OWNER, DELEGATE, STRANGER = 16400, 16500, 16600, 16700
-NAMES = {ME: "reader", OWNER: "own", DELEGATE: "x1", STRANGER: "stranger"}
+ME, OWNER, DELEGATE, STRANGER, ADMIN = 16400, 16500, 16600, 16700, 16800
+NAMES = {ME: "reader", OWNER: "own", DELEGATE: "x1", STRANGER: "stranger", ADMIN: "admin"}
 READ = DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.READ})),))
 NOTHING = DatabasePrivileges("orders")
 POLICY = PrivilegePolicy(databases=("orders",))
@@ -85,7 +85,7 @@ def observe(
     complete: bool = True,
 ) -> ObservedDatabase:
     return ObservedDatabase(
-        DatabaseFacts("orders", 180000),
+        DatabaseFacts("orders", 180000, frozenset({ADMIN})),
         tuple(ObservedAcl(obj, entries) for obj, entries in acls),
         defaults,
         {"own": OWNER, "stranger": STRANGER, "reader": ME},
@@ -186,7 +186,7 @@ class TestOneObject:
         ("obj", "declared"),
         [
             (make(owner=ME), NOTHING),
-            (make(extension=True), NOTHING),
+            (make(extension=True, owner=ADMIN), NOTHING),
             (make(schema="scratch_1"), replace(NOTHING, unmanaged=("scratch_*",))),
             (make(schema="pg_temp_3"), NOTHING),
         ],
@@ -196,10 +196,18 @@ class TestOneObject:
         decision = decide(grantee(declared), observe((obj, held)))
         assert decision == PrivilegeDecision(confirmed=True)
 
+    def test_an_owner_cannot_hide_grants_by_adding_its_objects_to_an_extension(self) -> None:
+        decision = decide(grantee(), observe((make(extension=True), (entry("DELETE"),))))
+        assert texts(decision) == ["REVOKE DELETE ON TABLE app.orders FROM reader"]
+
     def test_a_former_declaration_is_undone_in_unmanaged_schemas_and_on_extensions_too(self) -> None:
         former = of_objects(table("SELECT"))
-        for obj, declared in ((TABLE, replace(NOTHING, unmanaged=("app",))), (make(extension=True), NOTHING)):
-            decision = decide(grantee(declared, former), observe((obj, (entry("SELECT"), entry("DELETE")))))
+        for obj, declared in (
+            (TABLE, replace(NOTHING, unmanaged=("app",))),
+            (make(extension=True, owner=ADMIN), NOTHING),
+        ):
+            held = (entry("SELECT", grantor=obj.owner), entry("DELETE", grantor=obj.owner))
+            decision = decide(grantee(declared, former), observe((obj, held)))
             assert texts(decision) == ["REVOKE SELECT ON TABLE app.orders FROM reader"]
             assert not decision.confirmed
 

@@ -1,0 +1,469 @@
+"""A database whose owner plants code, forges notifications and floods: the controller runs none of its code, and keeps
+the privileges of others there and in other databases.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.grantee import Access, SchemaAccess
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
+from pgrole_controller.postgres import database_session, ddl_events
+from pgrole_controller.postgres.connection import Connection
+from tests.integration.test_database_worker import DEADLINE, READ, World, make_world
+from tests.servers import Servers
+
+WRITE = SchemaAccess("app", frozenset({Access.WRITE, Access.EXECUTE}))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def world(server: PostgresServer) -> AsyncIterator[World]:
+    async with make_world(server) as made:
+        yield made
+
+
+class Tenant:
+    """Owns the database and everything in it, and may log in."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.name = world, f"{world.database}_mallory"
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Connection]:
+        made = await asyncpg.connect(self.world.server.dsn(self.name, password="m", database=self.world.database))
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tenant(world: World) -> AsyncIterator[Tenant]:
+    made = Tenant(world)
+    await world.home.execute(
+        f"CREATE ROLE {made.name} LOGIN PASSWORD 'm'; ALTER DATABASE {world.database} OWNER TO {made.name}"
+    )
+    await world.hand.execute(f"""
+        ALTER SCHEMA app OWNER TO {made.name}; ALTER TABLE app.orders OWNER TO {made.name};
+        ALTER TABLE app.items OWNER TO {made.name}; ALTER SCHEMA public OWNER TO {made.name}
+    """)
+    yield made  # the role lasts as long as this module's server, since it may own very much
+
+
+#: Records even what is rolled back that code ran in a session of the controller.
+RECORDING = """
+CREATE SCHEMA trap;
+CREATE SEQUENCE trap.ran;
+GRANT USAGE ON SCHEMA trap TO PUBLIC; GRANT ALL ON SEQUENCE trap.ran TO PUBLIC;
+CREATE FUNCTION trap.spring() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_catalog.current_setting('application_name') ~ '^pgrole' THEN
+        PERFORM pg_catalog.nextval('trap.ran'::pg_catalog.regclass);
+    END IF;
+    RETURN true;
+END $$;
+CREATE FUNCTION trap.on_row() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM trap.spring(); RETURN NEW; END $$;
+"""
+
+#: Functions that shadow those of pg_catalog which the controller calls, with the same arguments.
+SHADOWS = """
+DO $do$
+DECLARE
+    one record;
+BEGIN
+    FOR one IN
+        SELECT p.proname, pg_get_function_identity_arguments(p.oid) AS arguments,
+               format_type(p.prorettype, NULL) AS result, p.proretset
+        FROM pg_proc AS p JOIN pg_type AS r ON r.oid = p.prorettype
+        WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f' AND r.typtype = 'b'
+          AND p.proname IN (
+              'acldefault', 'age', 'current_setting', 'decode', 'format', 'format_type', 'getdatabaseencoding',
+              'has_schema_privilege', 'has_table_privilege', 'hashint8extended', 'hashtextextended', 'host', 'left',
+              'lower', 'oidsend', 'pg_backend_pid', 'pg_column_size', 'pg_current_snapshot', 'pg_get_userbyid',
+              'pg_notify', 'pg_snapshot_xmin', 'pg_visible_in_snapshot', 'replace', 'set_config', 'substr',
+              'substring', 'textsend',
+              'to_hex', 'to_regclass', 'to_regnamespace', 'xidsend', 'quote_ident', 'clock_timestamp', 'now'
+          )
+          AND pg_get_function_identity_arguments(p.oid) !~ 'any|VARIADIC|internal|cstring'
+    LOOP
+        EXECUTE format(
+            'CREATE FUNCTION public.%I(%s) RETURNS %s%s LANGUAGE plpgsql AS '
+            '''BEGIN PERFORM trap.spring(); RETURN%s; END''',
+            one.proname, one.arguments, CASE WHEN one.proretset THEN 'SETOF ' ELSE '' END, one.result,
+            CASE WHEN one.proretset THEN '' ELSE ' NULL' END
+        );
+    END LOOP;
+    FOR one IN
+        SELECT o.symbol, t.name
+        FROM unnest(ARRAY['=', '<>', '<', '>=', '<=', '>', '~~', '!~', '!~~', '~', '||']) AS o (symbol)
+        CROSS JOIN unnest(ARRAY[
+            'name', 'text', 'oid', 'int4', 'int8', 'xid', 'xid8', '"char"', 'bool', 'timestamptz'
+        ]) AS t (name)
+    LOOP
+        EXECUTE format(
+            'CREATE OR REPLACE FUNCTION public.compare(%1$s, %1$s) RETURNS boolean LANGUAGE plpgsql AS '
+            '''BEGIN RETURN trap.spring(); END''; '
+            'CREATE OPERATOR public.%2$s (LEFTARG = %1$s, RIGHTARG = %1$s, FUNCTION = public.compare)',
+            one.name, one.symbol
+        );
+    END LOOP;
+    FOR one IN SELECT unnest(ARRAY[
+        'pg_class', 'pg_proc', 'pg_namespace', 'pg_database', 'pg_roles', 'pg_authid', 'pg_shdepend', 'pg_attribute',
+        'pg_default_acl',
+        'pg_event_trigger', 'pg_extension', 'pg_depend', 'pg_db_role_setting', 'pg_listening_channels'
+    ]) AS name LOOP
+        EXECUTE format('CREATE VIEW public.%I AS SELECT * FROM pg_catalog.pg_am WHERE trap.spring()', one.name);
+    END LOOP;
+    FOR one IN
+        SELECT unnest(ARRAY['oid', 'name', 'text', 'regclass', 'int4', 'bytea', 'pg_snapshot', 'xid8']) AS name
+    LOOP
+        EXECUTE format('CREATE TYPE public.%I AS ENUM (''x'')', one.name);
+        EXECUTE format(
+            'CREATE FUNCTION public.cast_%1$s(pg_catalog.%1$s) RETURNS public.%1$s LANGUAGE plpgsql AS '
+            '''BEGIN PERFORM trap.spring(); RETURN ''''x''''; END''; CREATE CAST (pg_catalog.%1$s AS public.%1$s) '
+            'WITH FUNCTION public.cast_%1$s(pg_catalog.%1$s) AS IMPLICIT', one.name
+        );
+    END LOOP;
+END
+$do$;
+"""
+
+#: Code on the tables whose privileges are changed.
+ON_TABLES = """
+CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON app.orders FOR EACH ROW EXECUTE FUNCTION trap.on_row();
+CREATE RULE r AS ON DELETE TO app.items DO INSTEAD SELECT trap.spring();
+ALTER TABLE app.orders ADD COLUMN planted boolean DEFAULT trap.spring();
+ALTER TABLE app.orders ENABLE ROW LEVEL SECURITY;
+CREATE POLICY p ON app.orders USING (trap.spring());
+CREATE VIEW app.seen AS SELECT trap.spring() AS sprung; CREATE DOMAIN app.d AS int CHECK (trap.spring());
+CREATE FUNCTION app.called(app.d) RETURNS boolean LANGUAGE sql AS 'SELECT trap.spring()';
+"""
+
+
+async def plant(world: World, tenant: Tenant) -> None:
+    await world.hand.execute(RECORDING)
+    await world.hand.execute(f"SET ROLE {tenant.name}")
+    await world.hand.execute(SHADOWS + ON_TABLES)
+    await world.hand.execute(f"""
+        ALTER DATABASE {world.database} SET search_path = public, pg_catalog;
+        ALTER DATABASE {world.database} SET application_name = 'pgrole?';
+        ALTER DATABASE {world.database} SET standard_conforming_strings = off;
+        ALTER DATABASE {world.database} SET quote_all_identifiers = on;
+        ALTER DATABASE {world.database} SET default_transaction_read_only = on;
+        RESET ROLE
+    """)
+
+
+async def assert_untouched(world: World) -> None:
+    assert not await world.hand.fetchval("SELECT is_called FROM trap.ran"), (
+        "a tenant's code ran in the controller's session"
+    )
+
+
+async def spring(world: World, statement: str) -> None:
+    """Shows that the trap records what runs in a session with the controller's name."""
+    await world.hand.execute(f"SET application_name = 'pgrole-controller test'; {statement}; RESET application_name")
+    assert await world.hand.fetchval("SELECT is_called FROM trap.ran")
+
+
+async def test_the_controllers_session_runs_no_code_of_the_owner_of_the_database(world: World, tenant: Tenant) -> None:
+    await plant(world, tenant)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE, DELETE, SELECT (id) ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.hand.execute(
+            f"DO $$ BEGIN EXECUTE 'GRANT INSERT ON ALL TABLES IN SCHEMA app TO {world.role}'; END $$"
+        )
+        await world.wait_may("INSERT", "app.items", expected=False)
+        world.declare(WRITE)
+        await world.wait_may("INSERT", "app.seen")
+        await world.hand.execute("CREATE TABLE app.more (id app.d); DROP TABLE app.items")
+        await world.wait_may("DELETE", "app.more")
+        world.declare()
+        await world.wait_may("DELETE", "app.more", expected=False)
+    await assert_untouched(world)
+    await spring(world, "SELECT 1::oid OPERATOR(public.=) 1::oid")
+
+
+EVENTS = ("ddl_command_start", "ddl_command_end", "sql_drop", "table_rewrite", "login")
+
+
+async def plant_event_trigger(world: World, tenant: Tenant, event: str) -> None:
+    await world.hand.execute(f"""
+        CREATE FUNCTION trap.on_event() RETURNS event_trigger LANGUAGE plpgsql AS
+        'BEGIN PERFORM trap.spring();
+        IF current_setting(''application_name'') ~ ''^pgrole'' THEN RAISE ''planted''; END IF; END';
+        ALTER FUNCTION trap.on_event OWNER TO {tenant.name};
+        CREATE EVENT TRIGGER "planted ""one" ON {event} EXECUTE FUNCTION trap.on_event();
+        ALTER EVENT TRIGGER "planted ""one" ENABLE ALWAYS
+    """)
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("when", ["before the session", "during the session"])
+async def test_event_triggers_of_others_never_run(
+    world: World, tenant: Tenant, servers: Servers, event: str, when: str
+) -> None:
+    if event == "login" and servers.version < 17:
+        pytest.skip("exists since 17")
+    await world.hand.execute(RECORDING)
+    if when == "before the session":
+        await plant_event_trigger(world, tenant, event)
+    world.declare(READ)
+    async with world.working():
+        if when == "during the session":
+            await world.wait_settled()
+            await plant_event_trigger(world, tenant, event)
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        if servers.version >= 17:
+            await world.wait_may("SELECT", "app.orders")
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+        else:
+            result = await world.wait(lambda result: result.error is not None and "planted" in result.error.message)
+            assert result.error is not None
+            assert await world.may("UPDATE", "app.orders") is (when == "during the session")
+        await assert_untouched(world)
+        await world.hand.execute('ALTER EVENT TRIGGER "planted ""one" DISABLE')
+        await world.wait_may("SELECT", "app.orders")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+    await assert_untouched(world)
+    await spring(world, "SELECT trap.spring()")
+
+
+@asynccontextmanager
+async def neighbours(world: World) -> AsyncIterator[World]:
+    """Another database on the same server, with a worker of its own in the same process."""
+    async with make_world(world.server) as beside:
+        beside.declare(READ)
+        async with beside.working():
+            await beside.wait_settled()
+            yield beside
+
+
+async def check_repairs(*worlds: World, table: str = "app.orders") -> None:
+    for one in worlds:
+        await one.hand.execute(f"GRANT UPDATE ON {table} TO {one.role}")
+        await one.wait_may("UPDATE", table, expected=False)
+
+
+FORGED = ("''", "'ddl'", "'{}'", "'greeting'", "repeat('x', 7999)", "E'\\x01\\x7f\\n'", "'pgrole.ddl_event'")
+
+
+async def test_forged_notifications_delay_no_repair(world: World, tenant: Tenant) -> None:
+    world.declare(READ)
+    async with world.working(), neighbours(world) as beside, anyio.create_task_group() as tasks:
+        await world.wait_settled()
+        count = world.result.drift_count if world.result else 0
+
+        async def forge() -> None:
+            async with tenant.connected() as session:
+                while True:
+                    await session.execute(";".join(f"SELECT pg_notify('pgrole', {text})" for text in FORGED))
+
+        tasks.start_soon(forge)
+        tasks.start_soon(forge)
+        await check_repairs(world, beside, world, beside)
+        tasks.cancel_scope.cancel()
+    assert world.result is not None
+    assert world.result.drift_count == count + 2
+
+
+FLOODS = {
+    "grants in one transaction": """
+        DO $$ BEGIN FOR n IN 1 .. 5000 LOOP
+            EXECUTE 'GRANT SELECT ON app.items TO PUBLIC'; EXECUTE 'REVOKE SELECT ON app.items FROM PUBLIC';
+        END LOOP; END $$
+    """,
+    "grants in a transaction that is rolled back": """
+        BEGIN;
+        DO $$ BEGIN FOR n IN 1 .. 2000 LOOP EXECUTE 'GRANT SELECT ON app.items TO PUBLIC'; END LOOP; END $$; ROLLBACK
+    """,
+    "tables": """
+        DO $$ BEGIN FOR n IN 1 .. {number} LOOP EXECUTE format('CREATE TABLE app.flood_%s ()', n); END LOOP; END $$
+    """,
+    "schemas": """
+        DO $$ BEGIN FOR n IN 1 .. {number} LOOP EXECUTE format('CREATE SCHEMA flood_%s', n); END LOOP; END $$
+    """,
+    "a statement of 1 MB": "GRANT SELECT ON app.items TO PUBLIC /* {megabyte} */",
+    "a statement with 1 MB of names": "GRANT SELECT ON {names} TO PUBLIC",
+    "what looks like another statement": "GRANT SELECT ON app.items TO PUBLIC; -- grant select on app.orders to nobody",
+    "a name of 63 bytes that is SQL": (
+        'CREATE TABLE app."x\'); DROP TABLE app.orders; -- \n\x1b[31m {sixty}" (); GRANT SELECT ON app.items TO PUBLIC'
+    ),
+    "an application's name": (
+        "SET application_name = E'\\u00e9\\x01\\n\\\\x''; DROP'; GRANT SELECT ON app.items TO PUBLIC;"
+        "RESET application_name"
+    ),
+}
+SLOW = ("tables", "schemas")
+
+
+@pytest.mark.parametrize("name", [name for name in FLOODS if name not in SLOW])
+async def test_a_flood_stops_no_one_elses_privileges(world: World, tenant: Tenant, name: str) -> None:
+    await attack(world, tenant, FLOODS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+async def test_a_flood_of_objects_stops_no_one_elses_privileges(world: World, tenant: Tenant, name: str) -> None:
+    await attack(world, tenant, FLOODS[name], times=20)
+
+
+async def attack(world: World, tenant: Tenant, flood: str, times: int = 1) -> None:
+    text = (
+        flood.replace("{number}", "1000")
+        .replace("{megabyte}", "x" * (1 << 20))
+        .replace("{names}", ", ".join(["app.items"] * 100_000))
+        .replace("{sixty}", "y" * 20)
+    )
+    world.declare(READ)
+    async with world.working(), neighbours(world) as beside, tenant.connected() as session:
+        await world.wait_settled()
+        ended = anyio.Event()
+
+        async def flooding() -> None:
+            for number in range(times):
+                await session.execute(text.replace("flood_%s", f"flood_{number}_%s"))
+            ended.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flooding)
+            await check_repairs(world, beside)
+            await ended.wait()
+        await check_repairs(world, beside)
+        result = await world.wait_settled()
+        for _, note in world.news():
+            assert note.isprintable(), note
+            note.encode()
+        assert result.error is None
+        if times > 1 and "TABLE" in flood:
+            await world.wait_may("SELECT", "app.flood_19_1000")
+
+
+FORBIDDEN = (
+    "INSERT INTO pgrole.ddl_event (xid, pid, session, acting, app, tag, command) VALUES ('1', 1, '', '', '', '', '')",
+    "UPDATE pgrole.ddl_event SET app = ''",
+    "DELETE FROM pgrole.ddl_event",
+    "TRUNCATE pgrole.ddl_event",
+    "SELECT count(*) FROM pgrole.ddl_event",
+    "DO $$ BEGIN LOCK TABLE pgrole.ddl_event IN ACCESS SHARE MODE; END $$",
+    "DROP TABLE pgrole.ddl_event",
+    "CREATE RULE r AS ON INSERT TO pgrole.ddl_event DO INSTEAD NOTHING",
+    "CREATE TABLE pgrole.mine ()",
+    "CREATE TABLE mine () INHERITS (pgrole.ddl_event)",
+    "SELECT pgrole.prune_events()",
+    "SELECT pgrole.on_ddl()",
+    "SELECT pgrole.lock_changes()",
+    "SELECT pgrole.store_applied(1, 'x', 'x', 'x')",
+    "DELETE FROM pgrole.applied",
+    "UPDATE pgrole.leader SET number = 1",
+    "ALTER EVENT TRIGGER pgrole_on_ddl DISABLE",
+    "DROP SCHEMA pgrole CASCADE",
+    "ALTER SCHEMA pgrole RENAME TO gone",
+    "ALTER EXTENSION plpgsql ADD SCHEMA pgrole",
+)
+
+
+async def test_the_owner_of_the_database_reaches_nothing_of_the_controller(world: World, tenant: Tenant) -> None:
+    """Whatever default privileges were set before the installation."""
+    await world.hand.execute(f"""
+        ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {tenant.name};
+        ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO {tenant.name};
+        ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO {tenant.name};
+        ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO {tenant.name}
+    """)
+    world.declare(READ)
+    async with world.working(), tenant.connected() as session:
+        await world.wait_settled()
+        reached_by = []
+        for statement in FORBIDDEN:
+            try:
+                await session.execute(statement)
+            except (asyncpg.InsufficientPrivilegeError, asyncpg.FeatureNotSupportedError, asyncpg.SyntaxOrAccessError):
+                continue
+            reached_by.append(statement)
+    assert not reached_by
+
+
+async def test_events_that_a_command_hides_are_found_by_the_backstop(
+    world: World, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So deep within calls, PostgreSQL runs the GRANT, and the event trigger fails, which is not to fail the GRANT."""
+    monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.5)
+    await world.hand.execute(f"""
+        CREATE FUNCTION app.deep(n int, said text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+            IF n <= 0 THEN EXECUTE said; RETURN true; END IF;
+            RETURN app.deep(n - 1, said);
+        END $$; ALTER FUNCTION app.deep OWNER TO {tenant.name}
+    """)
+    world.declare(READ)
+    async with world.working(), tenant.connected() as session:
+        await world.wait_settled()
+        hidden, low, high = 0, 0, 20_000
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                await session.execute(f"SELECT app.deep({middle}, 'GRANT SELECT ON app.items TO PUBLIC')")
+                low = middle
+            except asyncpg.StatementTooComplexError:
+                high = middle
+        events = "SELECT count(*) FROM pgrole.ddl_event WHERE tag = 'GRANT'"
+        for depth in range(low, low - 12, -1):
+            before = await world.hand.fetchval(events)
+            await session.execute(f"SELECT app.deep({depth}, 'GRANT SELECT ON app.items TO PUBLIC')")
+            if await world.hand.fetchval(events) == before:
+                hidden += 1
+                await session.execute(f"SELECT app.deep({depth}, 'GRANT UPDATE ON app.orders TO {world.role}')")
+                break
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        assert hidden, "no command was hidden: the test shows nothing"
+
+
+async def test_what_one_owner_flaps_delays_no_repair_of_anothers_objects(world: World, tenant: Tenant) -> None:
+    await world.hand.execute("CREATE TABLE app.safe (id int)")
+    world.declare(READ)
+    async with world.working(), tenant.connected() as session:
+        await world.wait_settled()
+        for _ in range(5):
+            count = world.result.drift_count if world.result else 0
+            await session.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.wait_more_drifts(count)
+        await session.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: result.error is not None)
+        assert result.error is not None
+        assert result.error.reason is Reason.CONTESTED
+        assert tenant.name in result.error.message
+        await check_repairs(world, table="app.safe")
+        assert await world.may("UPDATE", "app.orders"), "it is repaired only after the hold: the test shows nothing"
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+
+
+async def test_events_are_pruned_while_the_session_lasts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_session, "PRUNE_SECONDS", 0.1)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute("""
+            INSERT INTO pgrole.ddl_event (xid, pid, session, acting, app, tag, command)
+            SELECT '1', 1, '', '', '', '', '' FROM generate_series(1, 130000)
+        """)
+
+        async def is_pruned() -> bool:
+            return bool(await world.hand.fetchval("SELECT count(*) <= 100000 FROM pgrole.ddl_event"))
+
+        assert await reached(is_pruned, DEADLINE)
+    assert ddl_events.PRUNED_AT_ONCE == 10_000
