@@ -124,6 +124,8 @@ class _Round:
             if not some:
                 break
             observed = await self._read(some, look)
+            if not complete:
+                some = self._concerned(some, observed)
             await self._decide(some, observed)
             if not any(one.has_changes or one.needs_storing for one in some):
                 break
@@ -166,6 +168,18 @@ class _Round:
                     else AppliedState()
                 )
         return observed
+
+    def _concerned(self, some: Iterable[_Progress], observed: ObservedDatabase) -> list[_Progress]:
+        """Those that hold something of what was read, or whose declaration may match it."""
+        if observed.defaults is not None:
+            return list(some)
+        holders = {entry.grantee for acl in observed.acls for entry in acl.entries}
+        objects = [acl.object for acl in observed.acls]
+        return [
+            one
+            for one in some
+            if one.grantee.oid in holders or self._memory.reach(one.grantee, self._session.database).covers(objects)
+        ]
 
     async def _decide(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
         new_objects = self._memory.note_objects(observed.acls, complete=observed.complete)

@@ -105,6 +105,7 @@ class Grantee:
     report_only: bool = False
     ignored: bool = False
     suspended: bool = False
+    _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def databases(self) -> frozenset[str]:
@@ -112,6 +113,12 @@ class Grantee:
 
     def digest_of(self, database: str) -> str:
         """Differs whenever anything does that decides what the role may do there, except policy and drift options."""
+        known = self._digests.get(database)
+        if known is None:
+            known = self._digests[database] = self._digest_of(database)
+        return known
+
+    def _digest_of(self, database: str) -> str:
         declared, former = self.declared.get(database), self.former.get(database, ())
         held = [self.oid, None if declared is None else to_json(declared), [to_json(one) for one in former]]
         return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()

@@ -190,7 +190,7 @@ class DatabaseSession:
         stored = _query("applied" if self.stores else "suspended")
         arguments: list[object] = [list(roles), self.home] if self.stores else [self.home]
         facts_asked = facts_query(self.connection).replace("$1", f"${len(arguments) + 1}")
-        query = f"SELECT * FROM (\n{stored}\n) AS stored CROSS JOIN (\n{facts_asked}\n) AS facts"
+        query = "\n".join(["SELECT * FROM (", stored, ") AS stored CROSS JOIN (", facts_asked, ") AS facts"])
         row = await fetch_row(self.connection, "applied", query, *arguments, list(creators), seconds=_DEADLINE)
         facts, creator_oids = facts_of(row)
         applied = {
