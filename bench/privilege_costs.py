@@ -4,7 +4,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,11 @@ _CONNECT_SECONDS = 60.0
 #: The connections of the controller to the measured database, at most one.
 _OURS = f"""
 SELECT pid FROM pg_stat_activity WHERE datname = '{DATABASE}' AND application_name LIKE 'pgrole-controller%'
+"""
+
+
+_WAL = """
+SELECT coalesce(sum(w.wal_bytes), 0)::bigint FROM unnest($1::int[]) AS p (pid), pg_stat_get_backend_wal(p.pid) AS w
 """
 
 
@@ -90,11 +95,11 @@ async def measure_idle(stand: PrivilegeStand, seconds: float) -> Idle:
         await client.execute("CHECKPOINT")
         await anyio.sleep(_SETTLE_SECONDS)
         pids = [row["pid"] for row in await client.fetch(_OURS)]
-        start, used, wal, rows = time.monotonic(), _cpu(pids), await _wal(client), await _rows(client)
+        start, used, wal, rows = time.monotonic(), _cpu(pids), await _wal(client, pids), await _rows(client)
         await anyio.sleep(seconds)
         share = 100 * (_cpu(pids) - used) / (time.monotonic() - start)
         private = sum(map(_private, pids)) / max(1, len(pids))
-        return Idle(len(pids), share, private, await _wal(client) - wal, await _rows(client) - rows)
+        return Idle(len(pids), share, private, await _wal(client, pids) - wal, await _rows(client) - rows)
 
 
 def _cpu(pids: Iterable[int]) -> float:
@@ -108,8 +113,9 @@ def _private(pid: int) -> float:
     return (int(pages["Private_Clean"]) + int(pages["Private_Dirty"])) / 1024
 
 
-async def _wal(client: Connection) -> int:
-    return int(await client.fetchval("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"))
+async def _wal(client: Connection, pids: Sequence[int]) -> int:
+    """Bytes of WAL that these backends have written."""
+    return int(await client.fetchval(_WAL, list(pids)))
 
 
 async def _rows(client: Connection) -> int:

@@ -85,11 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     part.add_argument(
         "--database",
         action="store_true",
-        help="instead of the home database: what each other database with managed privileges needs",
+        help="print the SQL for a database with managed privileges, other than the home database",
     )
-    part.add_argument(
-        "--remove", action="store_true", help="SQL that removes everything installed in the database it is run in"
-    )
+    part.add_argument("--remove", action="store_true", help="print the SQL that removes all of it from a database")
     sql.set_defaults(command=_sql)
 
     add_claims(commands)

@@ -43,8 +43,8 @@ class AllowedPrivileges(Model):
     schemas: list[Pattern] | None = Field(
         default=None,
         description=(
-            "Patterns of schemas, in the format of roleNames. If omitted: all. The schemas pgrole, pg_catalog and "
-            "information_schema must be listed by their exact name."
+            "Patterns of schemas, in the format of roleNames. If omitted: all. The schemas pg_catalog and "
+            "information_schema must be listed by their exact names; schema pgrole is never allowed."
         ),
         min_length=1,
         max_length=64,
@@ -100,7 +100,8 @@ class DatabasesSpec(Model):
         ge=1,
         le=500,
         description=(
-            "Maximum number of databases with a connection of their own. All others are polled one after the other."
+            "Maximum number of databases in which privileges are managed. Each has a connection of its own. PgRoles "
+            "with privileges in any other database get PrivilegePending."
         ),
         json_schema_extra={"format": "int32"},
     )
@@ -159,4 +160,6 @@ class DatabaseStatus(Model):
         default=None, description="How the controller detects changes of privileges there. Absent before it connected."
     )
     ready: bool = Field(description="Whether the controller is connected and manages privileges there.")
-    message: str = Field(default="", description="Why not, or why not by Events.", json_schema_extra={"maxLength": 512})
+    message: str = Field(
+        default="", description="Why it is not ready, or why Events is not used.", json_schema_extra={"maxLength": 512}
+    )

@@ -35,7 +35,7 @@ class AppliedServer(Model):
 Proof = Literal["Transaction", "Log", "Statistics", "Session", "None"]
 _PROOF = (
     "What proves it. Transaction: an event or a line of the audit log with the transaction's ID. Log: a line of the "
-    "statement log. Statistics: statistics of statements, which name only the login. Session: a session that was "
+    "statement log. Statistics: pg_stat_statements, which names only the login. Session: a session that was "
     "connected and may have done it. None: unknown."
 )
 _LOGIN = "Name of the role that the session logged in as."
@@ -84,7 +84,7 @@ class RecordedCause(Model):
 class DriftHistoryEntry(Model):
     """One drift in short, at most 512 bytes."""
 
-    time: datetime = Field(description="Time at which the controller detected the drift.")
+    time: datetime = Field(description="Time of the change if known, otherwise of its detection.")
     fields: list[Annotated[str, Field(json_schema_extra={"maxLength": NAME_BYTES})]] = Field(
         default_factory=list,
         description="Fields of spec that differed; the first five.",
@@ -126,7 +126,7 @@ class PrivilegesStatus(Model):
 class LastDrift(Model):
     """Last drift: a change of the role inside the database."""
 
-    time: datetime = Field(description="Time at which the controller detected the drift.")
+    time: datetime = Field(description="Time of the change if known, otherwise of its detection.")
     fields: list[Annotated[str, Field(json_schema_extra={"maxLength": 63})]] = Field(
         default_factory=list,
         description="Fields of spec that differed.",

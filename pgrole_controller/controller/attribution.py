@@ -1,90 +1,257 @@
-"""Finds out who caused the drift of roles, beside the worker: attribution never delays a repair.
+"""Finds out who caused the drift of roles, and records these drifts in the history of the home database.
+
+Both happen beside the worker, on a connection of their own: neither delays a repair nor ends a session.
 
 Expected flow: the worker notes a drift once it is repaired or reported (`Attributor.note`, which neither waits nor
-raises); `run` asks the sources of the server on a connection of its own; `on_found` gets the answer, which is kept for
-the next status of that object (`Attributor.take`).
+raises); `run` asks the sources of the server and writes the row; `on_found` gets the key of each drift whose cause was
+found, and `find_cause` the cause, for the next status of that object.
 
-Guarantees: at most MOST_WAITING drifts wait, the oldest are dropped; an error costs the attribution alone; the
-connection is opened at the first drift and closed after IDLE_SECONDS without one. Nothing is asked while another drift
-of the same object waits: the later one replaces it.
+Guarantees: at most MOST_WAITING drifts wait; more are recorded without a cause. A row that could not be written is
+tried again, also in the next session, as long as this process lives. After a restart, the claims tell the last drift of
+each role (`note_claim`). The connection is opened at the first drift and closed after IDLE_SECONDS without one.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import anyio
 
+from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.audit_line import ChangedRole
-from pgrole_controller.core.database_options import AuditSource
+from pgrole_controller.core.backoff import Backoff
+from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privilege_result import Culprit, Evidence
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.role_attribution import RoleAttribution
+from pgrole_controller.core.role_drift import FoundCause, RoleDrift
+from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.connection import Connection, connect
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, record_at_home
+from pgrole_controller.postgres.role_attribution import RoleAttribution, read_role_xmins
+from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 100
 IDLE_SECONDS = 60.0
+
+#: Causes and rows that are kept, and roles of which it is known that their last drift is recorded.
+MOST_KEPT = 1000
+MOST_NOTED = 20_000
+
+#: A command in the log caused a drift only if it is not older than this before it, in seconds, once the session has
+#: lasted as long: before, the drift may be from a time without a session.
+RECENT_SECONDS = 60.0
+
+#: Drifts that claims tell of are recorded, if they are missing, for this long.
+CLAIMS_AGE = timedelta(hours=24)
+
 _DRIFT_SECONDS = 10.0
+#: Between two drifts, in seconds: repairs come first.
+_PAUSE_SECONDS = 0.01
+_RETRY = Backoff(1.0, 60.0)
+
+#: What shares one row: object, role, fields, whether corrected; the minute or, of a reported drift, values and rows.
+_Identity = tuple[str, str, str, bool, str]
+
+Name = TypeVar("Name")
+Value = TypeVar("Value")
 
 
-@dataclass(slots=True)
 class Attributor:
-    """The attribution of one server's role drifts. `on_found`: called with the key of each that has an answer."""
+    """Of one server, for all its sessions. `on_found`: called with the key of each drift whose cause was found."""
 
-    endpoint: Endpoint
-    source: AuditSource
-    on_found: Callable[[Key], None]
-    _waiting: dict[Key, ChangedRole] = field(default_factory=dict)
-    _found: dict[Key, Culprit] = field(default_factory=dict)
-    _changed: anyio.Event = field(default_factory=anyio.Event)
+    def __init__(self, config: Callable[[], ServerConfig], cluster: str, on_found: Callable[[Key], None]) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._on_found = on_found
+        self._waiting: OrderedDict[Key, tuple[RoleDrift, tuple[int, ...]]] = OrderedDict()
+        self._found: OrderedDict[Key, FoundCause] = OrderedDict()
+        self._reported: dict[Key, RoleDrift] = {}  # that stand
+        self._noted: OrderedDict[str, datetime] = OrderedDict()  # the last drift of each role
+        self._counts: OrderedDict[_Identity, int] = OrderedDict()
+        self._rows: OrderedDict[_Identity, RecordedDrift] = OrderedDict()  # not written yet
+        self._changed = anyio.Event()
 
-    def note(self, key: Key, changed: ChangedRole) -> None:
-        """Asks who caused this drift. Neither waits nor raises."""
-        self._waiting.pop(key, None)
-        self._waiting[key] = changed
+    def note(self, key: Key, drift: RoleDrift, xmins: tuple[int, ...] = ()) -> None:
+        """A drift was repaired or, once for all resyncs, reported. `xmins`: of the role's rows before the repair."""
+        if not drift.corrected:
+            standing = self._reported.get(key)
+            if standing is not None and (standing.uid, standing.fields) == (drift.uid, drift.fields):
+                return
+            self._reported[key] = drift
+        else:
+            _keep(self._noted, drift.role_name, drift.at, MOST_NOTED)
+        if key in self._waiting:
+            self._add_row(self._waiting.pop(key)[0], Culprit())
+        self._waiting[key] = drift, xmins
         while len(self._waiting) > MOST_WAITING:
-            del self._waiting[next(iter(self._waiting))]
+            self._add_row(self._waiting.popitem(last=False)[1][0], Culprit())
         self._changed.set()
 
-    def take(self, key: Key) -> Culprit | None:
-        """The answer about the last drift of this object, once."""
-        return self._found.pop(key, None)
+    def note_unreported(self, key: Key) -> None:
+        """No drift of this object is reported any more."""
+        self._reported.pop(key, None)
 
-    async def run(self) -> None:
-        """Answers until it is cancelled."""
-        attribution = RoleAttribution(self.source)
+    def note_claim(self, claim: Claim) -> None:
+        """Records the drift that the claim tells of, unless that is known to be recorded."""
+        at = claim.last_drift_at
+        if at is None or self._noted.get(claim.role_name) == at or datetime.now(UTC) - at > CLAIMS_AGE:
+            return
+        _keep(self._noted, claim.role_name, at, MOST_NOTED)
+        uid = claim.owner.object_uid
+        self._add_row(RoleDrift(claim.role_name, claim.role_oid, uid, claim.last_drift_fields, True, at), Culprit())
+        self._changed.set()
+
+    def find_cause(self, key: Key) -> FoundCause | None:
+        """Of the last drift of this object whose cause was found."""
+        found = self._found.get(key)
+        return None if found is None else replace(found, exposes_all=self._config().attribution.exposes_all)
+
+    async def run(self, session: Session) -> None:
+        """Until cancelled. Raises nothing else."""
+        attribution, failures, began = RoleAttribution(), 0, anyio.current_time()
         while True:
             await self._changed.wait()
+            endpoint = self._config().endpoint
             try:
-                async with connect(self.endpoint, "attribution") as connection:
-                    await self._answer_all(connection, attribution)
+                if endpoint is not None:
+                    async with connect(endpoint, "attribution") as connection:
+                        await self._answer_all(connection, session, attribution, began)
+                failures = 0
+                continue
             except PgRoleError as error:
-                log.warning("cannot find out who changed roles", extra={"error": error.message})
-                self._waiting.clear()
-                self._changed = anyio.Event()
-
-    async def _answer_all(self, connection: Connection, attribution: RoleAttribution) -> None:
-        """Returns after IDLE_SECONDS without a drift. Raises PgRoleError if the connection is lost."""
-        while True:
+                extra = {"error": error.message}
+            except Exception as error:  # noqa: BLE001 -- it must not end the session
+                extra = describe_error(error)
+            failures += 1
+            level = logging.WARNING if failures == 1 else logging.DEBUG
+            log.log(level, "cannot record drifts of roles", extra={"server": self._config().name, **extra})
             while self._waiting:
-                key = next(iter(self._waiting))
-                changed = self._waiting.pop(key)
-                culprit = Culprit()
-                with anyio.move_on_after(_DRIFT_SECONDS):
-                    culprit = await attribution.find_culprit(connection, changed)
-                if culprit.proof is not Evidence.NONE:
-                    self._keep(key, culprit)
+                self._add_row(self._waiting.popitem(last=False)[1][0], Culprit())
+            await anyio.sleep(_RETRY.delay(failures))
+
+    async def _answer_all(
+        self, connection: Connection, session: Session, attribution: RoleAttribution, began: float
+    ) -> None:
+        """Returns after IDLE_SECONDS without a drift. Raises PgRoleError."""
+        while True:
             self._changed = anyio.Event()
+            while self._waiting:
+                key, (drift, xmins) = next(iter(self._waiting.items()))
+                attribution.source = self._config().attribution.audit_log
+                written = xmins if drift.corrected or not drift.oid else await read_role_xmins(connection, drift.oid)
+                by = await self._ask(connection, attribution, drift, written, began)
+                if self._waiting.get(key) == (drift, xmins):
+                    del self._waiting[key]
+                    self._add_row(drift, by, written)
+                self._keep_cause(key, drift, by)
+                await anyio.sleep(_PAUSE_SECONDS)
+            try:
+                await self._write(connection, session)
+            except BaseException:
+                self._changed.set()
+                raise
             with anyio.move_on_after(IDLE_SECONDS) as idle:
                 await self._changed.wait()
             if idle.cancelled_caught:
                 return
 
-    def _keep(self, key: Key, culprit: Culprit) -> None:
-        self._found[key] = culprit
-        while len(self._found) > MOST_WAITING:
-            del self._found[next(iter(self._found))]
-        self.on_found(key)
+    async def _ask(
+        self,
+        connection: Connection,
+        attribution: RoleAttribution,
+        drift: RoleDrift,
+        xmins: tuple[int, ...],
+        began: float,
+    ) -> Culprit:
+        # the drift wrote the latest row, unless it removed one: older rows are of earlier changes
+        recent = anyio.current_time() - began > RECENT_SECONDS
+        since = drift.at - timedelta(seconds=RECENT_SECONDS) if recent else None
+        with anyio.move_on_after(_DRIFT_SECONDS):
+            return await attribution.find_culprit(connection, ChangedRole(drift.role_name, xmins[:1], since))
+        return Culprit()
+
+    async def _write(self, connection: Connection, session: Session) -> None:
+        """The rows that wait. Where schema pgrole does not exist, status alone tells of drifts."""
+        if not session.notes_generations:
+            self._rows.clear()
+        while self._rows:
+            some = list(self._rows.items())[:MOST_RECORDED]
+            try:
+                await self._record(connection, session, some)
+            except PgRoleError as error:
+                if not _concerns_data(error):
+                    raise
+                for one in some:
+                    await self._record_alone(connection, session, one)
+
+    async def _record(
+        self, connection: Connection, session: Session, some: Sequence[tuple[_Identity, RecordedDrift]]
+    ) -> None:
+        opening, rows = session.claims.opening(), [row for _, row in some]
+        await record_at_home(connection, rows, self._config().history, opening, session.fence)
+        for identity, row in some:
+            if self._rows.get(identity) is row:
+                del self._rows[identity]
+
+    async def _record_alone(
+        self, connection: Connection, session: Session, one: tuple[_Identity, RecordedDrift]
+    ) -> None:
+        """A row with a character that the database's encoding lacks is recorded without its values, or dropped."""
+        identity, row = one
+        for attempt in (row, replace(row, values={}, by=Culprit())):
+            try:
+                await self._record(connection, session, [(identity, attempt)])
+            except PgRoleError as error:
+                if not _concerns_data(error):
+                    raise
+            else:
+                break
+        else:
+            log.warning("a drift cannot be recorded", extra={"server": self._config().name, "role": row.role})
+        if self._rows.get(identity) is row:
+            del self._rows[identity]
+
+    def _add_row(self, drift: RoleDrift, by: Culprit, xmins: tuple[int, ...] = ()) -> None:
+        """To be written. Equal drifts of one minute share a row; so does a reported one with itself after a restart."""
+        told_apart_by = f"{drift.at:%Y-%m-%dT%H:%M}" if drift.corrected else repr((sorted(drift.values.items()), xmins))
+        identity = drift.uid, drift.role_name, ",".join(drift.fields), drift.corrected, told_apart_by
+        count = self._counts.pop(identity, 0) + 1 if drift.corrected else 1
+        _keep(self._counts, identity, count)
+        before = self._rows.pop(identity, None)
+        row = RecordedDrift(
+            drift.role_name,
+            drift.fields,
+            drift.corrected,
+            at=drift.at,
+            count=count,
+            by=before.by if before is not None and before.by.proof is not Evidence.NONE else by,
+            cluster=self._cluster,
+            key="\0".join(map(str, identity)),
+            values=drift.values,
+        )
+        _keep(self._rows, identity, row)
+
+    def _keep_cause(self, key: Key, drift: RoleDrift, by: Culprit) -> None:
+        if by.proof is not Evidence.NONE:
+            self._found.pop(key, None)
+            _keep(self._found, key, FoundCause(drift, by))
+            self._on_found(key)
+
+
+def _concerns_data(error: PgRoleError) -> bool:
+    """Whether the server refused a value."""
+    return str(getattr(error.__cause__, "sqlstate", "") or "").startswith("22")
+
+
+def _keep(kept: OrderedDict[Name, Value], name: Name, value: Value, most: int = MOST_KEPT) -> None:
+    """As the newest; the oldest beyond `most` are dropped."""
+    kept.pop(name, None)
+    kept[name] = value
+    while len(kept) > most:
+        kept.popitem(last=False)

@@ -49,6 +49,8 @@ _RECONNECT = Backoff(0.25, 15.0)
 _HEALTHY_SECONDS = 10.0
 #: After a role whose privileges could not be applied, in seconds.
 _RETRY = Backoff(1.0, 300.0)
+#: The same, where others hold a lock: nothing tells when they release it.
+_LOCK_RETRY = Backoff(1.0, 15.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,16 @@ class DatabaseContext:
 
 
 class DatabaseWorker:
-    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events."""
+    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events. `stores`: a
+    session, and a part of schema pgrole.
+    """
 
     def __init__(self, database: str, context: DatabaseContext) -> None:
         self.database = database
         self.mode: DatabaseMode | None = None
         self.trouble: PgRoleError | None = None
         self.why = ""
+        self.stores = False
         self._context = context
         self._wake = Signal()
         self._noticed = False
@@ -95,6 +100,11 @@ class DatabaseWorker:
         self._wake.set()
         if self.mode is None and self.trouble is not None:
             self._report_trouble(self.trouble)
+
+    def take_recorded(self) -> bool:
+        """Whether drifts were recorded since the last call."""
+        recorded, self._memory.recorded = self._memory.recorded, False
+        return recorded
 
     def note_everything(self) -> None:
         self._everything = True
@@ -136,7 +146,7 @@ class DatabaseWorker:
             except Exception as error:  # noqa: BLE001 -- this database's error
                 failure = UnexpectedError(error)
             finally:
-                self.mode = None
+                self.mode, self.stores = None, False
             if anyio.current_time() - began >= _HEALTHY_SECONDS:
                 self._failures = 0
             self._failures += 1
@@ -212,6 +222,7 @@ class DatabaseWorker:
             },
         )
         self.mode, self.trouble, self._everything = session.mode, None, True
+        self.stores = session.stores
         self.why = "" if session.mode is DatabaseMode.EVENTS else session.why
         try:
             async with anyio.create_task_group() as tasks:
@@ -251,6 +262,7 @@ class DatabaseWorker:
             look |= await session.look()
         if self._database_changed:
             self._database_changed = False
+            await session.check_accepting()
             look |= session.own_acl
         return look, frozenset(changed | due)
 
@@ -275,7 +287,8 @@ class DatabaseWorker:
             self._retries.pop(result.key, None)
             return
         failures = self._retries.get(result.key, (0, 0.0))[0] + 1
-        delay = _RETRY.delay(failures, random.random())  # noqa: S311 -- no secret
+        backoff = _LOCK_RETRY if result.error.reason is Reason.PROGRESSING else _RETRY
+        delay = backoff.delay(failures, random.random())  # noqa: S311 -- no secret
         self._retries[result.key] = failures, anyio.current_time() + delay
 
     def _notice(self) -> None:

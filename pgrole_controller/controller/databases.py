@@ -93,6 +93,14 @@ class Databases:
         for running in self._running.values():
             running.worker.note_everything()
 
+    def storing(self) -> set[str]:
+        """Databases with a session and a part of schema pgrole."""
+        return {name for name, running in self._running.items() if running.worker.stores}
+
+    def take_recorded(self) -> set[str]:
+        """Databases in which drifts were recorded since the last call."""
+        return {name for name, running in self._running.items() if running.worker.take_recorded()}
+
     def states(self) -> list[DatabaseState]:
         """Of every database that published roles name, sorted by name."""
         return [self._state(name) for name in sorted(self._grantees.databases(self._config().name))]

@@ -13,6 +13,7 @@ from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import PrivilegeDrift
 from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.drift_history import RecordedDrift
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,14 @@ class RoleMemory:
 @dataclass(slots=True)
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
-    drift was committed, on the loop's clock.
+    drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
+    `unrecorded`: drifts that are only reported, to be written.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
     repaired_at: float = -math.inf
+    recorded: bool = False
+    unrecorded: list[RecordedDrift] = field(default_factory=list)
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
     _reaches: dict[Key, tuple[Grantee, PrivilegeReach]] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None

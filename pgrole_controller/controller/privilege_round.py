@@ -6,8 +6,9 @@ everything was read back, by the transaction that changed it or after it.
 """
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import anyio
@@ -31,7 +32,10 @@ from pgrole_controller.postgres.acl_apply import Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
-from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
+from pgrole_controller.postgres.fence import is_another_leading
+
+log = logging.getLogger(__name__)
 
 #: After so many passes, what is still not as declared is left to a retry.
 PASSES = 3
@@ -96,6 +100,7 @@ async def run_round(
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
         complete |= one_round.unclear
         results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
+        await one_round.record_reported()
     return results
 
 
@@ -146,6 +151,24 @@ class _Round:
             self.unclear = {one.grantee.key for one in every if one.decision.reported or one.decision.pending}
         self._memory.settle([change.object.id for one in every for change in one.changes])
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
+
+    async def record_reported(self) -> None:
+        """Drifts that are left as they are, each once, whatever number of resyncs finds it."""
+        some = self._memory.unrecorded[:MOST_RECORDED]
+        if not (some and self._session.stores) or self._why_not(()) is not None:
+            return
+        statement = build_record_statement(some, self._config.history)
+        try:
+            applied = await self._session.apply([], [], [], [(statement, ())])
+        except PgRoleError as error:
+            if self._session.connection.is_closed() or is_another_leading(error):
+                raise
+            extra = {"database": self._session.database, "error": error.message}
+            log.warning("drifts that are only reported could not be recorded", extra=extra)
+            return
+        if applied.stored:
+            del self._memory.unrecorded[: len(some)]
+            self._memory.recorded = True
 
     def _begin(self, grantee: Grantee) -> _Progress:
         digest = grantee.digest_of(self._session.database)
@@ -266,6 +289,7 @@ class _Round:
         applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
+            self._memory.recorded = True
         for one in some:
             errors = [applied.errors[change.object.id] for change in one.changes if change.object.id in applied.errors]
             errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
@@ -330,6 +354,7 @@ class _Round:
             at=drift.time,
             by=by,
             cluster=self._cluster,
+            words=drift.words,
         )
 
     def _give_up(self, some: Iterable[_Progress]) -> None:
@@ -369,6 +394,9 @@ class _Round:
             drift = self._describe(Culprit(), new, corrected=False)
             one.role.last_drift = drift
             one.news.append(announce_drift(self._session.database, drift, new))
+            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in new)))
+            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, Culprit()), key=key))
+            del self._memory.unrecorded[:-MOST_RECORDED]
 
     def _error(self, one: _Progress) -> PgRoleError | None:
         if one.held and one.role.contest is not None:

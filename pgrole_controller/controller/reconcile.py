@@ -23,6 +23,7 @@ from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.telemetry import OwnChanges
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.contest import Contests
+from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import set_password
@@ -219,7 +220,10 @@ async def _reconcile_batch(
             break
         plans = [one.decision for one in unfinished if isinstance(one.decision, Plan)]
         for one, plan, failure in zip(
-            unfinished, plans, await _apply_plans(plans, session, memory.own_changes, server.away), strict=True
+            unfinished,
+            plans,
+            await _apply_plans(plans, session, memory.own_changes, server.away, declared.attribution.audit_log),
+            strict=True,
         ):
             one.end(plan, failure)
             if failure is None:
@@ -259,13 +263,13 @@ async def _learn(attempts: Sequence["Attempt"], session: Session, verifiers: Ver
 
 
 async def _apply_plans(
-    plans: Sequence[Plan], session: Session, own_changes: OwnChanges, enforcing: bool
+    plans: Sequence[Plan], session: Session, own_changes: OwnChanges, enforcing: bool, source: AuditSource
 ) -> list[PgRoleError | None]:
     changing = [plan.role_name for plan in plans if plan.changes]
     changed: list[str] = []
     own_changes.begin(changing)
     try:
-        failures = await session.apply_plans(plans, enforcing=enforcing)
+        failures = await session.apply_plans(plans, enforcing=enforcing, notes_rows=source is AuditSource.PGAUDIT)
         changed = [
             plan.role_name for plan, failure in zip(plans, failures, strict=True) if plan.changes and failure is None
         ]

@@ -95,6 +95,7 @@ class Reporter:
                     reported,
                     logs.current_reconcile_id(),
                     privileges=result.privileges,
+                    cause=result.cause,
                 )
             )
         self._endings.end(result)

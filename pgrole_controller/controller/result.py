@@ -23,8 +23,9 @@ from pgrole_controller.core.privilege_outcome import add_privileges
 from pgrole_controller.core.privilege_result import PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.core.role_drift import FoundCause, RoleDrift, compare_values
 from pgrole_controller.core.state import Observed, Server
-from pgrole_controller.core.status import Outcome, of_contest, of_error, of_read_back
+from pgrole_controller.core.status import Outcome, find_reported_time, of_contest, of_error, of_read_back
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Result:
     corrected: tuple[str, ...] = ()  # fields that drifted and were set back
     privileges: GrantedPrivileges | None = None  # None: it has none
     news: tuple[PrivilegeNews, ...] = ()  # of privileges, to be announced
+    drift: RoleDrift | None = None  # that was corrected here, or that is reported
+    cause: FoundCause | None = None  # of the last drift of the role, if it was found
 
     @property
     def key(self) -> Key:
@@ -99,6 +102,7 @@ class Attempt:
         self.observed = Observed()
         self.was_read = False  # the observed state could be read
         self._done: list[Plan] = []
+        self._drift: RoleDrift | None = None
         self._changed_at: float | None = None
         self._privileges: GrantedPrivileges | None = None
         self._news: tuple[PrivilegeNews, ...] = ()
@@ -136,6 +140,7 @@ class Attempt:
             if plan.changes and self._changed_at is None:
                 self._changed_at = anyio.current_time()
             if plan.drift and plan.changes:
+                self._drift = self._describe_drift(plan.drift, self.observed, corrected=True)
                 self._contests.repaired(self._uid, self._generation, plan.drift, current_moment())
         elif desired and desired.terminating and desired.drop:
             self.decision = add_way_out(failure)
@@ -203,7 +208,8 @@ class Attempt:
         released = tuple(name for plan in self._done for name in plan.released)
         if isinstance(self.decision, PgRoleError):
             refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
-            return replace(refused, corrected=self._corrected, privileges=self._privileges, news=self._news)
+            refused = replace(refused, corrected=self._corrected, drift=self._corrected_drift)
+            return replace(refused, privileges=self._privileges, news=self._news)
         ending = self.target.desired is None or self.target.desired.terminating
         first = self._done[0] if self._done else self.decision
         desired, claim = self.target.desired, self.observed.claim
@@ -225,7 +231,33 @@ class Attempt:
             corrected=self._corrected,
             privileges=self._privileges,
             news=self._news,
+            drift=self._corrected_drift or self._reported_drift,
         )
+
+    def _describe_drift(self, fields: tuple[str, ...], observed: Observed, *, corrected: bool) -> RoleDrift | None:
+        desired = self.target.desired
+        if desired is None:
+            return None
+        held = observed.named or observed.claimed
+        values = compare_values(fields, desired.role, held.role if held else None)
+        return RoleDrift(self.role_name, held.oid if held else 0, self._uid, fields, corrected, observed.at, values)
+
+    @property
+    def _corrected_drift(self) -> RoleDrift | None:
+        """With the time that the claim has, as it was read back."""
+        drift, claim = self._drift, self.observed.claim
+        if drift is None or claim is None or claim.last_drift_at is None:
+            return drift
+        return replace(drift, at=claim.last_drift_at)
+
+    @property
+    def _reported_drift(self) -> RoleDrift | None:
+        if not isinstance(self.decision, Plan) or not self.decision.reported or self.target.stored is None:
+            return None
+        drift = self._describe_drift(self.decision.reported, self.observed, corrected=False)
+        status = self.target.stored.object().get("status")
+        seen = find_reported_time(status if isinstance(status, dict) else {}, self.decision.reported)
+        return drift if drift is None or seen is None else replace(drift, at=seen)
 
     @property
     def _corrected(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.role_drift import FoundCause
 from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error
 from pgrole_controller.kube.apply import apply_status, unchanged
 from pgrole_controller.kube.client import PGROLES, Client
@@ -64,6 +65,7 @@ class PendingStatus:
     reconcile_id: str = ""
     withdrawn: bool = False
     privileges: GrantedPrivileges | None = None
+    cause: FoundCause | None = None
 
     @property
     def key(self) -> Key:
@@ -72,7 +74,7 @@ class PendingStatus:
     @property
     def content(self) -> tuple[object, ...]:
         """What status is made from, beside the object."""
-        return self.outcome, self.claim, self.reported, self.next_rotation, self.privileges
+        return self.outcome, self.claim, self.reported, self.next_rotation, self.privileges, self.cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,12 @@ class StatusWriter:
         if pending.outcome.reason is Reason.INTERNAL_ERROR:  # what the status holds may be the very reason
             previous = {name: previous[name] for name in _PROOF if isinstance(previous.get(name), dict)}
         standing = StatusDetails(
-            server_of(obj), pending.claim, pending.reported, pending.next_rotation, pending.privileges
+            server_of(obj),
+            pending.claim,
+            pending.reported,
+            pending.next_rotation,
+            pending.privileges,
+            pending.cause,
         )
         status = build_status(previous, pending.outcome, standing, generation, datetime.now(UTC))
         if unchanged(previous, status):

@@ -8,13 +8,16 @@ Guarantees: a server that hangs or refuses delays only its own worker; nothing i
 synced, nor before this process leads.
 """
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import logs
+from pgrole_controller.controller.attribution import Attributor
 from pgrole_controller.controller.background import EmptyingLimits
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.databases import Databases
@@ -26,11 +29,15 @@ from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.session_keeper import SessionKeeper, SessionState
 from pgrole_controller.controller.telemetry import BatchMetrics, OwnChanges, begin_reconciles, count_notification
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.controller.upkeep import Upkeep
+from pgrole_controller.core.database_options import AuditSource
+from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.signals import Signal
+
+log = logging.getLogger(__name__)
 
 #: Between two requests for every object because many changes were announced, in seconds.
 MANY_SECONDS = 1.0
@@ -64,6 +71,11 @@ class ServerWorker:
         self._released_in: set[str | None] = set()  # namespaces in which claims were released; None: any
         self._claims_released = Signal()
         self.databases = Databases(lambda: self.server, context, lambda: self.keeper.state is SessionState.SUSPENDED)
+        self.attributor = Attributor(
+            lambda: self.server,
+            context.objects.cluster,
+            lambda key: self.enqueue(key, RequestReason.ATTRIBUTED, Rank.DEPENDENCY),
+        )
         self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
 
     @property
@@ -185,6 +197,8 @@ class ServerWorker:
             tasks.start_soon(self._catch_up, orphans)
             tasks.start_soon(orphans.run)
             tasks.start_soon(self.databases.run, session, home)
+            tasks.start_soon(self.attributor.run, session)
+            tasks.start_soon(Upkeep(lambda: self.server, self.databases, session, home).run)
             while items := await self._queue.take(self.server.name, self._pace.limit, self._calm_until()):
                 await self._reconcile(session, items, tasks)
             tasks.cancel_scope.cancel()
@@ -207,9 +221,10 @@ class ServerWorker:
                 with logs.tracing(ids.batch):
                     results = await self._reconcile_batch(session, unfinished, drifted)
             batch_metrics.end()
+            noted = await self._read_noted_rows(session, results)
             for result in results:
                 with logs.tracing(ids.of[result.key]):
-                    self._hand_on(result, batch_metrics, session, beside)
+                    self._hand_on(result, batch_metrics, session, beside, noted)
                 unfinished.discard(result.key)
             self._pace.note(len(items), anyio.current_time() - began)
         finally:
@@ -230,12 +245,32 @@ class ServerWorker:
             prepared,
         )
 
-    def _hand_on(self, result: Result, batch_metrics: BatchMetrics, session: Session, beside: TaskGroup) -> None:
+    async def _read_noted_rows(self, session: Session, results: Sequence[Result]) -> dict[int, tuple[int, ...]]:
+        """Only where pgaudit is asked, and roles drifted: by oid, which transactions wrote them before the repair."""
+        asks = self.server.attribution.audit_log is AuditSource.PGAUDIT and session.identity.superuser
+        if not asks or not any(result.drift and result.drift.corrected for result in results):
+            return {}
+        async with self._connection:
+            try:
+                return await session.read_noted_rows()
+            except PgRoleError as error:
+                log.warning("cannot read who wrote the rows of roles", extra={"error": error.message})
+                return {}
+
+    def _hand_on(
+        self,
+        result: Result,
+        batch_metrics: BatchMetrics,
+        session: Session,
+        beside: TaskGroup,
+        noted: Mapping[int, tuple[int, ...]],
+    ) -> None:
         """To the reporter or the background, which ends the reconcile."""
         try:
             batch_metrics.count(result)
             if _is_suspended_there(result):
                 self.keeper.note_suspended(True)
+            result = self._attribute(result, noted)
             for name in result.released:
                 self._note_release_in(result.key.namespace)
                 self._enqueue_sharing(name, result.key)
@@ -249,6 +284,18 @@ class ServerWorker:
             background.prepare_password(result, result.password_task)
         else:
             reporter.report(result)
+
+    def _attribute(self, result: Result, noted: Mapping[int, tuple[int, ...]]) -> Result:
+        """Asks who caused the drift, and adds the answer to an earlier question."""
+        attributor = self.attributor
+        if result.drift is not None:
+            attributor.note(result.key, result.drift, noted.get(result.drift.oid, ()))
+        if result.decided and (result.drift is None or result.drift.corrected):
+            attributor.note_unreported(result.key)
+        if result.claim is not None:
+            attributor.note_claim(result.claim)
+        cause = attributor.find_cause(result.key)
+        return result if cause is None else replace(result, cause=cause)
 
     def _note_released(self, role_name: str) -> None:
         """An orphan's claim on this role was released."""

@@ -95,15 +95,22 @@ def _size(described: Mapping[str, Any]) -> int:
 
 
 def extend_history(previous: Sequence[Mapping[str, Any]], records: Iterable[DriftRecord]) -> list[dict[str, Any]]:
-    """Returns status.driftHistory, newest first: what it was, with these drifts, as far as they are new."""
-    history = [dict(entry) for entry in previous]
-    known = {_identity(entry) for entry in history}
+    """Returns status.driftHistory, newest first: what it was, with these drifts, as far as they or their causes are
+    new.
+    """
+    history = {_identity(entry): dict(entry) for entry in previous}
     for record in records:
         described = _describe_shortly(record)
-        if _identity(described) not in known:
-            known.add(_identity(described))
-            history.append(described)
-    return sorted(history, key=lambda entry: str(entry.get("time")), reverse=True)[:MOST]
+        history[_identity(described)] = {**history.get(_identity(described), {}), **described}
+    return sorted(history.values(), key=lambda entry: str(entry.get("time")), reverse=True)[:MOST]
+
+
+def keep_cause(described: dict[str, Any], previous: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns status.lastDrift with the cause that is known since the previous status, if it is the same drift."""
+    if not previous or "by" in described or "by" not in previous:
+        return described
+    same = all(previous.get(name) == described.get(name) for name in ("time", "fields", "database", "corrected"))
+    return {**described, "by": previous["by"]} if same else described
 
 
 def _identity(entry: Mapping[str, Any]) -> str:

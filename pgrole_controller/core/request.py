@@ -38,6 +38,7 @@ class RequestReason(StrEnum):
     CONNECTED = "connected"
     CLAIM_RELEASED = "claim released"
     PRIVILEGES = "privileges"
+    ATTRIBUTED = "cause found"
     SUSPENSION = "suspension"
     KUBERNETES_BACK = "kubernetes answers again"
     RESYNC = "resync"

@@ -7,11 +7,20 @@ from enum import Enum
 from typing import Any
 
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.drift_record import DriftRecord, describe_last, extend_history, record_of, rfc3339
+from pgrole_controller.core.drift_record import (
+    DriftRecord,
+    describe_last,
+    extend_history,
+    keep_cause,
+    record_of,
+    rfc3339,
+)
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.password import version_of
 from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.privilege_result import Culprit
+from pgrole_controller.core.role_drift import FoundCause
 
 
 class Phase(Enum):
@@ -94,7 +103,8 @@ _MESSAGE_LIMIT = 2048
 class StatusDetails:
     """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected.
 
-    `privileges`: None if there are none, or if nothing is known of them.
+    `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
+    known.
     """
 
     server_name: str
@@ -102,6 +112,7 @@ class StatusDetails:
     reported: tuple[str, ...] = ()
     next_rotation: datetime | None = None
     privileges: GrantedPrivileges | None = None
+    cause: FoundCause | None = None
 
 
 def build_status(
@@ -137,36 +148,40 @@ def build_status(
 
 def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: StatusDetails, now: datetime) -> None:
     """Adds lastDrift and driftHistory. After a restart, the previous status may know a later drift in a database."""
-    claim, records = details.claim, []
+    claim, cause, records = details.claim, details.cause, []
+    exposes_all = (details.privileges is not None and details.privileges.exposes_all) or (
+        cause is not None and cause.exposes_all
+    )
+    before = previous.get("lastDrift") or {}
     if claim is not None and claim.last_drift_at is not None:
         fields = claim.last_drift_fields
-        records.append(DriftRecord(claim.last_drift_at, fields, corrected=True, count=len(fields)))
+        by = cause.by if cause and cause.drift.corrected and cause.drift.at == claim.last_drift_at else Culprit()
+        records.append(DriftRecord(claim.last_drift_at, fields, corrected=True, count=len(fields), by=by))
     if details.privileges is not None:
         some = [(one.database, one.last_drift) for one in details.privileges.last_results]
         records += [record_of(database, drift) for database, drift in some if drift is not None]
     if records:
-        exposes_all = details.privileges is not None and details.privileges.exposes_all
         last = describe_last(max(records, key=lambda one: one.time), exposes_all=exposes_all)
-        before = previous.get("lastDrift") or {}
         if not before.get("database") or str(before.get("time")) <= last["time"]:
-            status["lastDrift"] = last
+            status["lastDrift"] = keep_cause(last, before)
     if details.reported:
-        status["lastDrift"] = _reported_drift(previous.get("lastDrift"), details.reported, now)
-        records.append(_record_reported(status["lastDrift"]))
+        by = cause.by if cause and not cause.drift.corrected and cause.drift.fields == details.reported else Culprit()
+        seen = find_reported_time(previous, details.reported) or now
+        record = DriftRecord(seen, details.reported, corrected=False, count=len(details.reported), by=by)
+        status["lastDrift"] = keep_cause(describe_last(record, exposes_all=exposes_all), before)
+        records.append(record)
     if records:
         status["driftHistory"] = extend_history(previous.get("driftHistory") or (), records)
 
 
-def _record_reported(described: Mapping[str, Any]) -> DriftRecord:
-    fields = tuple(described["fields"])
-    return DriftRecord(datetime.fromisoformat(described["time"]), fields, corrected=False, count=len(fields))
+def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> datetime | None:
+    """Returns the time of the reconcile that first observed drift of these fields, if it was not corrected since.
 
-
-def _reported_drift(previous: Mapping[str, Any] | None, fields: Sequence[str], now: datetime) -> dict[str, Any]:
-    """Keeps the time of the reconcile that first observed drift of these fields."""
-    if previous and not previous.get("corrected") and previous.get("fields") == list(fields):
-        return dict(previous)
-    return {"time": rfc3339(now), "fields": list(fields), "corrected": False}
+    `previous`: the object's status.
+    """
+    last = previous.get("lastDrift") or {}
+    same = last.get("fields") == list(fields) and not last.get("corrected") and not last.get("database")
+    return datetime.fromisoformat(last["time"]) if last and same else None
 
 
 def build_conditions(

@@ -157,6 +157,7 @@ Everything is running. In another terminal, in the folder of compose.yaml:
 
 2. Cause drift (repaired within milliseconds; see column Drifts in 1):
   psql "$PGROLE_DSN" -c 'ALTER ROLE orders_app CREATEDB'
+  psql "$PGROLE_DSN" -c 'GRANT CREATE ON SCHEMA public TO readers'
 
 3. Watch the repair (in a third terminal, before step 2):
   kubectl get pgr -A -w

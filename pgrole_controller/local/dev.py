@@ -49,7 +49,8 @@ Everything is running. In another terminal:
   {_list(kubeconfig)}
 
 2. Cause drift (repaired within milliseconds; see column Drifts in 1):
-  {_drift(psql, dsn)}
+  {_psql(psql, dsn, "ALTER ROLE orders_app CREATEDB")}
+  {_psql(psql, dsn, "GRANT CREATE ON SCHEMA public TO readers")}
 
 3. Watch the repair (in a third terminal, before step 2):
   {_watch(kubeconfig)}
@@ -66,9 +67,9 @@ def _watch(kubeconfig: Path) -> str:
     return _kubectl(kubeconfig, "get", "pgr", "-A", "-w") or _table(kubeconfig, "--watch")
 
 
-def _drift(psql: Path, dsn: str) -> str:
+def _psql(psql: Path, dsn: str, statement: str) -> str:
     program = "psql" if shutil.which("psql") else str(psql)
-    return shlex.join([program, dsn, "-c", "ALTER ROLE orders_app CREATEDB"])
+    return shlex.join([program, dsn, "-c", statement])
 
 
 def _kubectl(kubeconfig: Path, *arguments: str) -> str:
@@ -191,7 +192,7 @@ def _environment(database: PostgresServer, health_port: int) -> dict[str, str]:
         "PGROLE_HEALTH_PORT": str(health_port),
         "PYTHONUNBUFFERED": "1",
     }
-    return {"PGROLE_LOG_FORMAT": "text", **chosen, **ours}
+    return {"PGROLE_LOG_FORMAT": "text", "PGROLE_DATABASES_DETECTION": "auto", **chosen, **ours}
 
 
 async def _is_controller_ready(health_port: int) -> bool:

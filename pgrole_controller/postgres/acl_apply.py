@@ -30,11 +30,22 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.grant_ddl import GrantStatement
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_catalog import read_defaults, read_named_acls
+from pgrole_controller.postgres.acl_refusal import (
+    LOCK_NOT_FREE,
+    RETRIED,
+    Ineffective,
+    as_owner,
+    explain,
+    explain_default,
+    postpone,
+    sqlstate,
+    tell_locked,
+)
 from pgrole_controller.postgres.acl_script import NOT_AS_EXPECTED, render_repairs
 from pgrole_controller.postgres.acl_verification import AclRepair, find_lost, find_wrong, grant_again, identity_of
 from pgrole_controller.postgres.claim_store import limited_transaction
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER, shorten
+from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.rows import fetch
 
@@ -50,13 +61,7 @@ _CHANGE_LOCK_TIMEOUT = "2s"
 _LOCK_TIMEOUT = "200ms"
 #: Pauses in seconds before another attempt for an object that another transaction changed at the same time.
 _PAUSES = (0.01, 0.05)
-_RETRIED = ("XX000", "23505", "40P01", "40001")
-_LOCK_NOT_FREE = "55P03"
 _DEPENDENT = "2BP01"
-_ROW_TOO_BIG = "54000"
-_NOT_PERMITTED = "42501"
-#: The object, its schema or the role was dropped or renamed.
-_GONE = ("42P01", "42883", "3F000", "42704", "42703")
 
 #: A statement and its arguments.
 Statement: TypeAlias = tuple[str, Sequence[object]]
@@ -125,6 +130,7 @@ async def apply_acls(
     steps: list[Sequence[AclRepair]] = [due[start : start + OBJECTS] for start in range(0, len(due), OBJECTS)]
     for place, some in enumerate(steps):
         await pass_.change(some, last=place == len(steps) - 1 and not defaults)
+    await pass_.change_busy(last=not defaults)
     if defaults:
         await pass_.change_defaults(defaults)
     elif not steps:
@@ -141,14 +147,6 @@ def _refused(repairs: Iterable[AclRepair], defaults: Iterable[DefaultAclChange])
     return AppliedAcls({one.observed.object.id: error for one in repairs}, dict.fromkeys(defaults, error))
 
 
-class _Ineffective(Transient):
-    """Statements succeeded, and yet these objects do not have the privileges that they should."""
-
-    def __init__(self, wrong: Mapping[ObjectId, str]) -> None:
-        super().__init__(Reason.DATABASE_ERROR, next(iter(wrong.values())))
-        self.wrong = wrong
-
-
 class _Pass:
     """One call of `apply_acls`."""
 
@@ -160,23 +158,51 @@ class _Pass:
         self._dialect = dialect
         self._extra = extra
         self._ends = 0.0
+        self._busy: list[AclRepair] = []
+        self._meets_locks = False
         self.errors: dict[ObjectId, PgRoleError] = {}
         self.default_errors: dict[DefaultAclChange, PgRoleError] = {}
         self.stored = False
 
     async def change(self, repairs: Sequence[AclRepair], *, last: bool) -> None:
-        """`last`: nothing follows."""
-        await anyio.lowlevel.checkpoint()
-        try:
-            await self.transact(repairs, extra=last)
-        except PgRoleError as error:
-            self._raise_if_common(error)
-            log.debug("changing objects one by one", extra={"objects": len(repairs), "error": error.message})
-        else:
+        """`last`: nothing follows, except for tables that others have locked: those are left to `change_busy`."""
+        if self._meets_locks:
+            repairs = await self._set_busy_aside(repairs)
+        while repairs:
+            await anyio.lowlevel.checkpoint()
+            try:
+                await self.transact(repairs, extra=last and not self._busy)
+            except PgRoleError as error:
+                self._raise_if_common(error)
+                if sqlstate(error) == LOCK_NOT_FREE:
+                    self._meets_locks = True
+                    free = await self._set_busy_aside(repairs)
+                    if len(free) < len(repairs):
+                        repairs = free
+                        continue
+                log.debug("changing objects one by one", extra={"objects": len(repairs), "error": error.message})
+                await self._change_each(repairs, last=last and not self._busy)
             return
+
+    async def change_busy(self, *, last: bool) -> None:
+        """Tables that others had locked, when everything else is done."""
+        await self._change_each(self._busy, last=last, busy=True)
+
+    async def _set_busy_aside(self, repairs: Sequence[AclRepair]) -> Sequence[AclRepair]:
+        """Returns those that no one has locked."""
+        oids = [one.observed.object.id.oid for one in repairs]
+        rows = await fetch(self._connection, "", queries.privileges("busy"), oids)
+        busy = {row.get("oid", int) for row in rows}
+        self._busy += [one for one in repairs if one.observed.object.id.oid in busy]
+        return [one for one in repairs if one.observed.object.id.oid not in busy]
+
+    async def _change_each(self, repairs: Sequence[AclRepair], *, last: bool, busy: bool = False) -> None:
         self._ends = self._ends or anyio.current_time() + ONE_BY_ONE_SECONDS
         for place, one in enumerate(repairs):
-            error_of_one = await self._change_one(one, last=last and place == len(repairs) - 1)
+            if anyio.current_time() >= self._ends:
+                error_of_one: PgRoleError | None = tell_locked(one) if busy else postpone()
+            else:
+                error_of_one = await self._change_one(one, last=last and place == len(repairs) - 1)
             if error_of_one is not None:
                 self.errors[one.observed.object.id] = error_of_one
 
@@ -185,19 +211,19 @@ class _Pass:
         pauses = iter(_PAUSES)
         while True:
             await anyio.lowlevel.checkpoint()
-            if anyio.current_time() >= self._ends:
-                return Transient(Reason.PROGRESSING, "postponed, since other objects in its transaction wait for locks")
             try:
                 await self.transact([repair], extra=last, cascade=cascade)
             except PgRoleError as error:
                 self._raise_if_common(error)
-                code = _sqlstate(error)
+                code = sqlstate(error)
                 if code == _DEPENDENT and not cascade:
                     cascade = True
-                elif code in _RETRIED and (pause := next(pauses, None)) is not None:
+                elif isinstance(error, Ineffective) and (in_turn := as_owner(repair)) != repair:
+                    repair = in_turn
+                elif code in RETRIED and (pause := next(pauses, None)) is not None:
                     await anyio.sleep(pause)
                 else:
-                    return _explained(error, repair)
+                    return await explain(self._connection, error, repair, self._dialect.version)
             else:
                 return None
 
@@ -214,12 +240,12 @@ class _Pass:
                 await self.transact((), [one], extra=place == len(changes) - 1)
             except PgRoleError as error:
                 self._raise_if_common(error)
-                self.default_errors[one] = error
+                self.default_errors[one] = await explain_default(self._connection, error, one, self._dialect.version)
 
     def _raise_if_common(self, error: PgRoleError) -> None:
         """Raises what concerns every object."""
         common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
-        common = common or _sqlstate(error) == FOREIGN_EVENT_TRIGGER
+        common = common or sqlstate(error) == FOREIGN_EVENT_TRIGGER
         if common or self._connection.is_closed():
             raise error
 
@@ -271,7 +297,7 @@ class _Pass:
             with limited_transaction():
                 await self._connection.execute(text)
         except PgRoleError as error:
-            if _sqlstate(error) != NOT_AS_EXPECTED:
+            if sqlstate(error) != NOT_AS_EXPECTED:
                 raise
             return False
         self.stored = self.stored or storing
@@ -374,7 +400,7 @@ class _Pass:
             if (text := find_wrong(one, after.get(one.observed.object.id)))
         }
         if wrong:
-            raise _Ineffective(wrong)
+            raise Ineffective(Reason.DATABASE_ERROR, next(iter(wrong.values())))
 
     async def _verify_defaults(self, changes: Sequence[DefaultAclChange]) -> None:
         if not changes:
@@ -401,28 +427,3 @@ class _Pass:
 async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:
     rows = await fetch(connection, "", queries.privileges("role_names"), list(oids))
     return {row.get("oid", int): row.text("name") for row in rows}
-
-
-def _sqlstate(error: PgRoleError) -> str:
-    return getattr(error.__cause__, "sqlstate", None) or ""
-
-
-def _explained(error: PgRoleError, repair: AclRepair) -> PgRoleError:
-    """The error to report on the object that declares the privileges."""
-    label, code = repair.observed.object.label, _sqlstate(error)
-    if isinstance(error, _Ineffective):
-        return error
-    said = str(getattr(error.__cause__, "message", "")) or error.message
-    if code == _LOCK_NOT_FREE:
-        return Transient(Reason.PROGRESSING, f"another transaction has locked {label}; the controller tries again")
-    if code in _RETRIED or code in _GONE:
-        return Transient(Reason.PROGRESSING, f"a concurrent transaction changed {label} first: {shorten(said)}")
-    if code == _ROW_TOO_BIG:
-        remedy = "grant it to a group role, and make the roles members of that"
-        return Transient(Reason.DATABASE_ERROR, f"the ACL of {label} has no room for another role: {remedy}")
-    grantors = sorted({change.grantor for change in repair.changes if change.grantor})
-    if code == _NOT_PERMITTED and grantors:
-        named = ", ".join(f'"{name}"' for name in grantors)
-        remedy = f"let the controller's role act as {named}, who granted privileges on it, or revoke them yourself"
-        return Transient(Reason.DATABASE_ERROR, f"{label}: {shorten(said)}: {remedy}")
-    return Transient(Reason.DATABASE_ERROR, f"{label}: {shorten(said)}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 import anyio.lowlevel
 
+from pgrole_controller import resources
 from pgrole_controller.core.ddl import literal, seen_name
 from pgrole_controller.core.diff import Drop, Rename, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -57,6 +58,7 @@ class Dialect:
     `parameter_grants`: a superuser can grant SET on a parameter (15 and later). `claims`: where claims are kept.
     `fence`: this process's lead, which each transaction verifies. `enforcing`: Kubernetes cannot be reached, so each
     claim must still have the applied state that was read. `superuser`: the controller's role can lock role names.
+    `notes_rows`: which transactions wrote a drifted role is noted in the session before the repair (superusers only).
     """
 
     options: bool = True
@@ -65,6 +67,7 @@ class Dialect:
     fence: Fence | None = None
     enforcing: bool = False
     superuser: bool = False
+    notes_rows: bool = False
 
 
 class LockedRoles:
@@ -94,6 +97,8 @@ def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGE
         begin.append(dialect.fence.statement)
     begin.append(f"SET LOCAL lock_timeout = '{lock_timeout}'")
     hold = lock_names(plans) if dialect.superuser else []
+    if dialect.superuser and dialect.notes_rows:
+        hold += note_rows(plans)
     changes = (
         statement
         for plan in plans
@@ -230,6 +235,15 @@ def lock_names(plans: Sequence[Plan]) -> list[str]:
         return []
     some = ", ".join(seen_name(name) for name in names)
     return [f"SELECT FROM pg_catalog.pg_authid AS a WHERE a.rolname IN ({some}) ORDER BY a.rolname FOR KEY SHARE"]
+
+
+def note_rows(plans: Sequence[Plan]) -> list[str]:
+    """Notes which transactions wrote the roles that drifted; `Session.read_noted_rows` reads it."""
+    oids = [str(plan.oid) for plan in plans if plan.drift and plan.changes and plan.oid is not None]
+    if not oids:
+        return []
+    text = resources.text("sql", "attribution", "note_rows.sql").strip()
+    return [text.replace("drifted_roles", f"{literal('{' + ','.join(oids) + '}')}::oid[]")]
 
 
 def verify_names(plans: Sequence[Plan], *, held: bool) -> list[str]:

@@ -58,6 +58,10 @@ _FINGERPRINT_SECONDS = 15.0
 _GREETING_SECONDS = 5.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
+#: In Poll: how much of the time is spent on fingerprints, and the longest time between two, in seconds: one that was
+#: slow because the machine was busy says little about the next.
+_POLLING_SHARE = 0.02
+LONGEST_PAUSE_SECONDS = 15.0
 
 _DATABASE_MISSING = "3D000"
 _NOT_ACCEPTING = "55000"
@@ -150,6 +154,13 @@ class DatabaseSession:
                 look |= await self._reader.read()
         return look
 
+    async def check_accepting(self) -> None:
+        """Raises PgRoleError if the database accepts no new connections: its administrator wants it for itself."""
+        async with self.lock:
+            row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
+        if not row.get("accepting", bool):
+            raise _not_accepting(self.database)
+
     async def read(
         self, grantees: Sequence[int], reach: PrivilegeReach, look: Look
     ) -> tuple[ObservedDatabase, StoredState]:
@@ -164,7 +175,7 @@ class DatabaseSession:
         if look.scope is Scope.RECENT:
             with translate_errors():
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    row = await fetch_row(connection, "", _query("age"), look.xid)
+                    row = await fetch_row(connection, "", _query("age"), str(look.xid))
                     acls = await read_recent_acls(connection, grantees, row.get("age", int), reach.touches)
         else:
             oids = [identity.oid for identity in look.objects]
@@ -332,15 +343,19 @@ class DatabaseSession:
         pause = BACKSTOP_SECONDS if self.mode is DatabaseMode.EVENTS else self.interval
         while True:
             await anyio.sleep(pause)
-            began = anyio.current_time()
             async with self.lock:
+                began = anyio.current_time()  # without the wait for a round, which may take long
                 changed = await fingerprints.compare()
+                took = anyio.current_time() - began
             if changed:
                 self._changed = True
                 self.on_notice()
-            # At most about 2 % of the time, however large the catalog is.
             if self.mode is DatabaseMode.POLL:
-                pause = max(self.interval, 50 * (anyio.current_time() - began))
+                pause = self._pause_after(took)
+
+    def _pause_after(self, took: float) -> float:
+        """At most about 2 % of the time is spent, however large the catalog is."""
+        return min(max(self.interval, took / _POLLING_SHARE), max(self.interval, LONGEST_PAUSE_SECONDS))
 
 
 def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:
@@ -446,9 +461,7 @@ def explain(error: PgRoleError, database: str) -> PgRoleError:
     if _DATABASE_MISSING in codes:
         return DatabaseMissing(database)
     if _NOT_ACCEPTING in codes:
-        return Waiting(
-            Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
-        )
+        return _not_accepting(database)
     if _FORBIDDEN in codes:
         return Transient(
             Reason.DATABASE_ERROR,
@@ -460,6 +473,12 @@ def explain(error: PgRoleError, database: str) -> PgRoleError:
             Reason.DATABASE_ERROR, f'the controller cannot connect to database "{database}": {error.message}'
         )
     return error
+
+
+def _not_accepting(database: str) -> PgRoleError:
+    return Waiting(
+        Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
+    )
 
 
 class DatabaseMissing(Waiting):

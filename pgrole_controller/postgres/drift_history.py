@@ -11,15 +11,19 @@ Leave the history out of dumps with `pg_dump --exclude-table-data='pgrole.*'`.
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.ddl import quote_literal
 from pgrole_controller.core.privilege_result import Culprit, Evidence
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.rows import fetch, first
 
 #: Drifts that one statement records, and that one round copies.
@@ -30,7 +34,12 @@ MOST_COPIED = 100
 STATEMENT_SHOWN = 120
 MOST_READ = 10
 
+_MOST_WORDS = 5
+_LONGEST_WORDS = 100
+
 _SECONDS = 5.0
+_LOCK_TIMEOUT = "2s"
+_STATEMENT_TIMEOUT = "3500ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,8 @@ class RecordedDrift:
     """One drift to record, or as recorded. `database` is empty for roles.
 
     `key`: identifies a drift that may be found again; the same one is recorded once. Empty: it happens once.
+    `values`: by field, what was declared and observed. `words`: what happened to privileges, one phrase each; `fields`
+    shows the beginning of each.
     """
 
     role: str
@@ -49,6 +60,8 @@ class RecordedDrift:
     by: Culprit = field(default_factory=Culprit)
     cluster: str = ""
     key: str = ""
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
 
 
 _NAMESPACE = uuid.UUID("5d9f1f2c-3f4e-5a8e-9d3b-0f4c1f0a7b11")
@@ -84,12 +97,38 @@ def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
         "cluster": drift.cluster,
     }
     row |= {name: _storable(value) for name, value in known.items() if value}
+    if drift.values:
+        row["details"] = {
+            name: {side: _storable(value) for side, value in pair.items()} for name, pair in drift.values.items()
+        }
+    elif drift.words:
+        row["details"] = {"words": [_storable(words)[:_LONGEST_WORDS] for words in drift.words[:_MOST_WORDS]]}
     if drift.at is not None:
         row["at"] = drift.at.isoformat()
     if drift.key:
         identity = "\0".join((drift.cluster, drift.database, drift.role, drift.key)).encode(errors="surrogateescape")
         row["drift"] = str(uuid.uuid5(_NAMESPACE, identity.hex()))
     return row
+
+
+async def record_at_home(
+    connection: Connection,
+    drifts: Sequence[RecordedDrift],
+    config: HistoryConfig,
+    opening: Sequence[str],
+    fence: Fence | None,
+) -> None:
+    """Records drifts of roles, the first MOST_RECORDED, in a transaction of its own in the home database.
+
+    `opening`: how a transaction begins there (ClaimStore.opening). Raises PgRoleError, also if another process leads.
+    """
+    begin = [f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'", f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'"]
+    lead = [fence.statement] if fence is not None and fence.statement is not None else []
+    if fence is not None:
+        fence.check_clock(enforcing=True)
+    script = ";\n".join((*begin, *opening, *lead, build_record_statement(drifts, config)))
+    with translate_errors("record_drifts"), anyio.fail_after(_SECONDS, shield=True):
+        await connection.execute(script)
 
 
 def _storable(text: str) -> str:

@@ -16,6 +16,7 @@ from typing import NamedTuple, NoReturn, TypeAlias
 
 import anyio
 
+from pgrole_controller import resources
 from pgrole_controller.core.contest import Suspect
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import NewOwner, Plan
@@ -180,10 +181,22 @@ class Session:
         """By role name: sessions that may have changed the role."""
         return await read_suspects(self._connection, role_names)
 
-    async def apply_plans(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[PgRoleError | None]:
+    async def read_noted_rows(self) -> dict[int, tuple[int, ...]]:
+        """By oid of the roles of the last repair with `notes_rows`: which transactions wrote them before it."""
+        query = resources.text("sql", "attribution", "noted_rows.sql")
+        found = (await fetch_row(self._connection, "", query)).object("drifted")
+        return {
+            int(oid): tuple(xmin for xmin in some if type(xmin) is int)
+            for oid, some in found.items()
+            if oid.isdecimal() and type(some) is list
+        }
+
+    async def apply_plans(
+        self, plans: Sequence[Plan], *, enforcing: bool = False, notes_rows: bool = False
+    ) -> list[PgRoleError | None]:
         """None for each plan that was committed, else its error.
 
-        `enforcing`: the plans were decided while Kubernetes could not be reached.
+        `enforcing`: the plans were decided while Kubernetes could not be reached. `notes_rows`: for `read_noted_rows`.
         """
         version = self.identity.version_number
         dialect = Dialect(
@@ -193,6 +206,7 @@ class Session:
             fence=self.fence,
             enforcing=enforcing,
             superuser=self.identity.superuser,
+            notes_rows=notes_rows,
         )
         try:
             return await apply_plans(self._connection, plans, dialect, self._locked)

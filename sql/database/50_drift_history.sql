@@ -50,7 +50,10 @@ CREATE OR REPLACE FUNCTION pgrole.cut(content text, bytes integer) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN octet_length(content) <= bytes THEN content ELSE left(content, bytes / 4) END
+    SELECT CASE WHEN octet_length(content) <= bytes THEN content
+                WHEN octet_length(left(content, bytes)) <= bytes THEN left(content, bytes)
+                ELSE left(content, bytes / 4)
+           END
 $$;
 
 -- Records drifts: an array of objects with the table's columns as keys, at most 1,000. Whatever is too long is cut.

@@ -16,6 +16,8 @@ LEFT JOIN LATERAL (
     WHERE (NOT $2::boolean OR now.snapshot IS DISTINCT FROM $1::text)
       AND d.xid >= pg_catalog.pg_snapshot_xmin($1::text::pg_snapshot)
       AND NOT pg_catalog.pg_visible_in_snapshot(d.xid, $1::text::pg_snapshot)
+      -- with a dump of another server come events of transactions that have not begun here
+      AND d.xid < pg_catalog.pg_snapshot_xmax(now.snapshot::pg_snapshot)
       AND d.pid <> pg_catalog.pg_backend_pid()
     ORDER BY d.id
     LIMIT 1000

@@ -1,7 +1,8 @@
 """A table of every field of PgRoleSpec: how to declare it, observe it from outside, and make it drift.
 
 In specs, SQL and expected values `$` stands for the name of the role and its object. Before each test, the roles `$_a`
-and `$_b` and the Secrets `$-one` and `$-two`, each with the keys `password` and `other`, exist.
+and `$_b`, the role `$_c` of another object, and the Secrets `$-one` and `$-two`, each with the keys `password` and
+`other`, exist.
 """
 
 from collections.abc import Awaitable, Callable
@@ -112,7 +113,7 @@ def _granted(first: Json, second: Json, seen: tuple[Any, Any]) -> StateField:
     return StateField(
         specs=tuple({"privileges": [{"database": "postgres", **one}]} for one in (first, second)),
         seen=seen,
-        without={"privileges": []},
+        without={},
         default=None,
         see=_HELD,
         drift="GRANT TRUNCATE ON $_s.t TO $",
@@ -161,6 +162,7 @@ async def prepare(place: Place) -> None:
             "CREATE FUNCTION $_s.f() RETURNS integer LANGUAGE sql RETURN 1"
         )
     )
+    await place.kube.apply(place.fill("$-c"), name=place.fill("$_c"))
     for name, (password, other) in _CLEAR.items():
         await place.kube.apply_secret(place.fill(name), password=password, other=other)
 
@@ -433,9 +435,12 @@ TABLE: dict[str, StateField | EffectField] = {
         "postgresql",
     ),
     "privileges.database": StateField(
-        specs=({"privileges": [{"database": "postgres", "onDatabase": ["CONNECT"]}]}, {"privileges": []}),
+        specs=(
+            {"login": False, "privileges": [{"database": "postgres", "onDatabase": ["CONNECT"]}]},
+            {"login": False, "privileges": []},
+        ),
         seen=(["database CONNECT"], None),
-        without={"privileges": []},
+        without={},
         default=None,
         see=_HELD,
         drift="GRANT TRUNCATE ON $_s.t TO $",
@@ -462,7 +467,7 @@ TABLE: dict[str, StateField | EffectField] = {
         {}, {"privileges": ["INSERT", "DELETE"]}, (["t SELECT"], ["t DELETE", "t INSERT"])
     ),
     "privileges.createdBy": _granted(
-        {"schemas": [{"name": "$_s", "access": ["Read"]}], "createdBy": ["$_a"]},
+        {"schemas": [{"name": "$_s", "access": ["Read"]}], "createdBy": ["$_c"]},
         {"schemas": [{"name": "$_s", "access": ["Read"]}]},
         (["future SELECT", *_READ], _READ),
     ),

@@ -7,6 +7,7 @@ _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d(?::?\d\d
 _VARYING = (
     (re.compile(_UID), "<uid>"),
     (re.compile(_TIME), "<time>"),
+    (re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b"), "<time>"),
     (re.compile(r"(?<![\w.])v?\d+\.\d+(?:\.\d+)*(?![\w.])"), "<version>"),
     (re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?(?:ms|[smhd]))+(?![\w])"), "<age>"),
     (re.compile(r"-{3,}"), "---"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import anyio
 import asyncpg
+import pytest
 import pytest_asyncio
 
 from pgrole_controller import metrics
@@ -149,10 +150,10 @@ async def make_world(server: PostgresServer) -> AsyncIterator[World]:
     made = World(server, name, home, hand, f"{name}_reader")
     made.oid = await home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", made.role)
     yield made
-    await hand.close()
-    await home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await home.execute(f"DROP ROLE {name}_reader; DROP ROLE {name}_alice")
-    await home.close()
+    await made.hand.close()
+    await made.home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    await made.home.execute(f"DROP ROLE {name}_reader; DROP ROLE {name}_alice")
+    await made.home.close()
 
 
 READ = SchemaAccess("app", frozenset({Access.READ}))
@@ -227,7 +228,7 @@ def failed_sessions() -> float:
     return metrics.REGISTRY.get_sample_value("pgrole_database_session_failures_total", {"server": SERVER}) or 0.0
 
 
-async def test_finds_what_is_hidden_in_a_do_block(world: World) -> None:
+async def test_finds_what_is_hidden_in_a_do_block(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -240,6 +241,7 @@ async def test_finds_what_is_hidden_in_a_do_block(world: World) -> None:
     assert failed_sessions() == failed, "a new session would read everything"
     assert result.last_drift is not None
     assert result.last_drift.by.login == "postgres"
+    assert "no session with a database" not in caplog.text  # a new session reads everything
 
 
 async def test_two_transactions_that_commit_out_of_order(world: World) -> None:
@@ -412,6 +414,34 @@ async def test_report_only_holds_for_changes_that_an_event_names(world: World) -
         assert result.error is None
         await world.hand.execute(f"REVOKE UPDATE ON app.orders FROM {world.role}")
         await world.wait(lambda result: not result.reported)
+
+
+async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: World) -> None:
+    world.declare(READ, report_only=True)
+    look = "SELECT fields, corrected, count FROM pgrole.history"
+    expected = [(["UPDATE on table app.orde"], False, 1)]
+
+    async def is_recorded() -> bool:
+        return [tuple(row) for row in await world.hand.fetch(look)] == expected
+
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        assert await reached(is_recorded, DEADLINE)
+        assert worker.take_recorded()
+        assert not worker.take_recorded()
+        worker.note_everything()
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await world.wait(lambda result: len(result.reported) == 2)
+    await world.hand.execute("DELETE FROM pgrole.drift_history WHERE fields::text NOT LIKE '%UPDATE%'")
+    await world.hand.execute(f"REVOKE DELETE ON app.orders FROM {world.role}")
+    async with world.working() as worker:
+
+        async def is_repeated() -> bool:
+            return worker.take_recorded()
+
+        assert await reached(is_repeated, DEADLINE)
+        assert await is_recorded()
 
 
 async def test_default_privileges_of_a_creator_are_kept(world: World) -> None:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.database_options import HistoryConfig
+from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privilege_result import Culprit, Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
@@ -23,6 +24,7 @@ from pgrole_controller.postgres.drift_history import (
     read_history,
 )
 from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.upkeep import copy_all, prune
 
 CONFIG = HistoryConfig()
 BY = Culprit(
@@ -134,3 +136,51 @@ async def test_old_rows_and_rows_beyond_the_maximum_are_pruned(other: Connection
     assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 5
     await prune_history(other, HistoryConfig(max_rows=2))
     assert await other.fetchval("SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history") == ["new3", "new4"]
+
+
+async def test_upkeep_prunes_and_copies_everything_and_writes_nothing_when_there_is_nothing_to_do(
+    home: Connection, other: Connection
+) -> None:
+    await record(
+        other,
+        RecordedDrift("old", ("privileges",), True, "orders", at=NOW - timedelta(days=200)),
+        *(RecordedDrift(f"new{n}", ("privileges",), True, "orders", at=NOW) for n in range(250)),
+    )
+    await other.execute(
+        "INSERT INTO pgrole.ddl_event (at, xid, pid, session, acting, app, tag, command) "
+        "SELECT now() - interval '8 days', pg_current_xact_id(), 1, 'x', 'none', '', 'GRANT', 'GRANT' "
+        "FROM generate_series(1, 10500)"
+    )
+    assert await copy_all(other, home, None) == 251
+    await prune(other, CONFIG)
+    assert await other.fetchval("SELECT count(*) FROM pgrole.ddl_event") == 0
+    assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 250
+    assert await home.fetchval("SELECT count(*) FROM pgrole.drift_history WHERE role LIKE 'new%'") == 250
+
+
+async def test_upkeep_assigns_no_transaction_id_when_there_is_nothing_to_do(
+    home: Connection, other: Connection
+) -> None:
+    await record(other, RecordedDrift("reader", ("privileges",), True, "orders", NOW))
+    assert await copy_all(other, home, None) == 1
+    for connection in (home, other):
+        async with connection.transaction():
+            for statement in ("SELECT pgrole.prune_events()", "SELECT pgrole.prune_history()"):
+                await connection.execute(statement)
+            assert await connection.fetchval("SELECT pgrole.read_drifts_to_copy(100)") is None
+            assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
+    await prune(home, CONFIG)
+    await prune(other, CONFIG)
+    assert await copy_all(other, home, None) == 0
+
+
+async def test_upkeep_calls_nothing_in_a_schema_that_another_role_may_change(
+    home: Connection, other: Connection
+) -> None:
+    await other.execute("CREATE ROLE mallory_upkeep; GRANT CREATE ON SCHEMA pgrole TO mallory_upkeep")
+    try:
+        for attempt in (prune(other, CONFIG), copy_all(other, home, None)):
+            with pytest.raises(PgRoleError, match="not trusted"):
+                await attempt
+    finally:
+        await other.execute("REVOKE ALL ON SCHEMA pgrole FROM mallory_upkeep; DROP ROLE mallory_upkeep")

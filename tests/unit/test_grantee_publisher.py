@@ -105,6 +105,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def test_a_role_is_published_once_its_claim_holds_what_is_declared(scene: Scene) -> None:
     await scene.reconcile(target(ORDERS), see({}))
     assert scene.grantees.published("main") == ()
+    await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,)}))
+    assert scene.grantees.published("main") == (), "one of two databases is missing"
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,), "lake": (LAKE,)}))
     (grantee,) = scene.grantees.published("main")
     assert (grantee.key, grantee.uid, grantee.oid, grantee.role_name) == (KEY, "uid-app", OID, "app")

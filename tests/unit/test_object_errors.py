@@ -84,8 +84,10 @@ class FakeSession:
         self._fail("read_roles", [name for _, name in asked])
         return [Observed() for _ in asked]
 
-    async def apply_plans(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[None]:
-        assert not enforcing
+    async def apply_plans(
+        self, plans: Sequence[Plan], *, enforcing: bool = False, notes_rows: bool = False
+    ) -> list[None]:
+        assert not any((enforcing, notes_rows))
         self._fail("apply_plans", [plan.role_name for plan in plans])
         return [None] * len(plans)
 

@@ -65,8 +65,10 @@ class FakeSession:
         assert not mentioned
         return []
 
-    async def apply_plans(self, plans: Sequence[Plan], *, enforcing: bool = False) -> list[None]:
-        assert not enforcing
+    async def apply_plans(
+        self, plans: Sequence[Plan], *, enforcing: bool = False, notes_rows: bool = False
+    ) -> list[None]:
+        assert not any((enforcing, notes_rows))
         self.plans += plans
         for plan in plans:
             if plan.action is Action.CREATED and plan.owner:

@@ -8,7 +8,12 @@ import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role_drift import FoundCause, RoleDrift
 from pgrole_controller.core.status import (
     PROGRESSING,
     RECONCILED,
@@ -120,3 +125,55 @@ def test_a_long_message_is_cut() -> None:
 )
 def test_what_is_refused_is_not_retried_and_what_waits_is(error: PgRoleError, phase: Phase) -> None:
     assert of_error(error).phase is phase
+
+
+DRIFT = RoleDrift("app", 20_000, "uid", ("login",), True, NOW)
+BY = Culprit(Evidence.SESSION, "alice", application="psql", address="10.0.0.1", statement="never of role DDL")
+
+
+def test_the_author_of_a_drift_is_shown_once_found_and_stays() -> None:
+    before = build(RECONCILED, claim=CLAIM)
+    assert "by" not in before["lastDrift"]
+    found = build(RECONCILED, before, claim=CLAIM, cause=FoundCause(DRIFT, BY))
+    assert found["lastDrift"]["by"] == {"login": "alice", "proof": "Session"}
+    assert [entry["by"] for entry in found["driftHistory"]] == [{"login": "alice", "proof": "Session"}]
+    assert build(RECONCILED, found, claim=CLAIM) == found  # after a restart nothing else is known
+    other = replace(CLAIM, last_drift_at=LATER)
+    later = build(RECONCILED, found, claim=other, cause=FoundCause(DRIFT, BY))
+    assert "by" not in later["lastDrift"]
+    assert ["by" in entry for entry in later["driftHistory"]] == [False, True]
+
+
+def test_everything_about_the_author_is_shown_only_where_the_server_exposes_it() -> None:
+    status = build(RECONCILED, claim=CLAIM, cause=FoundCause(DRIFT, BY, exposes_all=True))
+    assert status["lastDrift"]["by"] == {
+        "login": "alice",
+        "application": "psql",
+        "address": "10.0.0.1",
+        "statement": "never of role DDL",
+        "proof": "Session",
+    }
+
+
+def test_the_author_of_a_reported_drift_is_shown_with_the_time_of_its_first_report() -> None:
+    plan = Plan("app", reported=("login",))
+    drift = replace(DRIFT, corrected=False)
+    first = build(of_read_back(plan), reported=("login",))
+    found = build(of_read_back(plan), first, now=LATER, reported=("login",), cause=FoundCause(drift, BY))
+    assert found["lastDrift"]["time"] == first["lastDrift"]["time"]
+    assert found["lastDrift"]["by"]["login"] == "alice"
+    assert len(found["driftHistory"]) == 1
+    again = build(of_read_back(plan), found, now=LATER, reported=("login",))
+    assert again["lastDrift"] == found["lastDrift"]
+
+
+def test_the_history_of_privileges_survives_a_restart() -> None:
+    drift = PrivilegeDrift(NOW, ("DELETE on table app.orders was granted",), 1, corrected=True, by=BY)
+    grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
+    result = PrivilegeResult(grantee.key, "uid", "orders", "d", last_drift=drift)
+    claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
+    before = build(RECONCILED, claim=claim, privileges=GrantedPrivileges(grantee, {"orders": result}))
+    assert [entry["database"] for entry in before["driftHistory"]] == ["orders"]
+    unknown = GrantedPrivileges(grantee, {"orders": replace(result, last_drift=None)})
+    after = build(RECONCILED, before, claim=claim, privileges=unknown)
+    assert (after["driftHistory"], after["lastDrift"]) == (before["driftHistory"], before["lastDrift"])

@@ -1,0 +1,88 @@
+"""Prunes events and history in every database of one server, and copies drifts to the home database.
+
+Expected flow: soon after a session begins and once an hour, every database; within a minute after a drift of privileges
+was recorded, only copies from there. In between, no connection is open and nothing is asked.
+
+Guarantees: it runs beside the worker, on connections of its own; an error costs this round of one database and ends no
+session.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import NoReturn
+
+import anyio
+
+from pgrole_controller.controller.databases import Databases
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.session import Session
+from pgrole_controller.postgres.upkeep import copy_all, prune
+
+log = logging.getLogger(__name__)
+
+#: Between two rounds of every database, before the first one, and between two checks for new drifts, in seconds.
+PERIOD_SECONDS = 3600.0
+FIRST_SECONDS = 60.0
+CHECK_SECONDS = 60.0
+
+_PURPOSE = "upkeep"
+
+
+class Upkeep:
+    """Of one session. `home`: name of the home database."""
+
+    def __init__(self, config: Callable[[], ServerConfig], databases: Databases, session: Session, home: str) -> None:
+        self._config = config
+        self._databases = databases
+        self._session = session
+        self._home = home
+
+    async def run(self) -> NoReturn:
+        """Until cancelled. Raises nothing else."""
+        due = anyio.current_time() + FIRST_SECONDS
+        while True:
+            await anyio.sleep(CHECK_SECONDS)
+            recorded = self._databases.take_recorded()
+            if anyio.current_time() >= due:
+                await self.tend(self._databases.storing(), everything=True)
+                due = anyio.current_time() + PERIOD_SECONDS
+            elif recorded:
+                await self.tend(recorded, everything=False)
+
+    async def tend(self, names: set[str], *, everything: bool) -> None:
+        """One round in these databases, and in the home database if `everything`."""
+        endpoint, session = self._config().endpoint, self._session
+        if endpoint is None or (session.fence is not None and not session.fence.is_leading()):
+            return
+        async with AsyncExitStack() as stack:
+            home = None
+            if session.notes_generations:
+                try:
+                    home = await stack.enter_async_context(connect(endpoint, _PURPOSE))
+                    if everything:
+                        await prune(home, self._config().history, session.fence)
+                except Exception as error:  # noqa: BLE001 -- it must not end the session
+                    self._warn(self._home, error)
+            for name in sorted(names - {self._home} if session.notes_generations else names):
+                try:
+                    await self._tend_database(name, endpoint, home, everything=everything)
+                except Exception as error:  # noqa: BLE001 -- this database's error
+                    self._warn(name, error)
+
+    async def _tend_database(self, name: str, endpoint: Endpoint, home: Connection | None, *, everything: bool) -> None:
+        async with connect(endpoint.at(name), _PURPOSE) as database:
+            if home is not None and not home.is_closed():
+                copied = await copy_all(database, home, self._session.fence)
+                if copied:
+                    log.debug("drifts copied to the home database", extra={"database": name, "count": copied})
+            if everything:
+                await prune(database, self._config().history)
+
+    def _warn(self, database: str, error: Exception) -> None:
+        shown = {"error": error.message} if isinstance(error, PgRoleError) else describe_error(error)
+        extra = {"server": self._config().name, "database": database, **shown}
+        log.warning("history not pruned or copied: it is tried again within an hour", extra=extra)

@@ -1,0 +1,68 @@
+"""What is done once an hour in each database with schema pgrole: old rows are deleted, and drifts copied to the home
+database. Where there is nothing to do, nothing is written.
+
+Guarantees: every transaction first verifies that schema pgrole can be trusted (sql/inspect/guard.sql), and in the home
+database that this process still leads.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import anyio
+
+from pgrole_controller import resources
+from pgrole_controller.core.database_options import HistoryConfig
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.drift_history import copy_history, prune_history
+from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.fence import Fence
+from pgrole_controller.postgres.rows import fetch, first
+
+#: How long events are kept, and how many.
+EVENTS_AGE = timedelta(days=7)
+MOST_EVENTS = 100_000
+
+#: What one call prunes at most (sql/database), and how often it is called.
+_ROUNDS = 20
+
+_SECONDS = 10.0
+
+
+async def prune(connection: Connection, config: HistoryConfig, fence: Fence | None = None) -> None:
+    """Deletes old events and drifts. `fence`: of the home database; None elsewhere. Raises PgRoleError."""
+    for _ in range(_ROUNDS):
+        async with _trusting(connection, fence):
+            query = resources.text("sql", "events", "prune.sql")
+            rows = await fetch(connection, "prune_events", query, EVENTS_AGE, MOST_EVENTS, seconds=_SECONDS)
+            pruned = first(rows).get("pruned", int)
+        if pruned == 0:
+            break
+    async with _trusting(connection, fence):
+        await prune_history(connection, config)
+
+
+async def copy_all(database: Connection, home: Connection, fence: Fence | None) -> int:
+    """Copies the drifts that the home database lacks; returns their number. Raises PgRoleError."""
+    copied = 0
+    for _ in range(_ROUNDS):
+        # the home database commits first: what is marked as copied is there
+        async with _trusting(database, None), _trusting(home, fence):
+            found = await copy_history(database, home)
+        copied += found
+        if found == 0:
+            break
+    return copied
+
+
+@asynccontextmanager
+async def _trusting(connection: Connection, fence: Fence | None) -> AsyncIterator[None]:
+    with translate_errors(), anyio.fail_after(_SECONDS, shield=True):
+        async with connection.transaction():
+            await connection.execute(queries.inspect("guard"))
+            if fence is not None:
+                fence.check_clock()
+                if fence.statement is not None:
+                    await connection.execute(fence.statement)
+            yield

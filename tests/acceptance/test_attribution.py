@@ -1,0 +1,177 @@
+"""Who changed a role behind the controller's back: in status and in the history, with an honest proof."""
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.connection import Connection
+from tests.acceptance.servers import pgservers
+from tests.acceptance.world import Controller, Database, Json, Stage, make_kube, open_database, remove, running
+from tests.servers import Servers
+
+JSONLOG = {"logging_collector": "on", "log_destination": "jsonlog", "log_statement": "ddl"}
+LOOK = (
+    "SELECT login, proof, fields::text[], corrected, count, statement FROM pgrole.history WHERE role = $1 ORDER BY at"
+)
+
+
+def name_role() -> str:
+    return f"r{secrets.token_hex(4)}"
+
+
+@asynccontextmanager
+async def person(postgres: PostgresServer, name: str) -> AsyncIterator[Connection]:
+    """A superuser's session."""
+    async with open_database(postgres.dsn()) as database:
+        await database.execute(f"CREATE ROLE {name} LOGIN SUPERUSER PASSWORD 'pw'")
+    connection = await asyncpg.connect(postgres.dsn(name, password="pw"), server_settings={"application_name": "psql"})
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def append_line(path: Path, line: str) -> None:
+    with path.open("ab") as file:
+        file.write(line.encode() + b"\n")
+
+
+def caused_by(login: str) -> Any:
+    return lambda obj: obj.get("status", {}).get("lastDrift", {}).get("by", {}).get("login") == login
+
+
+async def history(database: Database, role: str, login: str) -> list[dict[str, Any]]:
+    """The rows of a role, once one has this author."""
+    await database.wait_value(
+        f"SELECT count(*) > 0 FROM pgrole.history WHERE role = '{role}' AND login = '{login}'", value=True
+    )
+    return [dict(row) for row in await database.connection.fetch(LOOK, role)]
+
+
+async def test_who_changed_a_role_is_in_status_and_history_also_after_a_restart(stage: Stage) -> None:
+    role = name_role()
+    async with stage.database() as database, person(stage.postgres, "alice") as alice:
+        async with running(stage.controller()):
+            await stage.kube.apply("app", name=role, connectionLimit=7)
+            await stage.kube.wait_ready("app")
+            await alice.execute(f"ALTER ROLE {role} CONNECTION LIMIT 99")
+            obj = await stage.kube.wait_for("app", caused_by("alice"), "alice caused it")
+            assert obj["status"]["lastDrift"]["fields"] == ["connectionLimit"]
+            assert obj["status"]["lastDrift"]["by"] == {"login": "alice", "proof": "Session"}
+            (entry,) = obj["status"]["driftHistory"]
+            assert entry["by"] == {"login": "alice", "proof": "Session"}
+            (row,) = await history(database, role, "alice")
+            assert (row["proof"], row["fields"], row["corrected"], row["count"]) == (
+                "Session",
+                ["connectionLimit"],
+                True,
+                1,
+            )
+            assert row["statement"] is None
+            details = await database.fetchval("SELECT details::text FROM pgrole.history WHERE role = $1", role)
+            assert json.loads(details) == {"connectionLimit": {"declared": "7", "observed": "99"}}
+        await database.execute("DELETE FROM pgrole.drift_history")  # as if it had been killed before it wrote the row
+        async with running(stage.controller()) as controller:
+            await database.wait_value(f"SELECT count(*) FROM pgrole.history WHERE role = '{role}'", 1)
+            await controller.rest()
+            obj = await stage.kube.wait_ready("app")
+            assert obj["status"]["lastDrift"]["by"] == {"login": "alice", "proof": "Session"}
+            assert obj["status"]["driftHistory"] == [entry]
+
+
+async def test_a_role_drift_of_a_session_that_is_gone_has_no_author(stage: Stage) -> None:
+    role = name_role()
+    async with running(stage.controller()), stage.database() as database:
+        await stage.kube.apply("app", name=role)
+        await stage.kube.wait_ready("app")
+        statement = f"DO $$ BEGIN EXECUTE 'ALTER RO' || 'LE {role[:3]}' || '{role[3:]} CREATEDB'; END $$"
+        await database.execute(statement)
+        await database.wait_value(f"SELECT count(*) FROM pgrole.history WHERE role = '{role}' AND proof IS NULL", 1)
+        obj = await stage.kube.wait_for("app", lambda one: "lastDrift" in one["status"], "it drifted")
+        assert "by" not in obj["status"]["lastDrift"]
+
+
+async def test_a_reported_drift_has_one_row_whatever_number_of_resyncs_finds_it(stage: Stage) -> None:
+    role = name_role()
+    async with stage.database() as database, person(stage.postgres, "bob") as bob:
+        for _ in range(2):
+            async with running(stage.controller()) as controller:
+                await stage.kube.apply("app", name=role, drift={"policy": "Report"})
+                if await database.fetchval("SELECT to_regrole($1) IS NULL", role):
+                    await stage.kube.wait_ready("app")
+                    await bob.execute(f"ALTER ROLE {role} CREATEDB")
+                obj = await stage.kube.wait_for("app", caused_by("bob"), "bob caused it")
+                assert obj["status"]["lastDrift"]["corrected"] is False
+                (row,) = await history(database, role, "bob")
+                assert (row["proof"], row["corrected"], row["count"]) == ("Session", False, 1)
+                assert len(obj["status"]["driftHistory"]) == 1
+                await controller.rest()
+
+
+@pytest.mark.since(15, "jsonlog")
+@pytest.mark.slow
+async def test_the_statement_log_names_who_has_gone_and_no_statement_is_kept(
+    api_server: ApiServer, servers: Servers, tmp_path: Path
+) -> None:
+    role, kube = name_role(), await make_kube(api_server)
+    async with servers.run(settings=JSONLOG) as postgres, pgservers(api_server) as declared:
+        controller = Controller(api_server, "", tmp_path, "--namespace", kube.namespace)
+        attribution: Json = {"auditLog": "Statements", "expose": "Full"}
+        async with running(controller, connected=False), open_database(postgres.dsn()) as database:
+            await declared.apply("main", postgres, attribution=attribution)
+            await kube.apply("app", name=role, serverRef={"name": "main"})
+            await kube.wait_ready("app")
+            async with person(postgres, "carol") as carol, person(postgres, "dave") as dave:
+                await dave.execute(f"GRANT pg_monitor TO dave; COMMENT ON ROLE dave IS '{role}'")
+                await carol.execute(f"ALTER ROLE {role} CREATEDB PASSWORD 'geheim-{role}'")
+            obj = await kube.wait_for("app", caused_by("carol"), "carol caused it")
+            by = obj["status"]["lastDrift"]["by"]
+            assert (by["proof"], by["application"], by["address"]) == ("Log", "psql", "127.0.0.1")
+            assert "statement" not in by
+            (row,) = await history(database, role, "carol")
+            assert (row["proof"], row["statement"]) == ("Log", None)
+            dump = await database.fetchval("SELECT string_agg(h::text, ' ') FROM pgrole.drift_history AS h")
+            assert "geheim" not in dump
+            assert "SCRAM" not in dump
+        assert "geheim" not in controller.log
+    await remove(kube)
+
+
+@pytest.mark.since(15, "jsonlog")
+@pytest.mark.slow
+async def test_pgaudits_line_is_matched_by_the_row_that_the_repair_overwrote(
+    api_server: ApiServer, servers: Servers, tmp_path: Path
+) -> None:
+    """A stand-in writes the line, since few machines have pgaudit: of a command that does not name the role."""
+    role, kube = name_role(), await make_kube(api_server)
+    settings = {"logging_collector": "on", "log_destination": "jsonlog"}
+    async with servers.run(settings=settings) as postgres, pgservers(api_server) as declared:
+        controller = Controller(api_server, "", tmp_path, "--namespace", kube.namespace)
+        async with running(controller, connected=False), open_database(postgres.dsn()) as database:
+            await declared.apply("main", postgres, attribution={"auditLog": "Pgaudit"})
+            await kube.apply("app", name=role, serverRef={"name": "main"})
+            await kube.wait_ready("app")
+            log = Path(postgres.data / str(await database.fetchval("SELECT pg_current_logfile('jsonlog')")))
+            async with person(postgres, "erin") as erin, erin.transaction():
+                await erin.execute(f"ALTER ROLE {role} CREATEDB")
+                txid = await erin.fetchval("SELECT pg_current_xact_id()::text::bigint")
+                entry = {
+                    "timestamp": "2026-11-22 18:17:37.326 UTC",
+                    "user": "erin",
+                    "txid": txid,
+                    "message": 'AUDIT: SESSION,1,1,ROLE,ALTER ROLE,,,"ALTER ROLE hidden",<not logged>',
+                }
+                append_line(log, json.dumps(entry, separators=(",", ":")))
+            obj = await kube.wait_for("app", caused_by("erin"), "erin caused it")
+            assert obj["status"]["lastDrift"]["by"]["proof"] == "Transaction"
+            (row,) = await history(database, role, "erin")
+            assert row["proof"] == "Transaction"
+    await remove(kube)

@@ -1,0 +1,173 @@
+"""controller/attribution.py with a real home database: what is asked and recorded when sources and the history fail."""
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.controller import attribution as attribution_module
+from pgrole_controller.controller.attribution import MOST_WAITING, Attributor
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.backoff import Backoff
+from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role_drift import RoleDrift
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.drift_history import record_at_home
+from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.session import Session
+
+KEY = Key("shop", "app")
+NOW = datetime(2026, 11, 22, 12, 0, 30, tzinfo=UTC)
+DRIFT = RoleDrift("app", 20_000, "uid-1", ("login",), True, NOW, {"login": {"declared": "false", "observed": "true"}})
+
+
+class Home:
+    """The home database, an attributor, and what it asked to be reconciled."""
+
+    def __init__(self, dsn: str, hand: Connection) -> None:
+        self.hand = hand
+        self.config = ServerConfig("main", Endpoint(dsn), ServerPolicy(), Address("pg", 5432, "o", "require"))
+        self.found: list[Key] = []
+        self.attributor = Attributor(lambda: self.config, "c1", self.found.append)
+
+    @asynccontextmanager
+    async def running(self, *, keeps: bool = True) -> AsyncIterator[None]:
+        session = SimpleNamespace(notes_generations=keeps, claims=DatabaseClaims(), fence=None)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.attributor.run, cast("Session", session))
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def rows(self) -> list[tuple[Any, ...]]:
+        rows = await self.hand.fetch("SELECT role, fields, count, corrected FROM pgrole.history ORDER BY at, role")
+        return [tuple(row) for row in rows]
+
+    async def wait_rows(self, true: Callable[[list[tuple[Any, ...]]], bool]) -> None:
+        async def is_so() -> bool:
+            return true(await self.rows())
+
+        assert await reached(is_so, 20.0), await self.rows()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def home(postgres_server: PostgresServer, database: str) -> AsyncIterator[Home]:
+    async with connect(Endpoint(database), "work") as hand:
+        await install(hand)
+        yield Home(database, hand)
+
+
+async def test_equal_drifts_of_a_minute_share_a_row_that_counts_them(home: Home) -> None:
+    async with home.running():
+        for seconds in (0, 5, 10, 40):
+            home.attributor.note(KEY, replace(DRIFT, at=NOW + timedelta(seconds=seconds)))
+            await anyio.sleep(0.05)
+        await home.wait_rows(lambda rows: rows == [("app", ["login"], 3, True), ("app", ["login"], 1, True)])
+        details = await home.hand.fetchval("SELECT details ->> 'login' FROM pgrole.history LIMIT 1")
+        assert "observed" in details
+
+
+async def test_a_reported_drift_is_noted_once_until_it_is_gone(home: Home) -> None:
+    reported = replace(DRIFT, corrected=False, oid=0)
+    async with home.running():
+        for _ in range(3):
+            home.attributor.note(KEY, reported)
+            await anyio.sleep(0.05)
+        await home.wait_rows(lambda rows: rows == [("app", ["login"], 1, False)])
+        home.attributor.note_unreported(KEY)
+        home.attributor.note(KEY, replace(reported, values={}))
+        await home.wait_rows(lambda rows: len(rows) == 2)
+
+
+async def test_what_many_drifts_crowd_out_is_recorded_without_an_author(home: Home) -> None:
+    for number in range(MOST_WAITING + 20):
+        home.attributor.note(Key("shop", str(number)), replace(DRIFT, role_name=f"app{number:03}", uid=str(number)))
+    async with home.running():
+        await home.wait_rows(lambda rows: len(rows) == MOST_WAITING + 20)
+
+
+async def test_the_claim_tells_of_a_drift_that_a_killed_process_did_not_record(home: Home) -> None:
+    owner = Owner("c1", "shop", "ns", "app", "uid-1")
+    at = datetime.now(UTC).replace(second=10)
+    claim = Claim("app", 20_000, 7, owner, applied="x", last_drift_at=at, last_drift_fields=("login",))
+    home.attributor.note(KEY, replace(DRIFT, at=at))
+    home.attributor.note_claim(claim)
+    home.attributor.note_claim(replace(claim, role_name="other"))
+    home.attributor.note_claim(replace(claim, role_name="old", last_drift_at=at - timedelta(days=2)))
+    home.attributor.note_claim(replace(claim, role_name="never", last_drift_at=None))
+    async with home.running():
+        await home.wait_rows(lambda rows: [row[0] for row in rows] == ["app", "other"])
+    again = Attributor(lambda: home.config, "c1", home.found.append)
+    again.note_claim(claim)
+    home.attributor = again
+    async with home.running():
+        again.note_claim(replace(claim, role_name="third"))
+        await home.wait_rows(lambda rows: len(rows) == 3)
+    assert [row[2] for row in await home.rows()] == [1, 1, 1]
+
+
+async def test_a_failing_history_is_tried_again_and_ends_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attribution_module, "_RETRY", Backoff(0.05, 0.1))
+    await home.hand.execute("ALTER TABLE pgrole.drift_history RENAME TO away")
+    with caplog.at_level(logging.WARNING):
+        async with home.running():
+            home.attributor.note(KEY, DRIFT)
+            await anyio.sleep(0.5)
+            await home.hand.execute("ALTER TABLE pgrole.away RENAME TO drift_history")
+            await home.wait_rows(lambda rows: rows == [("app", ["login"], 1, True)])
+    assert [record.message for record in caplog.records].count("cannot record drifts of roles") == 1
+
+
+async def test_an_unexpected_error_ends_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribution_module, "_RETRY", Backoff(0.05, 0.1))
+    failures = iter([RuntimeError("boom")])
+
+    async def fail_once(*arguments: Any) -> None:
+        for error in failures:
+            raise error
+        await record_at_home(*arguments)
+
+    monkeypatch.setattr(attribution_module, "record_at_home", fail_once)
+    async with home.running():
+        home.attributor.note(KEY, DRIFT)
+        await home.wait_rows(lambda rows: len(rows) == 1)
+
+
+async def test_where_there_is_no_schema_nothing_is_recorded_and_the_author_is_found(
+    home: Home, postgres_server: PostgresServer
+) -> None:
+    role = f"r{secrets.token_hex(4)}"
+    async with connect(Endpoint(postgres_server.dsn()), "work") as alice:
+        await alice.execute(f"CREATE ROLE {role}")
+        async with home.running(keeps=False):
+            home.attributor.note(KEY, replace(DRIFT, role_name=role))
+
+            async def is_found() -> bool:
+                return home.attributor.find_cause(KEY) is not None
+
+            assert await reached(is_found, 20.0)
+        await alice.execute(f"DROP ROLE {role}")
+    assert home.found == [KEY]
+    assert await home.rows() == []
+    cause = home.attributor.find_cause(KEY)
+    assert cause is not None
+    assert not cause.exposes_all
+    home.config = replace(home.config, attribution=replace(home.config.attribution, exposes_all=True))
+    cause = home.attributor.find_cause(KEY)
+    assert cause is not None
+    assert cause.exposes_all

@@ -1,0 +1,67 @@
+"""What docs/privileges.md grants a controller that is no superuser suffices to keep privileges in a database."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Endpoint
+from tests.integration.test_database_worker import READ, World, make_world
+from tests.servers import Servers
+
+GRANTS = """
+CREATE ROLE {owner};
+ALTER SCHEMA app OWNER TO {owner};
+ALTER TABLE app.orders OWNER TO {owner};
+ALTER TABLE app.items OWNER TO {owner};
+CREATE ROLE {steward} LOGIN CREATEROLE PASSWORD 's';
+GRANT CONNECT, CREATE ON DATABASE {database} TO {steward};
+GRANT {owner} TO {steward};
+"""
+#: Where a superuser installed the schema.
+THREE = """
+GRANT USAGE ON SCHEMA pgrole TO {steward};
+GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA pgrole TO {steward};
+GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {steward};
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def world(server: PostgresServer) -> AsyncIterator[World]:
+    async with make_world(server) as made:
+        names = {name: made.role.replace("reader", name) for name in ("owner", "steward")} | {"database": made.database}
+        await made.hand.execute(GRANTS.format(**names))
+        made.config = replace(
+            made.config, endpoint=Endpoint(server.dsn(user=names["steward"], password="s")), interval=0.2
+        )
+        yield made
+        await made.hand.execute(
+            "DROP OWNED BY {owner}, {steward} CASCADE; DROP ROLE {owner}, {steward}".format(**names)
+        )
+
+
+@pytest.mark.parametrize("mode", [DatabaseMode.POLL, DatabaseMode.EVENTS])
+async def test_it_grants_and_corrects_with_what_the_page_grants(world: World, mode: DatabaseMode) -> None:
+    if mode is DatabaseMode.EVENTS:
+        await world.hand.execute(f"BEGIN; {queries.install_database()}; {queries.install_event_triggers()}; COMMIT")
+        await world.hand.execute(THREE.format(steward=world.role.replace("reader", "steward")))
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        assert worker.mode is mode, worker.why
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.hand.execute(
+            "CREATE TABLE app.later (); ALTER TABLE app.later OWNER TO " + world.role.replace("reader", "owner")
+        )
+        await world.wait_may("SELECT", "app.later")

@@ -1,0 +1,688 @@
+"""controller.database_worker when databases, tables, triggers, connections and rights fail: what is declared is kept in
+the end, everything else goes on meanwhile, and what cannot be done is said with a remedy.
+"""
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+import anyio.abc
+import asyncpg
+import pytest
+import pytest_asyncio
+from anyio.streams.stapled import MultiListener
+
+from pgrole_controller.controller import database_worker, privilege_round
+from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.core.backoff import Backoff
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.kube.election import Term
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
+from pgrole_controller.postgres import database_session
+from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.connection import Endpoint, connect
+from tests.integration.test_database_worker import DEADLINE, POLICY, READ, SERVER, World, make_world
+from tests.servers import Servers
+
+OTHER = Key("shop", "other")
+PASSWORD = "c"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def world(server: PostgresServer) -> AsyncIterator[World]:
+    async with make_world(server) as made:
+        yield made
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at once a minute is looked at often, and retries come at once."""
+    monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
+    for name in ("_RETRY", "_LOCK_RETRY"):
+        monkeypatch.setattr(database_worker, name, Backoff(0.2, 0.5))
+
+
+def error_of(result: PrivilegeResult) -> PgRoleError:
+    assert result.error is not None, result
+    return result.error
+
+
+def remedies(error: PgRoleError) -> list[str]:
+    """What a superuser is asked to run, without options that only later versions have."""
+    found = re.search(r"\. A superuser can allow it: (.*?)(?:\. A|$)", error.message)
+    return [] if found is None else [one.partition(" WITH ")[0] for one in found[1].split("; ")]
+
+
+async def follow(world: World, error: PgRoleError) -> None:
+    found = re.search(r"\. A superuser can (?:allow it|do it, in database [^:]*): (.*)$", error.message)
+    assert found, error.message
+    await world.hand.execute(found[1])
+
+
+async def another_grantee(world: World, *schemas: SchemaAccess, name: str = "other") -> Grantee:
+    """A second role of the same namespace, with its own object."""
+    role = f"{world.database}_{name}"
+    await world.home.execute(f"CREATE ROLE {role}")
+    oid = await world.home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", role)
+    declared = DatabasePrivileges(world.database, schemas=schemas or (READ,))
+    grantee = Grantee(OTHER, "uid-2", 1, role, oid, {world.database: declared}, policy=POLICY)
+    world.grantees.publish(SERVER, grantee)
+    return grantee
+
+
+async def wait_mode(worker: DatabaseWorker, mode: DatabaseMode) -> None:
+    async def is_so() -> bool:
+        return worker.mode is mode
+
+    assert await reached(is_so, DEADLINE), (worker.mode, worker.trouble, worker.why)
+
+
+async def drop_role(world: World, role: str) -> None:
+    await world.hand.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def grants(world: World, table: str) -> list[tuple[str, str]]:
+    """(privilege, grantor) of the role on a table."""
+    rows = await world.hand.fetch(
+        "SELECT a.privilege_type, a.grantor::regrole::text FROM pg_class AS c, aclexplode(c.relacl) AS a "
+        "WHERE c.oid = $1::text::regclass AND a.grantee = $2 ORDER BY 1, 2",
+        table,
+        world.oid,
+    )
+    return [(row[0], row[1]) for row in rows]
+
+
+# Event triggers that are dropped, disabled, or emptied.
+
+
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "ALTER EVENT TRIGGER pgrole_on_ddl DISABLE",
+        "ALTER EVENT TRIGGER pgrole_on_ddl ENABLE REPLICA",
+        "DROP EVENT TRIGGER pgrole_on_drop",
+        "DROP FUNCTION pgrole.on_ddl() CASCADE",
+        "DROP TABLE pgrole.ddl_event",
+        "DROP SCHEMA pgrole CASCADE",
+    ],
+)
+async def test_what_is_dropped_or_disabled_is_noticed_and_installed_again(world: World, harm: str) -> None:
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.hand.execute(harm)
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+
+        async def is_back() -> bool:
+            armed = "SELECT count(*) FROM pg_event_trigger WHERE evtname LIKE 'pgrole%' AND evtenabled = 'A'"
+            there = "SELECT to_regclass('pgrole.ddl_event') IS NOT NULL"
+            return (await world.hand.fetchval(armed), await world.hand.fetchval(there), worker.mode) == (
+                2,
+                True,
+                DatabaseMode.EVENTS,
+            )
+
+        assert await reached(is_back, DEADLINE), (worker.mode, worker.trouble, worker.why)
+        await world.wait_settled()
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_without_install_a_dropped_trigger_means_poll_and_says_why(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+    world.config = replace(world.config, may_install=False, interval=0.2)
+    async with world.working() as worker:
+        await wait_mode(worker, DatabaseMode.EVENTS)
+        await world.hand.execute("DROP EVENT TRIGGER pgrole_on_ddl")
+        await wait_mode(worker, DatabaseMode.POLL)
+        assert "event triggers" in worker.why
+        assert "pgrole-controller sql --database" in worker.why
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+
+
+async def test_the_server_crashes_and_the_ids_of_events_begin_again(servers: Servers) -> None:
+    async with servers.run() as own, make_world(own) as world:
+        world.declare(READ)
+        async with world.working() as worker:
+            await world.wait_settled()
+            for _ in range(5):
+                await world.hand.execute(f"GRANT UPDATE ON app.items TO {world.role}")
+                await world.wait_may("UPDATE", "app.items", expected=False)
+            before = await world.hand.fetchval("SELECT max(id) FROM pgrole.ddl_event")
+            await world.hand.execute("CHECKPOINT")
+            await own.kill()
+            await own.start()
+            world.hand.terminate()
+            world.home.terminate()
+            world.hand = await asyncpg.connect(own.dsn(database=world.database))
+            world.home = await asyncpg.connect(own.dsn())
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            assert await world.hand.fetchval("SELECT coalesce(max(id), 0) FROM pgrole.ddl_event") < before
+            assert worker.mode is not DatabaseMode.EVENTS
+        # with the session with the home database, workers begin again
+        async with world.working() as worker:
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            await world.wait_may("DELETE", "app.orders", expected=False)
+            assert worker.mode is DatabaseMode.EVENTS
+
+
+# Databases that go, come back, and are copied.
+
+
+async def test_a_database_that_allows_no_connections_is_named_and_taken_up_again(world: World) -> None:
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.hand.close()
+        await world.home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS false")
+        worker.note_database()
+        result = await world.wait(lambda result: result.error is not None)
+        assert error_of(result).reason is Reason.PRIVILEGE_PENDING
+        assert "does not accept connections" in error_of(result).message
+        moved = f"{world.database}_old"
+        await world.home.execute(f"ALTER DATABASE {world.database} RENAME TO {moved}")
+        await world.home.execute(f"ALTER DATABASE {moved} ALLOW_CONNECTIONS true")
+        worker.note_database()
+        await world.wait(lambda result: "does not exist" in str(result.error))
+        hand = await asyncpg.connect(world.server.dsn(database=moved))
+        await hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await hand.close()
+        await world.home.execute(f"ALTER DATABASE {moved} RENAME TO {world.database}")
+        worker.note_database()
+        began = anyio.current_time()
+        await world.wait(lambda result: result.error is None)
+        assert anyio.current_time() - began < 5.0
+        world.hand = await asyncpg.connect(world.server.dsn(database=world.database))
+        assert not await world.may("UPDATE", "app.orders")
+
+
+async def test_a_copy_of_a_managed_database_knows_nothing_as_applied(world: World) -> None:
+    """Its schema pgrole, leader and digests come along."""
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+    await world.hand.execute(
+        f"REVOKE SELECT ON app.orders FROM {world.role}; GRANT UPDATE ON app.items TO {world.role}"
+    )
+    copy = f"{world.database}_copy"
+    await world.hand.close()
+    await world.home.execute(f"CREATE DATABASE {copy} TEMPLATE {world.database}")
+    await world.home.execute(f"DROP DATABASE {world.database}")
+    world.database = copy
+    world.hand = await asyncpg.connect(world.server.dsn(database=copy))
+    world.declare(READ)
+    async with world.working() as worker:
+        result = await world.wait_settled()
+        assert worker.mode is DatabaseMode.EVENTS
+        assert await world.may("SELECT", "app.orders")
+        assert not await world.may("UPDATE", "app.items")
+        assert result.drift_count == 0
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+    await world.hand.execute("DROP TABLE app.orders, app.items")
+    await world.hand.execute(f"DROP OWNED BY {world.role}")
+
+
+async def test_events_of_another_server_that_a_dump_brought_along_do_not_keep_it_busy(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+    await world.hand.execute(
+        "INSERT INTO pgrole.ddl_event (xid, pid, session, acting, app, tag, command, kind) "
+        "SELECT (1000000000 + i)::text::xid8, 1, 'alice', 'none', '', 'GRANT', 'GRANT', 'TABLE' "
+        "FROM generate_series(1, 1500) AS i"
+    )
+    async with world.working() as worker:
+        await wait_mode(worker, DatabaseMode.EVENTS)
+        await anyio.sleep(0.5)
+        rounds: list[object] = []
+        run_round = privilege_round.run_round
+
+        async def counted(*arguments: object, **options: object) -> object:
+            rounds.append(arguments[2])
+            return await run_round(*arguments, **options)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(database_worker, "run_round", counted)
+            await world.hand.execute("NOTIFY pgrole, 'x'")
+            await anyio.sleep(0.3)
+            assert rounds == []
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+        assert worker.mode is DatabaseMode.EVENTS
+
+
+# Tables that others hold.
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_locked_table_delays_no_other_object_and_is_repaired_once_it_is_free(world: World) -> None:
+    world.declare(READ)
+    other = await asyncpg.connect(world.server.dsn(database=world.database))
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders, app.items TO {world.role}")
+        await world.wait_may("UPDATE", "app.items", expected=False)
+        async with other.transaction():
+            await other.execute(
+                f"GRANT UPDATE ON app.orders TO {world.role}; LOCK TABLE app.orders IN ACCESS EXCLUSIVE MODE"
+            )
+            await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
+            began = anyio.current_time()
+            await world.wait_may("DELETE", "app.items", expected=False)
+            assert anyio.current_time() - began < 2.0
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+    await other.close()
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_migration_that_holds_many_tables_delays_no_other_object(world: World) -> None:
+    """Like VACUUM, it runs no DDL at its end that would tell of it."""
+    world.declare(READ)
+    names = ", ".join(f"app.a{number}" for number in range(40))
+    await world.hand.execute(
+        "DO $$ BEGIN FOR i IN 0 .. 39 LOOP EXECUTE format('CREATE TABLE app.a%s ()', i); END LOOP; END $$;"
+        "CREATE TABLE app.z ()"
+    )
+    other = await asyncpg.connect(world.server.dsn(database=world.database))
+    async with world.working():
+        await world.wait_settled()
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE {names} IN SHARE UPDATE EXCLUSIVE MODE")
+            for attempt in range(3):
+                await world.hand.execute(f"GRANT UPDATE ON {names}, app.z TO {world.role}")
+                began = anyio.current_time()
+                await world.wait_may("UPDATE", "app.z", expected=False)
+                assert anyio.current_time() - began < 5.0, attempt
+            result = await world.wait(lambda result: result.error is not None)
+            assert error_of(result).reason is Reason.PROGRESSING
+            assert "another transaction has locked table app.a" in error_of(result).message
+        await world.wait_may("UPDATE", "app.a39", expected=False)
+        await world.wait_may("UPDATE", "app.a0", expected=False)
+        await world.wait_settled()
+    await other.close()
+
+
+async def test_what_no_event_names_is_found_without_another_session(world: World) -> None:
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        begun = "SELECT backend_start FROM pg_stat_activity WHERE datname = $1 AND application_name LIKE 'pgrole-c%'"
+        before = await world.home.fetchval(begun, world.database)
+        await world.hand.execute(
+            f"DO $$ BEGIN EXECUTE 'GRANT UPDATE ON ' || 'app.' || 'orders TO {world.role}'; END $$"
+        )
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        assert worker.mode is DatabaseMode.EVENTS
+        assert await world.home.fetchval(begun, world.database) == before
+
+
+async def test_five_thousand_grants_in_one_transaction(world: World) -> None:
+    await world.hand.execute(
+        "DO $$ BEGIN FOR i IN 1 .. 5000 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
+    )
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        async with world.hand.transaction():
+            for number in range(1, 5001):
+                await world.hand.execute(f"GRANT UPDATE ON app.t{number} TO {world.role}")
+        left = "SELECT count(*) FROM pg_class WHERE relkind = 'r' AND has_table_privilege($1, oid, 'UPDATE')"
+
+        async def are_revoked() -> bool:
+            return bool(await world.hand.fetchval(left, world.role) == 0)
+
+        assert await reached(are_revoked, 60.0), await world.hand.fetchval(left, world.role)
+        await world.wait(lambda result: result.error is None and result.drift_count >= 1)
+
+
+# Others who work against it.
+
+
+async def test_a_contest_about_one_role_slows_down_no_other(world: World) -> None:
+    world.declare(READ)
+    other = await another_grantee(world)
+    async with world.working():
+        await world.wait_settled()
+        for _ in range(5):
+            count = world.result.drift_count if world.result else 0
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.wait_more_drifts(count)
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: result.error is not None)
+        assert error_of(result).reason is Reason.CONTESTED
+        for _ in range(2):
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {other.role_name}")
+            held = "SELECT has_table_privilege($1, 'app.orders', 'UPDATE')"
+
+            async def is_revoked(query: str = held) -> bool:
+                return not await world.hand.fetchval(query, other.role_name)
+
+            began = anyio.current_time()
+            assert await reached(is_revoked, DEADLINE)
+            assert anyio.current_time() - began < 1.0
+        assert world.result is not None
+        assert error_of(world.result).reason is Reason.CONTESTED
+    await drop_role(world, other.role_name)
+
+
+async def test_a_grantor_that_may_not_be_named_in_the_schema_any_more_or_was_dropped(world: World) -> None:
+    """A delegate granted, lost its own grant option by CASCADE or its USAGE, and its grants go all the same."""
+    delegate = f"{world.database}_delegate"
+    world.declare(READ)
+    await world.hand.execute(
+        f"CREATE ROLE {delegate}; GRANT USAGE ON SCHEMA app TO {delegate};"
+        f"GRANT UPDATE, SELECT ON app.orders TO {delegate} WITH GRANT OPTION"
+    )
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(
+            f"SET ROLE {delegate}; GRANT UPDATE ON app.orders TO {world.role}; RESET ROLE;"
+            f"REVOKE USAGE ON SCHEMA app FROM {delegate}"
+        )
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.hand.execute(
+            f"GRANT USAGE ON SCHEMA app TO {delegate}; SET ROLE {delegate}; "
+            f"GRANT SELECT ON app.orders TO {world.role}; RESET ROLE; DROP OWNED BY {delegate}; DROP ROLE {delegate}"
+        )
+        await world.wait_may("SELECT", "app.orders")
+        await world.wait_settled()
+        assert ("SELECT", "postgres") in await grants(world, "app.orders")
+
+
+# A controller that is no superuser.
+
+
+@asynccontextmanager
+async def as_owner(world: World, *, member: bool) -> AsyncIterator[str]:
+    """The controller's role is as docs/privileges.md describes; the tables belong to another role."""
+    name = world.database
+    role, owner = f"{name}_controller", f"{name}_owner"
+    await world.hand.execute(
+        f"CREATE ROLE {role} LOGIN CREATEROLE PASSWORD '{PASSWORD}'; CREATE ROLE {owner};"
+        f"GRANT CREATE ON DATABASE {name} TO {role}; ALTER SCHEMA app OWNER TO {owner};"
+        f"ALTER TABLE app.orders OWNER TO {owner}; ALTER TABLE app.items OWNER TO {owner}"
+    )
+    if member:
+        await world.hand.execute(f"GRANT {owner} TO {role}")
+    world.config = replace(world.config, endpoint=Endpoint(world.server.dsn(role, password=PASSWORD)), interval=0.2)
+    yield owner
+    await world.hand.execute(
+        f"DROP OWNED BY {role} CASCADE; DROP OWNED BY {owner} CASCADE; DROP ROLE {role}; DROP ROLE {owner}"
+    )
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_controller_that_acts_for_the_owner_polls_and_says_why(world: World) -> None:
+    async with as_owner(world, member=True) as owner:
+        world.declare(READ)
+        async with world.working() as worker:
+            await world.wait_settled()
+            assert worker.mode is DatabaseMode.POLL
+            assert "the controller cannot install event triggers" in worker.why
+            assert "pgrole-controller sql --database" in worker.why
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+            await world.hand.execute(f"GRANT UPDATE (total) ON app.orders TO {world.role}")
+            await world.wait(lambda result: result.drift_count == 2 and result.error is None)
+            await world.hand.execute(f"SET ROLE {owner}; CREATE TABLE app.late (); RESET ROLE")
+            await world.wait_may("SELECT", "app.late")
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_controller_with_grant_options_only_grants_and_names_what_it_cannot_revoke(world: World) -> None:
+    async with as_owner(world, member=False) as owner:
+        role = f"{world.database}_controller"
+        await world.hand.execute(
+            f"GRANT USAGE ON SCHEMA app TO {role} WITH GRANT OPTION;"
+            f"GRANT SELECT, UPDATE ON app.orders TO {role} WITH GRANT OPTION"
+        )
+        declared = ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"SELECT"}))
+        grantee = world.declare()
+        privileges = DatabasePrivileges(world.database, objects=(declared,))
+        world.grantees.publish(SERVER, replace(grantee, declared={world.database: privileges}))
+        async with world.working():
+            await world.wait_settled()
+            assert await grants(world, "app.orders") == [("SELECT", role)]
+            await world.hand.execute(f"SET ROLE {owner}; GRANT UPDATE ON app.orders TO {world.role}; RESET ROLE")
+            result = await world.wait(lambda result: result.error is not None)
+            error = error_of(result)
+            assert error.reason is Reason.DATABASE_ERROR
+            assert remedies(error) == [f'GRANT "{owner}" TO "{role}"']
+            await follow(world, error)
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+            await world.wait_settled()
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_what_a_controller_without_any_right_cannot_do_comes_with_the_statement_to_run(world: World) -> None:
+    async with as_owner(world, member=False) as owner:
+        world.declare(READ)
+        async with world.working():
+            result = await world.wait(lambda result: result.error is not None)
+            error = error_of(result)
+            assert error.reason is Reason.DATABASE_ERROR
+            assert remedies(error) == [f'GRANT "{owner}" TO "{world.database}_controller"']
+            await follow(world, error)
+            await world.wait_settled()
+            assert await world.may("SELECT", "app.orders")
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_grantor_that_the_controller_may_not_act_as_is_named_with_the_statement_to_run(world: World) -> None:
+    delegate = f"{world.database}_delegate"
+    async with as_owner(world, member=True):
+        await world.hand.execute(
+            f"CREATE ROLE {delegate}; GRANT USAGE ON SCHEMA app TO {delegate};"
+            f"GRANT UPDATE ON app.orders TO {delegate} WITH GRANT OPTION"
+        )
+        world.declare(READ)
+        async with world.working():
+            await world.wait_settled()
+            await world.hand.execute(f"SET ROLE {delegate}; GRANT UPDATE ON app.orders TO {world.role}; RESET ROLE")
+            await world.hand.execute(f"GRANT UPDATE ON app.items TO {world.role}")
+            result = await world.wait(lambda result: result.error is not None)
+            error = error_of(result)
+            assert error.reason is Reason.DATABASE_ERROR
+            assert remedies(error) == [f'GRANT "{delegate}" TO "{world.database}_controller"']
+            assert not await world.may("UPDATE", "app.items")
+            await follow(world, error)
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.hand.execute(f"DROP OWNED BY {delegate}; DROP ROLE {delegate}")
+
+
+# A controller that is killed, paused, or replaced.
+
+
+_ENDED = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
+
+
+class Cutter:
+    """A proxy that ends a connection, as if the controller were killed, before its n-th message to the server."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self.port = 0
+        self.left: int | None = None
+
+    async def serve(self, listener: MultiListener[anyio.abc.SocketStream]) -> None:
+        await listener.serve(self._pass_on)
+
+    async def _pass_on(self, client: anyio.abc.SocketStream) -> None:
+        async with (
+            client,
+            await anyio.connect_tcp(self._server.host, self._server.port) as upstream,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(self._copy, upstream, client)
+            with contextlib.suppress(*_ENDED):
+                async for part in client:
+                    if self.left is not None:
+                        if self.left == 0:
+                            break
+                        self.left -= 1
+                    await upstream.send(part)
+            tasks.cancel_scope.cancel()
+
+    async def _copy(self, one: anyio.abc.SocketStream, other: anyio.abc.SocketStream) -> None:
+        with contextlib.suppress(*_ENDED):
+            async for part in one:
+                await other.send(part)
+
+
+@asynccontextmanager
+async def cutting(world: World) -> AsyncIterator[Cutter]:
+    cutter = Cutter(world.server)
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    cutter.port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    plain = world.config
+    dsn = world.server.dsn().replace(f":{world.server.port}/", f":{cutter.port}/")
+    world.config = replace(plain, endpoint=Endpoint(dsn))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cutter.serve, listener)
+        yield cutter
+        tasks.cancel_scope.cancel()
+    await listener.aclose()
+    world.config = plain
+
+
+@contextlib.contextmanager
+def never_again() -> Iterator[None]:
+    """A worker whose session failed begins no other one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database_worker, "_RECONNECT", Backoff(3600.0, 3600.0))
+        yield
+
+
+async def test_killed_before_any_message_it_converges_after_the_next_start(world: World) -> None:
+    """The declaration gave up DELETE, and both drift and news happened while no controller ran."""
+    write = SchemaAccess("app", frozenset({Access.WRITE}))
+    first = world.declare(write)
+    async with world.working():
+        await world.wait_settled()
+    former = {world.database: (first.declared[world.database],)}
+    async with cutting(world) as cutter:
+        cut = 0
+        while True:
+            reader = replace(world.declare(write), former={})
+            world.grantees.publish(SERVER, reader)
+            async with world.working():
+                await world.wait_settled()
+                await world.wait_may("DELETE", "app.items")
+            await world.hand.execute(
+                f"GRANT TRUNCATE ON app.orders TO {world.role}; CREATE TABLE app.new_{cut} (id int);"
+                f"REVOKE SELECT ON app.items FROM {world.role};"
+                f"ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT INSERT ON TABLES TO {world.role}"
+            )
+            declared = DatabasePrivileges(world.database, schemas=(READ,))
+            changed = replace(reader, declared={world.database: declared}, former=former)
+            world.grantees.publish(SERVER, changed)
+            cutter.left = cut
+            with never_again():
+                async with world.working() as killed:
+
+                    async def is_over(worker: DatabaseWorker = killed, wanted: Grantee = changed) -> bool:
+                        result = world.result
+                        done = result is not None and result.digest == wanted.digest_of(world.database)
+                        return (worker.mode is None and cutter.left == 0) or (
+                            done and result is not None and result.confirmed
+                        )
+
+                    assert await reached(is_over, DEADLINE)
+            survived = cutter.left != 0
+            cutter.left = None
+            async with world.working():
+                digest = changed.digest_of(world.database)
+                await world.wait(lambda result, digest=digest: result.digest == digest and result.confirmed)  # type: ignore[misc]
+                await world.wait_settled()
+                for table in ("app.orders", "app.items", f"app.new_{cut}"):
+                    assert await world.may("SELECT", table), (cut, table)
+                    for privilege in ("DELETE", "INSERT", "UPDATE", "TRUNCATE"):
+                        assert not await world.may(privilege, table), (cut, table, privilege)
+                assert not await world.hand.fetchval("SELECT count(*) FROM pg_default_acl")
+            if survived:
+                break
+            cut += 1
+    assert cut > 15
+
+
+class Replica:
+    """One of two processes that share a Lease, with its own knowledge of who holds it."""
+
+    def __init__(self, world: World, holder: str) -> None:
+        self.term = Term()
+        self._world = world
+        leadership = Leadership(self.term, "i1", holder)
+        leadership.synced = lambda: True
+        self.leadership = leadership
+
+    def lead(self, seconds: float = 3600.0) -> None:
+        now = anyio.current_time()
+        self.term.hold(now, now + seconds)
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[DatabaseWorker]:
+        world = self._world
+        async with connect(Endpoint(world.server.dsn()), "test") as connection:
+            identity = await identify(connection)
+        context = DatabaseContext(
+            lambda: world.config, world.grantees, self.leadership, "c1", identity, "postgres", lambda: world.suspended
+        )
+        worker = DatabaseWorker(world.database, context)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._renew)
+            tasks.start_soon(worker.run)
+            yield worker
+            tasks.cancel_scope.cancel()
+
+    async def _renew(self) -> None:
+        """The Lease is renewed whenever it is asked for."""
+        while True:
+            self.lead()
+            await anyio.sleep(0.05)
+
+
+async def test_a_process_that_was_paused_while_another_took_over_changes_nothing(world: World) -> None:
+    world.declare(READ)
+    paused, second = Replica(world, "one"), Replica(world, "two")
+    async with paused.working() as stale:
+        await world.wait_settled()
+        led = "SELECT number FROM pgrole.leader WHERE installation = 'i1'"
+        before = await world.hand.fetchval(led)
+        with never_again():
+            async with second.working():
+
+                async def leads() -> bool:
+                    return bool(await world.hand.fetchval(led) > before)
+
+                assert await reached(leads, DEADLINE)
+            # the first still believes that it holds the Lease
+            world.declare(SchemaAccess("app", frozenset({Access.WRITE})))
+            stale.note_everything()
+
+            async def is_refused() -> bool:
+                return stale.trouble is not None and "another process leads" in stale.trouble.message
+
+            assert await reached(is_refused, DEADLINE), stale.trouble
+            assert not await world.may("DELETE", "app.orders")
