@@ -26,7 +26,7 @@ from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.acl_apply import Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
@@ -190,6 +190,8 @@ class _Round:
                     if found is not None and found.holder == one.grantee.uid
                     else AppliedState()
                 )
+                if one.role.last_drift is None and found is not None and found.holder == one.grantee.uid:
+                    one.role.last_drift = _restore(found.last_drift)
         return observed
 
     def _concerned(self, some: Iterable[_Progress], observed: ObservedDatabase) -> list[_Progress]:
@@ -428,6 +430,19 @@ def _row_of(difference: PrivilegeDifference, acls: Mapping[ObjectId, ObservedAcl
         return None
     tags = GRANTED if difference.held else REVOKED
     return ChangedRow(found.xmin[0], tags, (difference.object.name, role_name), difference.object.id.oid)
+
+
+def _restore(stored: Mapping[str, object] | None) -> PrivilegeDrift | None:
+    """The drift that `_short` stored; None if there is none, or another version stored it."""
+    match stored:
+        case {"time": str(time), "words": [*words], "count": int(count), "login": str(login), "proof": str(proof)}:
+            try:
+                at = datetime.fromisoformat(time)
+                by = Culprit(Evidence(proof), login, time=at)
+            except ValueError:
+                return None
+            return PrivilegeDrift(at, tuple(map(str, words)), count, corrected=True, by=by)
+    return None
 
 
 def _short(drift: PrivilegeDrift) -> dict[str, object]:

@@ -466,3 +466,20 @@ async def test_what_is_installed_is_installed_again_with_the_next_session(world:
         )
         await world.wait_may("UPDATE", "app.orders", expected=False)
         assert await world.hand.fetchval("SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname LIKE 'pgrole%'")
+
+
+async def test_the_last_drift_is_still_reported_after_a_restart(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        before = (await world.wait(lambda result: result.drift_count == 1)).last_drift
+    assert before is not None
+    world.grantees = Grantees()
+    world.declare(READ)
+    async with world.working():
+        found = await world.wait_settled()
+    assert found.drift_count == 1
+    assert found.last_drift is not None
+    assert (found.last_drift.time, found.last_drift.words) == (before.time, before.words)
+    assert (found.last_drift.by.login, found.last_drift.by.proof) == (before.by.login, before.by.proof)
