@@ -10,6 +10,7 @@ from pgrole_controller.core.acl import ObjectId, ObservedAcl
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import PrivilegeDrift
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.drift_history import RecordedDrift
@@ -53,6 +54,7 @@ class PrivilegeMemory:
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
+    _reaches: dict[Key, tuple[Grantee, PrivilegeReach]] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
     _fresh: set[ObjectId] = field(default_factory=set)
 
@@ -72,6 +74,14 @@ class PrivilegeMemory:
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
         self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}
+        self._reaches = {key: one for key, one in self._reaches.items() if key in kept}
+
+    def reach(self, grantee: Grantee, database: str) -> PrivilegeReach:
+        """What of the database this role's declaration can concern."""
+        known = self._reaches.get(grantee.key)
+        if known is None or known[0] is not grantee:
+            known = self._reaches[grantee.key] = grantee, PrivilegeReach.of(database, [grantee])
+        return known[1]
 
     def unsettled(self) -> frozenset[Key]:
         """Roles for which a partial read does not tell everything."""

@@ -26,7 +26,7 @@ from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.acl_apply import Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
@@ -140,6 +140,8 @@ class _Round:
             if not some:
                 break
             observed = await self._read(some, look)
+            if not complete:
+                some = self._concerned(some, observed)
             await self._decide(some, observed)
             if not any(one.has_changes or one.needs_storing for one in some):
                 break
@@ -199,7 +201,21 @@ class _Round:
                     if found is not None and found.holder == one.grantee.uid
                     else AppliedState()
                 )
+                if one.role.last_drift is None and found is not None and found.holder == one.grantee.uid:
+                    one.role.last_drift = _restore(found.last_drift)
         return observed
+
+    def _concerned(self, some: Iterable[_Progress], observed: ObservedDatabase) -> list[_Progress]:
+        """Those that hold something of what was read, or whose declaration may match it."""
+        if observed.defaults is not None:
+            return list(some)
+        holders = {entry.grantee for acl in observed.acls for entry in acl.entries}
+        objects = [acl.object for acl in observed.acls]
+        return [
+            one
+            for one in some
+            if one.grantee.oid in holders or self._memory.reach(one.grantee, self._session.database).covers(objects)
+        ]
 
     async def _decide(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
         # What only some roles reach is no reason to forget the objects of the others.
@@ -434,6 +450,19 @@ def _row_of(difference: PrivilegeDifference, acls: Mapping[ObjectId, ObservedAcl
         return None
     tags = GRANTED if difference.held else REVOKED
     return ChangedRow(found.xmin[0], tags, (difference.object.name, role_name), difference.object.id.oid)
+
+
+def _restore(stored: Mapping[str, object] | None) -> PrivilegeDrift | None:
+    """The drift that `_short` stored; None if there is none, or another version stored it."""
+    match stored:
+        case {"time": str(time), "words": [*words], "count": int(count), "login": str(login), "proof": str(proof)}:
+            try:
+                at = datetime.fromisoformat(time)
+                by = Culprit(Evidence(proof), login, time=at)
+            except ValueError:
+                return None
+            return PrivilegeDrift(at, tuple(map(str, words)), count, corrected=True, by=by)
+    return None
 
 
 def _short(drift: PrivilegeDrift) -> dict[str, object]:

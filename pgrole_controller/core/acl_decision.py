@@ -29,6 +29,7 @@ from pgrole_controller.core.object_patterns import (
     CompiledPrivileges,
     Wanted,
     check_declarable,
+    compile_privileges,
     normalize_arguments,
     split_signature,
 )
@@ -112,7 +113,7 @@ def decide_privileges(
         current=current, report_only=grantee.report_only, new_objects=new_objects, granted_before=granted_before
     )
     declared = grantee.declared.get(database)
-    declaration = None if declared is None else CompiledPrivileges(declared, observed.facts.version)
+    declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database)
     comparison = _Comparison(grantee, observed, declaration, ledger, pending)
     for acl in observed.acls:
@@ -179,7 +180,7 @@ class _Comparison:
         self._grantee = grantee
         self._observed = observed
         self._declaration = declaration
-        self._former = [CompiledPrivileges(one, facts.version) for one in grantee.former.get(facts.database, ())]
+        self._former = [compile_privileges(one, facts.version) for one in grantee.former.get(facts.database, ())]
         self._ledger = ledger
         self._pending = pending
         self._by_entries: dict[int, tuple[list[AclEntry], frozenset[str] | None]] = {}

@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any
 
 from pgrole_controller.core.acl import ObjectKind
@@ -106,6 +105,7 @@ class Grantee:
     report_only: bool = False
     ignored: bool = False
     suspended: bool = False
+    _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def databases(self) -> frozenset[str]:
@@ -113,13 +113,15 @@ class Grantee:
 
     def digest_of(self, database: str) -> str:
         """Differs whenever anything does that decides what the role may do there, except policy and drift options."""
-        return _digest(self.oid, self.declared.get(database), self.former.get(database, ()))
+        known = self._digests.get(database)
+        if known is None:
+            known = self._digests[database] = self._digest_of(database)
+        return known
 
-
-@lru_cache(maxsize=4096)  # asked for every role in every round
-def _digest(oid: int, declared: DatabasePrivileges | None, former: tuple[DatabasePrivileges, ...]) -> str:
-    held = [oid, None if declared is None else to_json(declared), [to_json(one) for one in former]]
-    return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
+    def _digest_of(self, database: str) -> str:
+        declared, former = self.declared.get(database), self.former.get(database, ())
+        held = [self.oid, None if declared is None else to_json(declared), [to_json(one) for one in former]]
+        return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
 
 def to_json(declared: DatabasePrivileges) -> dict[str, Any]:

@@ -7,6 +7,7 @@ schema and kind is decided once for all objects of a schema.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 
 from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, DatabaseObject, ObjectKind
@@ -81,6 +82,11 @@ class LiteralName:
     name: str = ""
 
 
+#: Declarations that are kept compiled, and schemas that each remembers.
+_MOST_COMPILED = 2000
+_MOST_REMEMBERED = 5000
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """Part of a declaration, for objects of one kind in one schema. `literal`: names this schema exactly."""
@@ -122,6 +128,8 @@ class CompiledPrivileges:
         """Returns what the declaration wants of this object; nothing of kinds that cannot be declared."""
         part = self._parts.get((obj.schema, obj.kind))
         if part is None:
+            if len(self._parts) >= _MOST_REMEMBERED:
+                self._parts.clear()
             part = self._parts[obj.schema, obj.kind] = self._part(obj.schema, obj.kind)
         if part.reserved or obj.extension or (obj.id.oid < FIRST_NORMAL_OID and is_reserved(obj)):
             return self._wanted_of_reserved(obj, part)
@@ -135,6 +143,8 @@ class CompiledPrivileges:
             return False
         known = self._left_alone.get(schema)
         if known is None:
+            if len(self._left_alone) >= _MOST_REMEMBERED:
+                self._left_alone.clear()
             known = self._left_alone[schema] = self._unmanaged.fullmatch(schema) is not None
         return known
 
@@ -196,6 +206,12 @@ class CompiledPrivileges:
         if obj.kind is ObjectKind.SCHEMA:
             return Wanted(part.always.literal, literal=part.always.literal)
         return _combine((wish, True) for wish in _named(part, obj) if wish.literal)
+
+
+@lru_cache(maxsize=_MOST_COMPILED)
+def compile_privileges(declared: DatabasePrivileges, version: int) -> CompiledPrivileges:
+    """As CompiledPrivileges; the same one for the same declaration, since each change asks for those of all roles."""
+    return CompiledPrivileges(declared, version)
 
 
 def wanted(declared: DatabasePrivileges, obj: DatabaseObject, version: int) -> Wanted:

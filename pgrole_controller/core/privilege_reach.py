@@ -7,6 +7,9 @@ from pgrole_controller.core.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee
 from pgrole_controller.core.policy import matches
 
+#: Schemas about which an answer is remembered.
+_MOST_REMEMBERED = 5000
+
 
 @dataclass(slots=True)
 class PrivilegeReach:
@@ -43,8 +46,17 @@ class PrivilegeReach:
         routine = kind is ObjectKind.ROUTINE
         known = self._known.get((schema, routine))
         if known is None:
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
             known = self._known[schema, routine] = matches(schema, self.routines if routine else self.relations)
         return known
+
+    def covers(self, objects: Iterable[DatabaseObject]) -> bool:
+        """Whether a declaration may match one of these objects. The database and its schemas always count."""
+        return any(
+            one.kind in (ObjectKind.DATABASE, ObjectKind.SCHEMA) or self.touches(one.schema, one.kind)
+            for one in objects
+        )
 
     def has_columns(self, obj: DatabaseObject) -> bool:
         """Whether a declaration names columns of this object."""

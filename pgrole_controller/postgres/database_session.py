@@ -78,11 +78,14 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class AppliedDigest:
-    """What was last applied for one role in a database, by the object with uid `holder`."""
+    """What was last applied for one role in a database, by the object with uid `holder`. `last_drift`: as the repairing
+    transaction stored it; only with a full read.
+    """
 
     holder: str
     digest: str
     drift_count: int
+    last_drift: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,7 @@ class DatabaseSession:
         connection = self.connection
         if look.scope is Scope.FULL:
             _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
-            return observed, (await self._read_state(grantees, ()))[0]
+            return observed, (await self._read_state(grantees, (), drifts=True))[0]
         if look.scope is Scope.RECENT:
             with translate_errors():
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -198,18 +201,21 @@ class DatabaseSession:
         return observed, stored
 
     async def _read_state(
-        self, roles: Sequence[int], creators: Collection[str]
+        self, roles: Sequence[int], creators: Collection[str], *, drifts: bool = False
     ) -> tuple[StoredState, DatabaseFacts, dict[str, int]]:
         """What is stored about these roles, whether changes are suspended, and the facts; as one question."""
         stored = _query("applied" if self.stores else "suspended")
-        arguments: list[object] = [list(roles), self.home] if self.stores else [self.home]
+        arguments: list[object] = [list(roles), self.home, drifts] if self.stores else [self.home]
         facts_asked = facts_query(self.connection).replace("$1", f"${len(arguments) + 1}")
-        query = f"SELECT * FROM (\n{stored}\n) AS stored CROSS JOIN (\n{facts_asked}\n) AS facts"  # noqa: S608 -- our own files
+        query = "\n".join(["SELECT * FROM (", stored, ") AS stored CROSS JOIN (", facts_asked, ") AS facts"])
         row = await fetch_row(self.connection, "applied", query, *arguments, list(creators), seconds=_DEADLINE)
         facts, creator_oids = facts_of(row)
         applied = {
             one.get("role", int): AppliedDigest(
-                one.get("holder", str), one.get("digest", str), one.get("drift_count", int)
+                one.get("holder", str),
+                one.get("digest", str),
+                one.get("drift_count", int),
+                one.find("last_drift", dict),
             )
             for one in (row.objects("applied") if self.stores else ())
         }

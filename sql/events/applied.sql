@@ -1,10 +1,11 @@
 -- What was last applied for these roles in this database, in an array of objects? And has a superuser suspended all changes, here
 -- or in the home database? One row.
--- $1 oid[] roles   $2 text the name of the home database
+-- $1 oid[] roles   $2 text the name of the home database   $3 boolean with the last drift of each
 SELECT
     (
         SELECT textsend(jsonb_agg(jsonb_build_object(
-            'role', a.role_oid::bigint, 'holder', a.holder, 'digest', a.digest, 'drift_count', a.drift_count
+            'role', a.role_oid::bigint, 'holder', a.holder, 'digest', a.digest, 'drift_count', a.drift_count,
+            'last_drift', CASE WHEN $3::boolean THEN a.last_drift END
         ))::text)
         FROM pgrole.applied AS a
         WHERE a.role_oid = ANY ($1::oid[])

@@ -1,17 +1,19 @@
 """postgres/acl_apply.py: what is decided takes effect, whoever granted what, and breaks no one else's DDL."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import anyio
 import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.acl import DECLARABLE, AclChange, DefaultAclChange, ObservedAcl
+from pgrole_controller.core.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, apply_acls
 from pgrole_controller.postgres.acl_catalog import read_acls, read_columns, read_defaults
+from pgrole_controller.postgres.acl_script import NOT_AS_EXPECTED, render_repairs
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.fence import Fence
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named
@@ -357,4 +359,87 @@ async def test_a_process_that_no_longer_leads_changes_nothing(db: AclDatabase) -
     with pytest.raises(PgRoleError, match="another process leads"):
         await apply(db, [repair], fence=Fence("x", 1, guarded=False, is_leading=lambda: True))
     assert not db.connection.is_in_transaction()
+    assert not held(named(await read(db), "t"), db.oids["reader"])
+
+
+async def sent_while(db: AclDatabase, *repairs: AclRepair) -> tuple[AppliedAcls, list[str]]:
+    sent: list[str] = []
+
+    def note(query: asyncpg.connection.LoggedQuery) -> None:
+        sent.append(query.query)
+
+    with db.connection.query_logger(note):
+        applied = await apply(db, repairs, extra=[("SELECT 1", ())])
+        await anyio.wait_all_tasks_blocked()  # loggers are called later
+    return applied, [query for query in sent if "server_version_num" not in query]
+
+
+async def test_a_repair_of_several_objects_and_roles_is_one_message(db: AclDatabase) -> None:
+    found = await read(db)
+    repairs = [
+        AclRepair(one, tuple(change(db, one, role, "SELECT") for role in ("reader", "writer")))
+        for one in (named(found, "t"), named(found, "parts"))
+    ]
+    applied, sent = await sent_while(db, *repairs)
+    assert (applied.errors, applied.stored, len(sent)) == ({}, True, 1)
+    assert sent[0].count("GRANT SELECT") == 1
+    after = await read(db)
+    for name in ("t", "parts"):
+        assert held(named(after, name), db.oids["writer"]) == {("", "SELECT")}
+    table = named(after, "t")
+    applied, sent = await sent_while(db, AclRepair(table, (change(db, table, "reader", "SELECT", revoke=True),)))
+    assert (applied.errors, applied.stored, len(sent)) == ({}, True, 1)
+    assert not held(named(await read(db), "t"), db.oids["reader"])
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        "GRANT INSERT ON app.t TO {stranger}",
+        "ALTER TABLE app.t OWNER TO {heir}",
+        "ALTER TABLE app.t RENAME TO former; CREATE TABLE app.t (id int)",
+        "CREATE SCHEMA other; ALTER TABLE app.t SET SCHEMA other",
+        "DROP TABLE app.t CASCADE",
+    ],
+)
+async def test_the_message_changes_nothing_that_is_not_as_it_was_read(db: AclDatabase, meanwhile: str) -> None:
+    before = named(await read(db), "t")
+    text = render_repairs([AclRepair(before, (change(db, before, "reader", "SELECT"),))], 140_000, (), ())
+    await db.run(meanwhile)
+    with pytest.raises(asyncpg.PostgresError) as raised:
+        await db.connection.execute(text)
+    assert raised.value.sqlstate == NOT_AS_EXPECTED
+    assert all(not held(one, db.oids["reader"]) for one in await read(db))
+
+
+async def test_the_message_changes_nothing_if_something_is_lost(db: AclDatabase) -> None:
+    before = named(await read(db), "t")
+    grant = change(db, before, "writer", "INSERT")
+    other = AclEntry(db.oids["writer"], before.object.owner, db.name("owner"), "DELETE")
+    claimed = replace(before, entries=(*before.entries, other))
+    text = render_repairs([AclRepair(claimed, (grant,))], 140_000, (), ())
+    with pytest.raises(asyncpg.PostgresError) as raised:
+        await db.connection.execute(text)
+    assert raised.value.sqlstate == NOT_AS_EXPECTED
+    assert not held(named(await read(db), "t"), db.oids["writer"])
+
+
+async def test_an_event_trigger_of_a_tenants_function_is_noticed_by_the_repair_itself(db: AclDatabase) -> None:
+    before = named(await read(db), "t")
+    await db.run("""
+        CREATE TABLE app.ran (by name); GRANT INSERT ON app.ran TO PUBLIC;
+        CREATE FUNCTION app.trap() RETURNS event_trigger LANGUAGE plpgsql
+            AS 'BEGIN INSERT INTO app.ran VALUES (current_user); END';
+        CREATE EVENT TRIGGER trap ON ddl_command_end EXECUTE FUNCTION app.trap();
+    """)
+    await db.run("ALTER FUNCTION app.trap() OWNER TO {stranger}")
+    await db.beside.execute("DELETE FROM app.ran")
+    for changes in (
+        (change(db, before, "reader", "SELECT"),),
+        (change(db, before, "reader", "SELECT", columns=("id",)),),  # takes several messages
+    ):
+        with pytest.raises(PgRoleError) as raised:
+            await apply(db, [AclRepair(before, changes)])
+        assert raised.value.reason is Reason.SERVER_NOT_READY
+    assert await db.beside.fetchval("SELECT count(*) FROM app.ran") == 0
     assert not held(named(await read(db), "t"), db.oids["reader"])

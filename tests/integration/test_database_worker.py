@@ -16,7 +16,6 @@ from pgrole_controller.controller.database_worker import DatabaseContext, Databa
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.server import ServerConfig
-from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
@@ -361,7 +360,7 @@ async def test_polls_where_nothing_may_be_installed(world: World) -> None:
 async def test_a_long_round_does_not_delay_the_next_poll(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     read = DatabaseSession.read
 
-    async def read_slowly(*arguments: Any) -> ObservedDatabase:
+    async def read_slowly(*arguments: Any) -> Any:
         await anyio.sleep(0.4)
         return await read(*arguments)
 
@@ -489,3 +488,20 @@ async def test_what_is_installed_is_installed_again_with_the_next_session(world:
         )
         await world.wait_may("UPDATE", "app.orders", expected=False)
         assert await world.hand.fetchval("SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname LIKE 'pgrole%'")
+
+
+async def test_the_last_drift_is_still_reported_after_a_restart(world: World) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        before = (await world.wait(lambda result: result.drift_count == 1)).last_drift
+    assert before is not None
+    world.grantees = Grantees()
+    world.declare(READ)
+    async with world.working():
+        found = await world.wait_settled()
+    assert found.drift_count == 1
+    assert found.last_drift is not None
+    assert (found.last_drift.time, found.last_drift.words) == (before.time, before.words)
+    assert (found.last_drift.by.login, found.last_drift.by.proof) == (before.by.login, before.by.proof)

@@ -37,3 +37,16 @@ def test_columns_and_creators() -> None:
     people = DatabaseObject(ObjectId("pg_class", 1), ObjectKind.TABLE, "hr", "people", 10, "owner")
     assert found.has_columns(people)
     assert not found.has_columns(DatabaseObject(ObjectId("pg_class", 2), ObjectKind.TABLE, "hr", "pay", 10, "owner"))
+
+
+def test_covers_every_object_that_a_declaration_may_match() -> None:
+    read = reach(DatabasePrivileges("orders", schemas=(SchemaAccess("app*", frozenset({Access.READ})),)))
+
+    def made(kind: ObjectKind, schema: str) -> DatabaseObject:
+        return DatabaseObject(ObjectId("c", 1), kind, schema, "x", 10, "owner")
+
+    assert read.covers([made(ObjectKind.TABLE, "other"), made(ObjectKind.SEQUENCE, "app_2")])
+    assert not read.covers([made(ObjectKind.VIEW, "other"), made(ObjectKind.ROUTINE, "app_2")])
+    assert read.covers([made(ObjectKind.SCHEMA, "other")])
+    assert read.covers([made(ObjectKind.DATABASE, "")])
+    assert not read.covers([])
