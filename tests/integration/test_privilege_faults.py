@@ -597,6 +597,7 @@ def never_again() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 async def test_killed_before_any_message_it_converges_after_the_next_start(world: World) -> None:
     """The declaration gave up DELETE, and both drift and news happened while no controller ran."""
     write = SchemaAccess("app", frozenset({Access.WRITE}))
