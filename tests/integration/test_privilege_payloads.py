@@ -299,7 +299,7 @@ FLOODS = {
         DO $$ BEGIN FOR n IN 1 .. {number} LOOP EXECUTE format('CREATE SCHEMA flood_%s', n); END LOOP; END $$
     """,
     "a statement of 1 MB": "GRANT SELECT ON app.items TO PUBLIC /* {megabyte} */",
-    "a statement with 1 MB of names": "GRANT SELECT ON {names} TO PUBLIC",
+    "a statement with many names": "GRANT SELECT ON {names} TO PUBLIC",
     "what looks like another statement": "GRANT SELECT ON app.items TO PUBLIC; -- grant select on app.orders to nobody",
     "a name of 63 bytes that is SQL": (
         'CREATE TABLE app."x\'); DROP TABLE app.orders; -- \n\x1b[31m {sixty}" (); GRANT SELECT ON app.items TO PUBLIC'
@@ -327,7 +327,7 @@ async def attack(world: World, tenant: Tenant, flood: str, times: int = 1) -> No
     text = (
         flood.replace("{number}", "1000")
         .replace("{megabyte}", "x" * (1 << 20))
-        .replace("{names}", ", ".join(["app.items"] * 100_000))
+        .replace("{names}", ", ".join(["app.items"] * 1_000))
         .replace("{sixty}", "y" * 20)
     )
     world.declare(READ)
