@@ -7,18 +7,25 @@ everything was read back, by the transaction that changed it or after it.
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import anyio
 
 from pgrole_controller.controller.errors import contain
-from pgrole_controller.controller.privilege_memory import AppliedState, PrivilegeMemory, RoleMemory, hold, note_repair
+from pgrole_controller.controller.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
+from pgrole_controller.controller.privilege_progress import (
+    PrivilegeProgress,
+    changed_row,
+    object_of,
+    restore_drift,
+    shorten_drift,
+    sum_up,
+)
 from pgrole_controller.controller.server import ServerConfig
-from pgrole_controller.core.acl import AclChange, DefaultAclChange, ObjectId, ObservedAcl
+from pgrole_controller.core.acl import AclChange, ObjectId
 from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
-from pgrole_controller.core.attribution import GRANTED, REVOKED, ChangedRow
 from pgrole_controller.core.contest import Moment, describe_field
 from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
@@ -26,7 +33,7 @@ from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.acl_apply import Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
@@ -42,42 +49,6 @@ PASSES = 3
 
 #: So many culprits are told apart in one round; the rest of the drift is told with the last one.
 _MOST_CULPRITS = 10
-
-_LONGEST_STATEMENT = 1000
-
-#: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
-_Told = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
-
-
-@dataclass(slots=True)
-class _Progress:
-    """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct."""
-
-    grantee: Grantee
-    role: RoleMemory
-    applied: AppliedState = field(default_factory=AppliedState)
-    decision: PrivilegeDecision = field(default_factory=PrivilegeDecision)
-    changes: tuple[AclChange, ...] = ()
-    default_changes: tuple[DefaultAclChange, ...] = ()
-    told: tuple[_Told, ...] = ()
-    error: PgRoleError | None = None
-    held: frozenset[str] = frozenset()
-    held_objects: frozenset[ObjectId | None] = frozenset()
-    touched: bool = False
-    news: list[PrivilegeNews] = field(default_factory=list)
-
-    @property
-    def needs_storing(self) -> bool:
-        return self.applied.digest != self.role.digest and not (self.held or self.grantee.suspended or self.error)
-
-    @property
-    def drift(self) -> list[PrivilegeDifference]:
-        """What is repaired now."""
-        return [one for one in self.decision.drift if _object_of(one) not in self.held_objects]
-
-    @property
-    def has_changes(self) -> bool:
-        return bool(self.changes or self.default_changes)
 
 
 async def run_round(
@@ -181,11 +152,11 @@ class _Round:
             del self._memory.unrecorded[: len(some)]
             self._memory.recorded = True
 
-    def _begin(self, grantee: Grantee) -> _Progress:
+    def _begin(self, grantee: Grantee) -> PrivilegeProgress:
         digest = grantee.digest_of(self._session.database)
-        return _Progress(grantee, self._memory.role(grantee.key, grantee.uid, digest))
+        return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest))
 
-    async def _read(self, some: Sequence[_Progress], look: Look) -> ObservedDatabase:
+    async def _read(self, some: Sequence[PrivilegeProgress], look: Look) -> ObservedDatabase:
         reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
         oids = [one.grantee.oid for one in some]
         observed, stored = await self._session.read(oids, reach, look)
@@ -202,10 +173,10 @@ class _Round:
                     else AppliedState()
                 )
                 if one.role.last_drift is None and found is not None and found.holder == one.grantee.uid:
-                    one.role.last_drift = _restore(found.last_drift)
+                    one.role.last_drift = restore_drift(found.last_drift)
         return observed
 
-    def _concerned(self, some: Iterable[_Progress], observed: ObservedDatabase) -> list[_Progress]:
+    def _concerned(self, some: Iterable[PrivilegeProgress], observed: ObservedDatabase) -> list[PrivilegeProgress]:
         """Those that hold something of what was read, or whose declaration may match it."""
         if observed.defaults is not None:
             return list(some)
@@ -217,7 +188,7 @@ class _Round:
             if one.grantee.oid in holders or self._memory.reach(one.grantee, self._session.database).covers(objects)
         ]
 
-    async def _decide(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
+    async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
         # What only some roles reach is no reason to forget the objects of the others.
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
@@ -230,23 +201,23 @@ class _Round:
                 one.error = contain(error, one.grantee.key)
         await self._attribute([one for one in some if one.decision.drift and one.has_changes], observed)
 
-    def _hold(self, one: _Progress, *, complete: bool) -> None:
+    def _hold(self, one: PrivilegeProgress, *, complete: bool) -> None:
         """Leaves out repairs of what something else changes again and again."""
         decision = one.decision
         drifting = {difference.granted_by for difference in decision.drift}
         one.held = hold(one.role, self._now, drifting, complete=complete)
-        one.held_objects = frozenset(_object_of(each) for each in decision.drift if each.granted_by in one.held)
+        one.held_objects = frozenset(object_of(each) for each in decision.drift if each.granted_by in one.held)
         one.changes = tuple(change for change in decision.changes if change.object.id not in one.held_objects)
         one.default_changes = () if None in one.held_objects else decision.default_changes
         one.touched = one.touched or one.has_changes or bool(one.held)
 
-    async def _attribute(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
+    async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
         """Finds who caused the drift, before it is repaired."""
         if not some:
             return
         acls = {one.object.id: one for one in observed.acls}
         rows = {
-            difference: _row_of(difference, acls, one.grantee.role_name) for one in some for difference in one.drift
+            difference: changed_row(difference, acls, one.grantee.role_name) for one in some for difference in one.drift
         }
         culprits = await self._session.read_culprits([row for row in rows.values() if row is not None])
         for one in some:
@@ -260,7 +231,7 @@ class _Round:
                     who = next(reversed(grouped))
                 grouped.setdefault(who, []).append(difference)
                 commands.setdefault(who, []).append(by)
-            told = ((_sum_up(commands[who]), tuple(differences)) for who, differences in grouped.items())
+            told = ((sum_up(commands[who]), tuple(differences)) for who, differences in grouped.items())
             one.told = tuple((self._describe(by, differences), differences, by) for by, differences in told)
 
     def _describe(
@@ -269,7 +240,7 @@ class _Round:
         exposed = self._config.attribution.exposes_all
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
 
-    def _why_not(self, some: Iterable[_Progress]) -> PgRoleError | None:
+    def _why_not(self, some: Iterable[PrivilegeProgress]) -> PgRoleError | None:
         """Why nothing may be written now."""
         if self._session.enforcing and any(one.needs_storing for one in some):
             return Transient(
@@ -286,7 +257,7 @@ class _Round:
             )
         return None
 
-    async def _apply(self, some: Sequence[_Progress], observed: ObservedDatabase) -> None:
+    async def _apply(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
         acls = {one.object.id: one for one in observed.acls}
         by_object: dict[ObjectId, list[AclChange]] = {}
         for one in some:
@@ -312,7 +283,7 @@ class _Round:
         for one in some:
             self._conclude(one, failed, bool(failed_defaults))
 
-    def _conclude(self, one: _Progress, failed: Collection[ObjectId], defaults_failed: bool) -> None:
+    def _conclude(self, one: PrivilegeProgress, failed: Collection[ObjectId], defaults_failed: bool) -> None:
         """After a transaction that had changes of this role."""
 
         def succeeded(difference: PrivilegeDifference) -> bool:
@@ -335,7 +306,7 @@ class _Round:
                 self._memory.applied[one.grantee.oid] = one.applied
         one.told = ()
 
-    def _extra(self, some: Iterable[_Progress]) -> list[Statement]:
+    def _extra(self, some: Iterable[PrivilegeProgress]) -> list[Statement]:
         """What records that everything is applied."""
         if not self._session.stores:
             return []
@@ -345,7 +316,7 @@ class _Round:
             if not (one.needs_storing or one.told):
                 continue
             grantee = one.grantee
-            last = json.dumps(_short(one.told[-1][0])) if one.told else None
+            last = json.dumps(shorten_drift(one.told[-1][0])) if one.told else None
             values = (grantee.oid, grantee.role_name, grantee.uid, one.role.digest, int(bool(one.told)), last)
             statements.append(f"SELECT pgrole.store_applied({', '.join(map(literal, values))})")
             history += [self._record(grantee, drift, by) for drift, _, by in one.told]
@@ -365,7 +336,7 @@ class _Round:
             words=drift.words,
         )
 
-    def _give_up(self, some: Iterable[_Progress]) -> None:
+    def _give_up(self, some: Iterable[PrivilegeProgress]) -> None:
         for one in some:
             if one.has_changes and one.error is None:
                 one.error = Transient(
@@ -373,7 +344,7 @@ class _Round:
                     f'privileges in database "{self._session.database}" change while they are applied',
                 )
 
-    def _result(self, one: _Progress, *, complete: bool) -> PrivilegeResult:
+    def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
         role, decision, database = one.role, one.decision, self._session.database
         if complete:
             self._announce_reported(one)
@@ -394,7 +365,7 @@ class _Round:
             news=tuple(one.news),
         )
 
-    def _announce_reported(self, one: _Progress) -> None:
+    def _announce_reported(self, one: PrivilegeProgress) -> None:
         """Drift that is left as it is, once."""
         new = [difference for difference in one.decision.reported if difference.words not in one.role.told]
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
@@ -406,7 +377,7 @@ class _Round:
             self._memory.unrecorded.append(replace(self._record(one.grantee, drift, Culprit()), key=key))
             del self._memory.unrecorded[:-MOST_RECORDED]
 
-    def _error(self, one: _Progress) -> PgRoleError | None:
+    def _error(self, one: PrivilegeProgress) -> PgRoleError | None:
         for name in sorted(one.held):
             where = f'privileges in database "{self._session.database}"'
             told = describe_field(
@@ -419,57 +390,12 @@ class _Round:
         return next(iter([*refused, *one.role.pending]), None)
 
 
-def _is_verified(some: Iterable[_Progress]) -> bool:
+def _is_verified(some: Iterable[PrivilegeProgress]) -> bool:
     """Whether the transactions that changed these roles' privileges read all of them back."""
     return not any(one.error is not None or one.default_changes for one in some)
 
 
-def _sum_up(commands: Sequence[Culprit]) -> Culprit:
-    """What one culprit did, with all its statements and the time of the first."""
-    times = [one.time for one in commands if one.time is not None]
-    statements = "; ".join(dict.fromkeys(one.statement for one in commands if one.statement))
-    return replace(commands[0], time=min(times, default=None), statement=statements[:_LONGEST_STATEMENT])
-
-
-def _where_changed(some: Iterable[_Progress]) -> Look:
+def _where_changed(some: Iterable[PrivilegeProgress]) -> Look:
     changed = list(some)
     objects = frozenset(change.object.id for one in changed for change in one.changes)
     return Look(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))
-
-
-def _object_of(difference: PrivilegeDifference) -> ObjectId | None:
-    return None if difference.object is None else difference.object.id
-
-
-def _row_of(difference: PrivilegeDifference, acls: Mapping[ObjectId, ObservedAcl], role_name: str) -> ChangedRow | None:
-    """The row that shows who changed this privilege. None: unknown, e.g. of default privileges."""
-    if difference.object is None:
-        return None
-    found = acls.get(difference.object.id)
-    if found is None or not found.xmin:
-        return None
-    tags = GRANTED if difference.held else REVOKED
-    return ChangedRow(found.xmin[0], tags, (difference.object.name, role_name), difference.object.id.oid)
-
-
-def _restore(stored: Mapping[str, object] | None) -> PrivilegeDrift | None:
-    """The drift that `_short` stored; None if there is none, or another version stored it."""
-    match stored:
-        case {"time": str(time), "words": [*words], "count": int(count), "login": str(login), "proof": str(proof)}:
-            try:
-                at = datetime.fromisoformat(time)
-                by = Culprit(Evidence(proof), login, time=at)
-            except ValueError:
-                return None
-            return PrivilegeDrift(at, tuple(map(str, words)), count, corrected=True, by=by)
-    return None
-
-
-def _short(drift: PrivilegeDrift) -> dict[str, object]:
-    return {
-        "time": drift.time.isoformat(),
-        "words": [words[:120] for words in drift.words[:5]],
-        "count": drift.count,
-        "login": drift.by.login,
-        "proof": drift.by.proof.value,
-    }

@@ -9,10 +9,8 @@ is never missed, since the worker reads everything when a session begins.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import NoReturn
 
 import anyio
@@ -36,17 +34,18 @@ from pgrole_controller.postgres.acl_catalog import (
     read_named_acls,
     read_recent_acls,
 )
+from pgrole_controller.postgres.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.attribution import read_culprits_of
-from pgrole_controller.postgres.capabilities import Identity, identify
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.database_schema import DatabaseInstallation, inspect_database, install_database
+from pgrole_controller.postgres.capabilities import Identity
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.database_schema import DatabaseInstallation, inspect_database
 from pgrole_controller.postgres.ddl_events import EVERYTHING, PRUNED_AT_ONCE, EventReader, Look, Scope, prune_events
-from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
-from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
+from pgrole_controller.postgres.errors import shorten, translate_errors
+from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
-from pgrole_controller.postgres.rows import fetch, fetch_row, first
+from pgrole_controller.postgres.rows import fetch, fetch_row
 from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
 
 #: Between two looks at the events where no notification can be sent, in seconds.
@@ -54,7 +53,6 @@ TICK_SECONDS = 0.05
 #: Between two heartbeats, in seconds, and the deadline of each.
 BEAT_SECONDS = 5.0
 _DEADLINE = 3.0
-_FINGERPRINT_SECONDS = 15.0
 _GREETING_SECONDS = 5.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
@@ -65,11 +63,6 @@ LONGEST_PAUSE_SECONDS = 15.0
 #: Between two times that old events are deleted, and between two of these deletions, in seconds.
 PRUNE_SECONDS = 60.0
 _PRUNE_PAUSE = 0.1
-
-_DATABASE_MISSING = "3D000"
-_NOT_ACCEPTING = "55000"
-_FORBIDDEN = "42501"
-_FULL = "53300"
 
 
 def _nothing() -> None:
@@ -120,7 +113,7 @@ class DatabaseSession:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     _reader: EventReader | None = None
     _ticks: bool = False
-    _fingerprints: "_Fingerprints | None" = None
+    _fingerprints: Fingerprints | None = None
     _changed: bool = False
 
     @property
@@ -165,7 +158,7 @@ class DatabaseSession:
         async with self.lock:
             row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
         if not row.get("accepting", bool):
-            raise _not_accepting(self.database)
+            raise refusing_connections(self.database)
 
     async def read(
         self, grantees: Sequence[int], reach: PrivilegeReach, look: Look
@@ -261,7 +254,7 @@ class DatabaseSession:
         if detection is DatabaseMode.EVENTS and self.mode is not detection:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
         self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
-        self._fingerprints = _Fingerprints(self.connection, self.identity)
+        self._fingerprints = Fingerprints(self.connection, self.identity)
         await self._fingerprints.compare()
         if self.mode is not DatabaseMode.EVENTS:
             self.mode = DatabaseMode.POLL
@@ -363,7 +356,7 @@ class DatabaseSession:
                 self.on_notice()
             await anyio.sleep(TICK_SECONDS)
 
-    async def _compare(self, fingerprints: "_Fingerprints") -> NoReturn:
+    async def _compare(self, fingerprints: Fingerprints) -> NoReturn:
         pause = BACKSTOP_SECONDS if self.mode is DatabaseMode.EVENTS else self.interval
         while True:
             await anyio.sleep(pause)
@@ -386,168 +379,12 @@ def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:
     return installation.present, installation.armed, installation.endangered, installation.foreign_parts
 
 
-class _Fingerprints:
-    """Compares each fingerprint of all privileges with the previous one."""
-
-    def __init__(self, connection: Connection, identity: Identity) -> None:
-        self._connection = connection
-        self._started_at = identity.started_at
-        self._key = secrets.randbits(64) - 2**63
-        self._snapshot: str | None = None
-        self._fingerprint: int | None = None
-
-    async def compare(self) -> bool:
-        """Whether it differs from the last one; False the first time. Raises PgRoleError."""
-        rows = await fetch(
-            self._connection,
-            "fingerprint",
-            _query("fingerprint"),
-            self._snapshot,
-            self._key,
-            seconds=_FINGERPRINT_SECONDS,
-            reason=Reason.SERVER_NOT_READY,
-        )
-        row = first(rows)
-        if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
-            raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
-        before, known = self._fingerprint, self._snapshot is not None
-        self._snapshot = row.get("snapshot", str)
-        found = row.find("fingerprint", int)
-        if found is None:
-            return False
-        self._fingerprint = found
-        return known and found != before
-
-
-@asynccontextmanager
-async def open_database(
-    endpoint: Endpoint,
-    database: str,
-    home: str,
-    server: Identity,
-    *,
-    detection: DatabaseMode,
-    interval: float,
-    may_install: bool,
-    candidate: Candidate | None,
-    on_notice: Callable[[], None],
-) -> AsyncIterator[DatabaseSession]:
-    """A session with one database of the server that `server` identifies. `home`: the name of the home database.
-
-    `on_notice` is called when something may have changed. Raises PgRoleError if the session cannot begin; what is wrong
-    with the database itself is Waiting or names the remedy.
-    """
-    with convert_unexpected():
-        async with _connect(endpoint.at(database), database) as connection:
-            identity = await _identify(connection, database)
-            if not identity.is_same_server(server):
-                raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
-            await _silence_triggers(connection, identity)
-            installation = await install_database(connection, allowed=may_install)
-            fence = await _lead(connection, candidate, installation)
-            place = await fetch_row(connection, "", _query("place"))
-            session = DatabaseSession(
-                database,
-                home,
-                connection,
-                identity,
-                installation,
-                fence,
-                place.get("oid", int),
-                interval=interval,
-                on_notice=on_notice,
-            )
-            await session.detect(detection)
-            yield session
-
-
-def _query(name: str) -> str:
-    return resources.text("sql", "events", f"{name}.sql")
-
-
-@asynccontextmanager
-async def _connect(endpoint: Endpoint, database: str) -> AsyncIterator[Connection]:
-    """Raises PgRoleError that is about the database where the database is at fault."""
-    opened = False
-    try:
-        async with connect(endpoint, "database") as connection:
-            opened = True
-            yield connection
-    except PgRoleError as error:
-        if opened:
-            raise
-        raise explain(error, database) from error.__cause__
-
-
-def explain(error: PgRoleError, database: str) -> PgRoleError:
-    """An error of connecting to the database, for the objects that declare privileges there."""
-    codes = _codes(error, set())
-    if _DATABASE_MISSING in codes:
-        return DatabaseMissing(database)
-    if _NOT_ACCEPTING in codes:
-        return _not_accepting(database)
-    if _FORBIDDEN in codes:
-        return Transient(
-            Reason.DATABASE_ERROR,
-            f'the controller\'s role may not connect to database "{database}": GRANT CONNECT ON DATABASE "{database}" '
-            "TO the controller's role",
-        )
-    if _FULL in codes:
-        return Transient(
-            Reason.DATABASE_ERROR, f'the controller cannot connect to database "{database}": {error.message}'
-        )
-    return error
-
-
-def _not_accepting(database: str) -> PgRoleError:
+def refusing_connections(database: str) -> PgRoleError:
+    """The error of a database that its administrator has closed."""
     return Waiting(
         Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
     )
 
 
-class DatabaseMissing(Waiting):
-    """The database does not exist: nothing can be granted there, and nothing is left to revoke."""
-
-    def __init__(self, database: str) -> None:
-        super().__init__(Reason.PRIVILEGE_PENDING, f'database "{database}" does not exist')
-
-
-def _codes(error: BaseException | None, within: set[int]) -> set[str]:
-    """SQLSTATEs of an error and its causes."""
-    if error is None or id(error) in within:
-        return set()
-    within.add(id(error))
-    found = {str(getattr(error, "sqlstate", None) or "")}
-    if isinstance(error, BaseExceptionGroup):
-        found |= {code for one in error.exceptions for code in _codes(one, within)}
-    return (found | _codes(error.__cause__, within)) - {""}
-
-
-async def _identify(connection: Connection, database: str) -> Identity:
-    try:
-        return await identify(connection)
-    except PgRoleError as error:
-        if connection.is_closed():
-            raise
-        raise type(error)(error.reason, error.message.replace("the home database", f'database "{database}"')) from error
-
-
-async def _silence_triggers(connection: Connection, identity: Identity) -> None:
-    """The controller's changes fire no event trigger of others where a role may decide that."""
-    if identity.superuser and identity.version_number >= 170_000:
-        with translate_errors():
-            await connection.execute("SET event_triggers = off")
-
-
-async def _lead(
-    connection: Connection, candidate: Candidate | None, installation: DatabaseInstallation
-) -> Fence | None:
-    if candidate is None:
-        return None
-    guarded = installation.others_may_create
-    if not candidate.is_leading() and installation.present and candidate.away() > 0.0:
-        fence = await lead_while_away(connection, candidate, guarded=guarded)
-        if fence is None:
-            raise Transient(Reason.PROGRESSING, "another process leads in this database")
-        return fence
-    return await take_lead(connection, candidate, guarded=guarded, fencing=installation.present)
+def _query(name: str) -> str:
+    return resources.text("sql", "events", f"{name}.sql")
