@@ -300,15 +300,13 @@ class PgServerSpec(Model):
             "database except the home database, and PgRoles cannot declare spec.privileges."
         ),
     )
-    attribution: AttributionSpec = Field(
-        default=AttributionSpec.model_construct(),
+    attribution: AttributionSpec | None = Field(
+        default=None,
         description="How the controller finds out who caused a drift, and what it tells the readers of PgRoles.",
-        json_schema_extra={"default": {}},
     )
-    history: HistorySpec = Field(
-        default=HistorySpec.model_construct(),
+    history: HistorySpec | None = Field(
+        default=None,
         description="What the controller records about drift in the databases.",
-        json_schema_extra={"default": {}},
     )
     install: StrictBool = Field(default=True, description="Whether the controller can install schema pgrole itself.")
 

@@ -32,7 +32,7 @@ from pgrole_controller.postgres.connection import Endpoint, PasswordFactory
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
     from pgrole_controller.api.pgserver import CaRef, NamespaceSelector, PgServer, PgServerSpec, ServerConnection
-    from pgrole_controller.api.server_databases import AllowedPrivileges
+    from pgrole_controller.api.server_databases import AllowedPrivileges, AttributionSpec, HistorySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,8 @@ def _declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, 
         interval=read_duration(spec.drift.interval).total_seconds(),
         resync_seconds=read_duration(spec.resync_interval).total_seconds(),
         databases=databases,
-        attribution=AttributionConfig(AuditSource(spec.attribution.audit_log), spec.attribution.expose == "Full"),
-        history=HistoryConfig(
-            read_retention(spec.history.retention).total_seconds(), spec.history.max_rows, spec.history.addresses
-        ),
+        attribution=_attribution(spec.attribution),
+        history=_history(spec.history),
         age=_age(stored),
         generation=_generation(stored),
     )
@@ -159,6 +157,19 @@ def _kinds(names: Iterable[str]) -> frozenset[ObjectKind]:
     """Table includes views and foreign tables, as in PgRoles."""
     kinds = frozenset(map(ObjectKind, names))
     return kinds | TABLE_KINDS if ObjectKind.TABLE in kinds else kinds
+
+
+def _attribution(declared: "AttributionSpec | None") -> AttributionConfig:
+    if declared is None:
+        return AttributionConfig()
+    return AttributionConfig(AuditSource(declared.audit_log), declared.expose == "Full")
+
+
+def _history(declared: "HistorySpec | None") -> HistoryConfig:
+    if declared is None:
+        return HistoryConfig()
+    kept = read_retention(declared.retention).total_seconds()
+    return HistoryConfig(kept, declared.max_rows, declared.addresses)
 
 
 def _requirements(namespaces: "NamespaceSelector") -> tuple[Requirement, ...]:

@@ -86,6 +86,13 @@ class _StatusWrite:
     status: dict[str, Any]
 
 
+#: Fields that the CRDs of 0.2.0 lack. The API server refuses a status with them until the CRDs are upgraded.
+_LATER = ("driftHistory", "privileges")
+_LATER_IN_DRIFT = ("database", "details", "by")
+_NOT_DECLARED = "not declared in schema"
+#: After such a refusal they are left out for so long, in seconds.
+OLDER_CRDS_SECONDS = 60.0
+
 #: What of a status proves whose a role is, where no database does.
 _PROOF = ("role", "server")
 
@@ -102,6 +109,7 @@ class StatusWriter:
         self._writing: set[Key] = set()
         self._closed = False
         self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what is tried again, and the delay before
+        self._older_crds_until = 0.0
         self._standing: OrderedDict[Key, tuple[str, tuple[object, ...]]] = OrderedDict()  # version, content
         self._send, self._receive = anyio.create_memory_object_stream[Key](float("inf"))
 
@@ -229,6 +237,8 @@ class StatusWriter:
             pending.cause,
         )
         status = build_status(previous, pending.outcome, standing, generation, datetime.now(UTC))
+        if anyio.current_time() < self._older_crds_until:
+            status = _without_later_fields(status)
         if unchanged(previous, status):
             log.debug("status unchanged", extra={"object": str(pending.key), "reason": pending.outcome.reason.value})
             self._note_standing(stored, pending)
@@ -242,7 +252,7 @@ class StatusWriter:
         stored, previous = writing.stored, writing.previous
         before = previous.get("conditions") or []
         try:
-            written = await apply_status(self._client, PGROLES, stored, writing.status)
+            written = await self._apply(stored, writing.status)
         except ApiError as error:
             # A definition that came later may refuse the object itself and every status with it: an Event can say it.
             if error.status in (422, 500) and pending.key not in self._failed:
@@ -256,6 +266,25 @@ class StatusWriter:
             if field not in _reported(previous):
                 metrics.DRIFTS.labels(server_of(stored.object()), field, "reported").inc()
         self._announce(pending.outcome, before, stored)
+
+    async def _apply(self, stored: Stored, status: dict[str, Any]) -> Stored:
+        """Without the fields of this release where the CRDs are those of the release before."""
+        try:
+            return await apply_status(self._client, PGROLES, stored, status)
+        except ApiError as error:
+            known = _without_later_fields(status)
+            if _NOT_DECLARED not in str(error) or known == status:
+                raise
+            self._older_crds_until = anyio.current_time() + OLDER_CRDS_SECONDS
+            log.warning("status without the fields of this release: upgrade the CRDs", extra={"error": str(error)})
+            return await apply_status(self._client, PGROLES, stored, known)
+
+
+def _without_later_fields(status: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in status.items() if name not in _LATER}
+    if "lastDrift" in kept:
+        kept["lastDrift"] = {name: value for name, value in kept["lastDrift"].items() if name not in _LATER_IN_DRIFT}
+    return kept
 
 
 def _has_status(stored: Stored) -> bool:

@@ -378,3 +378,21 @@ BEGIN
     RETURN pgrole.expect_snapshot(compared.seen_at, pg_current_xact_id_if_assigned());
 END
 $$;
+
+-- Who was granted to observe roles by an administrator, before version 4, may observe databases, too.
+DO $$
+DECLARE
+    other name;
+BEGIN
+    FOR other IN
+        SELECT DISTINCT r.rolname
+        FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a JOIN pg_roles AS r ON r.oid = a.grantee
+        WHERE c.oid = 'pgrole.role_state'::regclass AND a.privilege_type = 'UPDATE' AND a.grantee <> c.relowner
+    LOOP
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON pgrole.database_state TO %I', other);
+        EXECUTE format(
+            'GRANT EXECUTE ON FUNCTION pgrole.record_databases(xid8), pgrole.message_of_database(text, text) TO %I', other
+        );
+    END LOOP;
+END
+$$;

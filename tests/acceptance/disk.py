@@ -49,7 +49,7 @@ async def small_disk(server: PostgresServer, part: str, megabytes: int) -> Async
         pytest.skip(f"this test mounts a small disk, which takes root and CAP_SYS_ADMIN: {words}")
     try:
         await server.stop()
-        await anyio.run_process(["cp", "-a", f"{disk}/.", str(place)])
+        await anyio.run_process(["cp", "-a", "--sparse=never", f"{disk}/.", str(place)])
         shutil.rmtree(disk)
         disk.symlink_to(place)
         await server.start()

@@ -68,10 +68,12 @@ class UnderAttack:
     beside: Database  # of the other
     _teams: "itertools.cycle[str]" = field(default_factory=lambda: itertools.cycle(TEAMS))
     _elsewhere: "itertools.cycle[str]" = field(default_factory=lambda: itertools.cycle(ELSEWHERE))
+    _turn: anyio.Lock = field(default_factory=anyio.Lock)  # of the connection with the other server
 
     async def drift_elsewhere(self) -> None:
         """Of another role each time, since one that drifts often is repaired more slowly."""
-        await _repaired(self.beside, next(self._elsewhere))
+        async with self._turn:
+            await _repaired(self.beside, next(self._elsewhere))
 
     async def drift_here(self) -> None:
         """Of a role of another team each time."""

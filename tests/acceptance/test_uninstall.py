@@ -222,7 +222,9 @@ async def test_followed_to_its_end_the_page_leaves_nothing_but_what_retain_promi
         stays = {f"/api/v1/{own}", f"/api/v1/{theirs}", f"/api/v1/{theirs}/secrets/chosen"}
         assert left == delivered | goes | stays
         await check_owned(cluster, delivered)
+        await database.execute("CREATE DATABASE orders")  # the page's example of another database
         await follow(shell, "4. The database")
+        await database.execute("DROP DATABASE orders")
         after = await catalogs(database)
         assert before - after == set()
         assert after - before == promised

@@ -147,7 +147,9 @@ async def test_all_of_it_is_taken(api_server: ApiServer) -> None:
 @pytest.mark.parametrize("retention", ["1d", "90d", "3650d", "24h", "87600h", "36h30m"])
 async def test_a_retention_is_in_days_or_a_duration(api_server: ApiServer, retention: str) -> None:
     made = await create(api_server, {"connection": _CONNECTION, "history": {"retention": retention}})
-    assert PgServer.model_validate(made).spec.history.retention == retention
+    history = PgServer.model_validate(made).spec.history
+    assert history is not None
+    assert history.retention == retention
 
 
 async def test_databases_have_their_defaults_only_where_they_are_declared(api_server: ApiServer) -> None:
