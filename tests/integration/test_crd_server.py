@@ -156,5 +156,7 @@ async def test_databases_have_their_defaults_only_where_they_are_declared(api_se
     assert "databases" not in (await create(api_server, {"connection": _CONNECTION}))["spec"]
     made = await create(api_server, {"connection": _CONNECTION, "databases": {"matchNames": ["orders"]}})
     assert made["spec"]["databases"] == {"matchNames": ["orders"], "max": 50, "detection": "Auto"}
-    assert made["spec"]["attribution"] == {"auditLog": "Never", "expose": "Minimal"}
-    assert made["spec"]["history"] == {"retention": "90d", "maxRows": 1_000_000, "addresses": True}
+    assert not {"attribution", "history"} & set(made["spec"]), "stored objects of earlier releases stay as they are"
+    spec = (await create(api_server, {"connection": _CONNECTION, "attribution": {}, "history": {}}))["spec"]
+    assert spec["attribution"] == {"auditLog": "Never", "expose": "Minimal"}
+    assert spec["history"] == {"retention": "90d", "maxRows": 1_000_000, "addresses": True}
