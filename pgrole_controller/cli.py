@@ -17,7 +17,8 @@ from pgrole_controller.imports import import_plain, startup_imports
 
 with startup_imports():
     from pgrole_controller.claims.arguments import add_claims
-    from pgrole_controller.dsn import address_of, split_methods, verifies_by_default
+    from pgrole_controller.commands.arguments import add_commands
+    from pgrole_controller.dsn import address_of
     from pgrole_controller.settings import (
         DSN,
         SETTINGS,
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     sql.set_defaults(command=_sql)
 
     add_claims(commands)
+    add_commands(commands)
     return parser
 
 
@@ -151,10 +153,9 @@ def config_of(settings: Settings) -> "Config":
 
     in_cluster, server = in_cluster_namespace(), None
     if (dsn := settings.dsn) is not None:
-        plain, methods = split_methods(dsn)
         server = ServerConfig(
             DEFAULT_SERVER,
-            Endpoint(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods),
+            Endpoint.of_dsn(dsn),
             server_policy_of(settings),
             address_of(dsn),
             may_install=settings.install,

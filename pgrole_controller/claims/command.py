@@ -16,7 +16,6 @@ import anyio
 from pgrole_controller.claims.arguments import Arguments, ListArguments, ReleaseArguments, TransferArguments
 from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres.claims import (
     ClaimedRoleState,
     ListedClaim,
@@ -106,8 +105,7 @@ FAILED = 1
 
 def run(options: Arguments, dsn: str) -> int:
     """Returns the exit code. Raises WrongSetting if it must ask and no one can answer."""
-    plain, methods = split_methods(dsn)
-    endpoint = Endpoint(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods)
+    endpoint = Endpoint.of_dsn(dsn)
     try:
         if isinstance(options, ListArguments):
             return _show(options, endpoint)

@@ -12,6 +12,7 @@ import anyio.to_thread
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.authentication import Unacceptable
 from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
@@ -65,6 +66,12 @@ class Endpoint:
     ca: str | None = field(default=None, repr=False)
     methods: frozenset[str] | None = None  # as in protocol.ConnectionLimits
     volume: int = VOLUME  # maximum bytes of the answer to one statement
+
+    @classmethod
+    def of_dsn(cls, dsn: str) -> "Endpoint":
+        """As libpq would, except that TLS to another machine verifies the server unless the DSN has a sslmode."""
+        plain, methods = split_methods(dsn)
+        return cls(plain, ssl="verify-full" if verifies_by_default(dsn) else None, methods=methods)
 
     @classmethod
     def of(

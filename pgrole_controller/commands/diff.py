@@ -1,0 +1,7 @@
+"""The command `diff`."""
+
+import argparse
+
+
+def run(options: argparse.Namespace) -> int:
+    raise NotImplementedError(options)

@@ -1,0 +1,7 @@
+"""The command `history`."""
+
+import argparse
+
+
+def run(options: argparse.Namespace) -> int:
+    raise NotImplementedError(options)

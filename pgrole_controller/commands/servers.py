@@ -1,0 +1,80 @@
+"""Finds the server that a command looks at, and reads it in READ ONLY transactions."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from pgrole_controller.api.reading import Invalid, read_pgserver
+from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
+from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.core.database_options import DatabasesConfig
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.dsn import address_of
+from pgrole_controller.kube.client import PGSERVERS, Client
+from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.store import pack, parse
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.settings import Settings, WrongSetting, server_policy_of
+
+_BEGIN = "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+
+
+async def find_server(choice: ServerChoice) -> ServerConfig:
+    """The chosen server with its endpoint and policy; without a PgServer, the policy of PGROLE_DSN's server.
+
+    Raises WrongSetting if nothing names a server, and PgRoleError, ApiError or Unreachable.
+    """
+    if choice.server is None:
+        if choice.dsn is None:
+            raise WrongSetting("no server: set PGROLE_DSN, or use --server NAME for a PgServer in the cluster")
+        return of_dsn(choice.dsn)
+    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        found = await read_server(client, choice.server, choice.own_namespace)
+    if choice.dsn is not None:
+        return replace(found, endpoint=of_dsn(choice.dsn).endpoint, problem=None)
+    if found.problem is not None:
+        raise found.problem
+    return found
+
+
+async def read_server(client: Client, name: str, own_namespace: str) -> ServerConfig:
+    """A PgServer in the cluster; `problem` says why its endpoint is unknown, e.g. an unreadable Secret.
+
+    Raises Refused if there is none, ApiError, Unreachable.
+    """
+    try:
+        obj = parse(await client.request("GET", PGSERVERS.path(None, name)))
+        read_pgserver(obj)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise Refused(Reason.SERVER_NOT_READY, f'PgServer "{name}" does not exist') from error
+    except Invalid as error:
+        raise Refused(Reason.INVALID_SPEC, f'PgServer "{name}": {error}') from error
+    return await read_declaration(client, pack(obj), ControllerConfig(namespace=own_namespace))
+
+
+def of_dsn(dsn: str) -> ServerConfig:
+    """The server of a DSN, with the policy that the controller has for PGROLE_DSN."""
+    return ServerConfig(
+        DEFAULT_SERVER,
+        Endpoint.of_dsn(dsn),
+        server_policy_of(Settings()),
+        address_of(dsn),
+        databases=DatabasesConfig(("*",)),
+    )
+
+
+@asynccontextmanager
+async def reading(endpoint: Endpoint, database: str | None = None) -> AsyncIterator[Connection]:
+    """A connection inside one READ ONLY transaction, whose queries all see the same state. Raises PgRoleError.
+
+    `database`: another one than the endpoint's.
+    """
+    place = endpoint if database is None else endpoint.at(database)
+    async with connect(place, "command", default_transaction_read_only="on") as connection:
+        with translate_errors("begin"):
+            await connection.execute(_BEGIN)
+        yield connection
