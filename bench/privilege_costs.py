@@ -35,7 +35,7 @@ SELECT coalesce(sum(w.wal_bytes), 0)::bigint FROM unnest($1::int[]) AS p (pid), 
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class ConnectionIdle:
     """Of one database's connection: CPU in percent of a core, private memory in MiB, WAL and row versions written."""
 
     connections: int
@@ -89,7 +89,7 @@ async def _read(stand: PrivilegeStand, took: list[float]) -> None:
             await anyio.sleep(_READ_PAUSE)
 
 
-async def measure_idle(stand: PrivilegeStand, seconds: float) -> Idle:
+async def measure_idle(stand: PrivilegeStand, seconds: float) -> ConnectionIdle:
     """While nothing happens and everything is as declared."""
     async with stand.connect() as client:
         await client.execute("CHECKPOINT")
@@ -99,7 +99,7 @@ async def measure_idle(stand: PrivilegeStand, seconds: float) -> Idle:
         await anyio.sleep(seconds)
         share = 100 * (_cpu(pids) - used) / (time.monotonic() - start)
         private = sum(map(_private, pids)) / max(1, len(pids))
-        return Idle(len(pids), share, private, await _wal(client, pids) - wal, await _rows(client) - rows)
+        return ConnectionIdle(len(pids), share, private, await _wal(client, pids) - wal, await _rows(client) - rows)
 
 
 def _cpu(pids: Iterable[int]) -> float:

@@ -17,6 +17,8 @@ from pgrole_controller.controller.database_worker import DatabaseContext, Databa
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.grantee import PrivilegePolicy
+from pgrole_controller.core.privilege_policy import check_database
 from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.session import Session
@@ -108,9 +110,8 @@ class Databases:
     def _state(self, name: str) -> DatabaseState:
         running = self._running.get(name)
         if running is None:
-            config = self._config().databases
-            admitted = config is not None and config.admits(name)
-            error = _too_many(name, config.max if config else 0) if admitted else _not_allowed(name)
+            config = self._config()
+            error = _refuse(config, name) or _too_many(name, config.databases.max if config.databases else 0)
             return DatabaseState(name, None, error.message)
         worker = running.worker
         message = worker.trouble.message if worker.trouble else worker.why
@@ -120,7 +121,8 @@ class Databases:
         """Starts and stops workers as declared. A database that has a worker keeps it before others get one."""
         config = self._config()
         named = self._grantees.databases(config.name)
-        allowed = {name for name in named if config.databases is not None and config.databases.admits(name)}
+        refused = {name: error for name in named if (error := _refuse(config, name)) is not None}
+        allowed = named - refused.keys()
         most = 0 if config.databases is None else config.databases.max
         chosen = sorted(allowed, key=lambda name: (name not in self._running, name))[:most]
         for name in self._running.keys() - set(chosen):
@@ -128,8 +130,8 @@ class Databases:
         for name in chosen:
             if name not in self._running:
                 self._start(name, tasks, session, home)
-        for name in named - allowed:
-            self._report(name, _not_allowed(name))
+        for name, error in refused.items():
+            self._report(name, error)
         for name in allowed - set(chosen):
             self._report(name, _too_many(name, most))
 
@@ -172,12 +174,10 @@ class Databases:
                 self._grantees.report(server, PrivilegeResult(grantee.key, grantee.uid, database, digest, error))
 
 
-def _not_allowed(database: str) -> PgRoleError:
-    return Refused(
-        Reason.NOT_ALLOWED,
-        f'database "{database}": the controller may not connect to it: ask the server\'s administrator to add it to '
-        "PgServer.spec.databases",
-    )
+def _refuse(config: ServerConfig, database: str) -> Refused | None:
+    some = config.databases
+    policy = PrivilegePolicy() if some is None else PrivilegePolicy(databases=some.match, but=some.but)
+    return check_database(policy, database)
 
 
 def _too_many(database: str, most: int) -> PgRoleError:

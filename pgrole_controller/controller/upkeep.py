@@ -1,4 +1,4 @@
-"""Prunes events and history in every database of one server, and copies drifts to the home database.
+"""Prunes the history in every database of one server, and copies drifts to the home database.
 
 Expected flow: soon after a session begins and once an hour, every database; within a minute after a drift of privileges
 was recorded, only copies from there. In between, no connection is open and nothing is asked.

@@ -64,6 +64,31 @@ class ObservedDatabase:
     schemas: frozenset[str] = frozenset()
     complete: bool = True
     columns: Mapping[ObjectId, frozenset[str]] = field(default_factory=dict)
+    _by_grantee: dict[int, dict[int, tuple[list[AclEntry], frozenset[str] | None]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def entries_of(self, acl: ObservedAcl, grantee: int) -> tuple[Sequence[AclEntry], frozenset[str] | None]:
+        """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option.
+
+        Objects with the same ACL share the tuple of entries, which is sorted by grantee once. `acls` keeps it alive, so
+        its id stands for it.
+        """
+        known = self._by_grantee.get(id(acl.entries))
+        if known is None:
+            found: dict[int, list[AclEntry]] = {}
+            for entry in acl.entries:
+                found.setdefault(entry.grantee, []).append(entry)
+            known = self._by_grantee[id(acl.entries)] = {one: (some, _plain(some)) for one, some in found.items()}
+        return known.get(grantee, _NO_ENTRIES)
+
+
+def _plain(entries: Sequence[AclEntry]) -> frozenset[str] | None:
+    special = any(entry.column or entry.grantable for entry in entries)
+    return None if special else frozenset(entry.privilege for entry in entries)
+
+
+_NO_ENTRIES: tuple[tuple[AclEntry, ...], frozenset[str]] = ((), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +208,6 @@ class _Comparison:
         self._former = [compile_privileges(one, facts.version) for one in grantee.former.get(facts.database, ())]
         self._ledger = ledger
         self._pending = pending
-        self._by_entries: dict[int, tuple[list[AclEntry], frozenset[str] | None]] = {}
         self._verdicts: dict[tuple[object, ...], frozenset[str]] = {}
         self.changes: list[AclChange] = []
         self.former_held = False
@@ -194,7 +218,7 @@ class _Comparison:
             obj.kind is ObjectKind.DATABASE and obj.name != self._observed.facts.database
         ):
             return
-        entries, plain = self._entries_of(acl)
+        entries, plain = self._observed.entries_of(acl, self._grantee.oid)
         wanted = NOTHING_WANTED if self._declaration is None else self._declaration.wanted(obj)
         if not entries and not wanted.privileges and not wanted.columns:
             return
@@ -203,19 +227,6 @@ class _Comparison:
             return
         kept = self._compare_held(obj, entries, wanted, denied) if entries else _NOTHING_KEPT
         self._compare_missing(obj, kept, wanted, denied)
-
-    def _entries_of(self, acl: ObservedAcl) -> tuple[list[AclEntry], frozenset[str] | None]:
-        """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option.
-
-        Objects with the same ACL share the tuple of entries; `observed` keeps it alive, so its id stands for it.
-        """
-        known = self._by_entries.get(id(acl.entries))
-        if known is None:
-            entries = [entry for entry in acl.entries if entry.grantee == self._grantee.oid]
-            special = any(entry.column or entry.grantable for entry in entries)
-            plain = None if special else frozenset(entry.privilege for entry in entries)
-            known = self._by_entries[id(acl.entries)] = (entries, plain)
-        return known
 
     def _denied(self, obj: DatabaseObject, wanted: Wanted) -> _Denied:
         guarded = (obj.security_definer, obj.extension, obj.id.oid < FIRST_NORMAL_OID)

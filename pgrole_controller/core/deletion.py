@@ -7,7 +7,7 @@ from pgrole_controller.core.kept_privileges import held_by, unconfirmed
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, protection, reaches_beyond
-from pgrole_controller.core.privilege_outcome import why_not_connected
+from pgrole_controller.core.privilege_policy import check_database
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 
@@ -137,13 +137,12 @@ def _after_revocation(
     if not left:
         return _clear_privileges(desired, observed, target) if server.keeps_privileges else None
     more = f" (and in {len(left) - 1} more databases)" if len(left) > 1 else ""
-    why = why_not_connected(policy.privileges, left[0])
+    refused = check_database(policy.privileges, left[0])
     result = desired.privilege_results.get(left[0])
     what = f'privileges of role "{desired.role.name}" in database "{left[0]}"{more}'
-    if result is not None and result.error is not None:
-        why = why or result.error.message
-    if why:
-        raise Waiting(Reason.DROP_BLOCKED, f"{what} cannot be revoked: {why}")
+    problem = refused or (result.error if result is not None else None)
+    if problem is not None:
+        raise Waiting(Reason.DROP_BLOCKED, f"{what} cannot be revoked: {problem.message}")
     raise Waiting(Reason.PROGRESSING, f"the controller revokes {what} before it drops the role")
 
 

@@ -3,36 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.granted_privileges import GrantedPrivileges, name_some
-from pgrole_controller.core.grantee import Grantee, PrivilegePolicy
-from pgrole_controller.core.policy import matches
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.privilege_policy import check_database
 from pgrole_controller.core.status import PROGRESSING, Outcome, Phase, of_error
-
-
-def why_not_connected(policy: PrivilegePolicy, database: str) -> str | None:
-    """Returns why the controller does not connect to this database, with the remedy; None if it does."""
-    if policy.databases is None:
-        return (
-            "the PgServer allows no connection to databases: ask the server's administrator to set spec.databases there"
-        )
-    if not matches(database, policy.databases) or matches(database, policy.but):
-        allowed = ", ".join(policy.databases) or "none"
-        besides = f", except {', '.join(policy.but)}" if policy.but else ""
-        return (
-            f"the PgServer's spec.databases allows no connection to this database; allowed: {allowed}{besides}. "
-            f"Remove it from spec.privileges, or ask the server's administrator"
-        )
-    return None
 
 
 def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRoleError]:
     """Returns, by database, what keeps a worker from serving it. `existing`: those of its databases that exist."""
     problems: dict[str, PgRoleError] = {}
     for database in sorted(grantee.databases):
-        why = why_not_connected(grantee.policy, database)
-        if why is not None:
-            problems[database] = Refused(Reason.NOT_ALLOWED, f'spec.privileges: database "{database}": {why}')
+        refused = check_database(grantee.policy, database)
+        if refused is not None:
+            problems[database] = refused
         elif database not in existing and database in grantee.declared:
             problems[database] = Waiting(
                 Reason.PRIVILEGE_PENDING, f'spec.privileges: database "{database}" does not exist yet'

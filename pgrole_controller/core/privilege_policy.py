@@ -57,12 +57,17 @@ class Denial:
 def check_database(policy: PrivilegePolicy, database: str) -> Refused | None:
     """Returns why the controller does not manage privileges in this database; None if it does."""
     if policy.databases is None:
-        why = "the server's administrator has not set PgServer.spec.databases, so no database has managed privileges"
+        why = f"PgServer.spec.databases is absent, so no database has managed privileges: {_ASK} to set it"
     elif not matches(database, policy.databases) or matches(database, policy.but):
-        why = "PgServer.spec.databases does not include it"
+        allowed = ", ".join(policy.databases) or "none"
+        besides = f", except {', '.join(policy.but)}" if policy.but else ""
+        why = (
+            f"PgServer.spec.databases does not include it; allowed: {allowed}{besides}. Remove it from spec.privileges,"
+            f" or {_ASK}"
+        )
     else:
         return None
-    return Refused(Reason.NOT_ALLOWED, f'spec.privileges: database "{database}": {why}: remove it from spec, or {_ASK}')
+    return Refused(Reason.NOT_ALLOWED, f'spec.privileges: database "{database}": {why}')
 
 
 def why_not_granted(

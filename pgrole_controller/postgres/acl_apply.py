@@ -30,6 +30,13 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.grant_ddl import GrantStatement
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_catalog import read_defaults, read_named_acls
+from pgrole_controller.postgres.acl_checks import (
+    CHECK_SUSPENDED,
+    CHECK_TRIGGERS,
+    LOCK_TABLES,
+    NOT_AS_EXPECTED,
+    prepare_checks,
+)
 from pgrole_controller.postgres.acl_refusal import (
     LOCK_NOT_FREE,
     RETRIED,
@@ -41,7 +48,7 @@ from pgrole_controller.postgres.acl_refusal import (
     sqlstate,
     tell_locked,
 )
-from pgrole_controller.postgres.acl_script import NOT_AS_EXPECTED, render_repairs
+from pgrole_controller.postgres.acl_script import render_repairs
 from pgrole_controller.postgres.acl_verification import AclRepair, find_lost, find_wrong, grant_again, identity_of
 from pgrole_controller.postgres.claim_store import limited_transaction
 from pgrole_controller.postgres.connection import Connection
@@ -84,9 +91,9 @@ class AclDialect:
     spared: bool = False
 
     def opening(self) -> list[str]:
-        statements = [queries.without_schema("check_not_suspended")]
+        statements = [CHECK_SUSPENDED]
         if not self.spared:
-            statements.append(queries.privileges("no_foreign_triggers").strip())
+            statements.append(CHECK_TRIGGERS)
         if self.fence is None or self.fence.statement is None:
             return statements
         guard = [queries.inspect("guard").strip()] if self.fence.guarded else []
@@ -126,6 +133,7 @@ async def apply_acls(
         return AppliedAcls()
     if dialect.foreign_triggers:
         return _refused(due, defaults)
+    await prepare_checks(connection)
     pass_ = _Pass(connection, frozenset(grantees), dialect, tuple(extra))
     steps: list[Sequence[AclRepair]] = [due[start : start + OBJECTS] for start in range(0, len(due), OBJECTS)]
     for place, some in enumerate(steps):
@@ -315,7 +323,7 @@ class _Pass:
         if repairs:
             opening += [
                 f"SELECT pg_catalog.set_config('pgrole.objects', '{{{oids}}}', true)",
-                queries.privileges("lock").strip(),
+                LOCK_TABLES,
             ]
         return opening
 

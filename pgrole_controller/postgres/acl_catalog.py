@@ -8,7 +8,7 @@ Names are sent as bytes: in a database of encoding SQL_ASCII they need not be UT
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cmp_to_key
 from typing import TypeAlias
 
@@ -40,14 +40,6 @@ _AT_ONCE = 2000
 
 #: So many values of search_path, and so many characters of each, are read (sql/privileges/facts.sql).
 _MOST_PATHS, _LONGEST_PATH = 1000, 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """One number over the identity and the version of every row with an ACL, and the snapshot it was read with."""
-
-    snapshot: str
-    number: int
 
 
 async def read_database(
@@ -202,14 +194,6 @@ def _schemas_of(search_path: str) -> Iterable[str]:
         return elements(search_path, folding=True)
     except ValueError:  # PostgreSQL ignores it with a warning
         return ()
-
-
-async def read_fingerprint(connection: Connection, since: Fingerprint | None = None) -> Fingerprint | None:
-    """None: nothing can have changed since that one, because no transaction with an id has ended."""
-    before = None if since is None else since.snapshot
-    row = await fetch_row(connection, "look_at_fingerprint", _query(connection, "fingerprint"), before)
-    number = row.find("fingerprint", int)
-    return None if number is None else Fingerprint(row.get("snapshot", str), number)
 
 
 def _query(connection: Connection, name: str, objects: str = "") -> str:

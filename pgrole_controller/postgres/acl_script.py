@@ -11,11 +11,8 @@ from typing import TypedDict
 from pgrole_controller.core import grant_ddl
 from pgrole_controller.core.acl import ObservedAcl
 from pgrole_controller.core.ddl import literal
-from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.acl_checks import CHECK_EFFECT, CHECK_EXPECTED
 from pgrole_controller.postgres.acl_verification import AclRepair
-
-#: SQLSTATE if an object is not as it was read, or not as it should be afterwards. Nothing was changed.
-NOT_AS_EXPECTED = "PGR06"
 
 _CATALOGS = ("pg_class", "pg_namespace", "pg_database")
 #: So many privileges are verified at most by one message.
@@ -39,9 +36,9 @@ def render_repairs(repairs: Sequence[AclRepair], version: int, opening: Iterable
         [
             *opening,
             f"SELECT pg_catalog.set_config('pgrole.expected', {given}, true)",
-            queries.privileges("expect").strip(),
+            CHECK_EXPECTED,
             *(one.text for one in changes),
-            queries.privileges("verify").strip(),
+            CHECK_EFFECT,
             *ending,
         ]
     )
@@ -67,7 +64,7 @@ def _is_utf8(text: str) -> bool:
 
 
 class _Expectation(TypedDict):
-    """As sql/privileges/expect.sql and verify.sql describe it."""
+    """As sql/privileges/unexpected.sql and ineffective.sql describe it."""
 
     catalog: str
     oid: int

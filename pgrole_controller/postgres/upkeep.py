@@ -1,5 +1,5 @@
-"""What is done once an hour in each database with schema pgrole: old rows are deleted, and drifts copied to the home
-database. Where there is nothing to do, nothing is written.
+"""What is done once an hour in each database with schema pgrole: old drifts are deleted, and new ones copied to the
+home database. Where there is nothing to do, nothing is written. A database's session prunes its events.
 
 Guarantees: every transaction first verifies that schema pgrole can be trusted (sql/inspect/guard.sql), and in the home
 database that this process still leads.
@@ -7,38 +7,24 @@ database that this process still leads.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 
 import anyio
 
-from pgrole_controller import resources
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.drift_history import copy_history, prune_history
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.rows import fetch, first
 
-#: How long events are kept, and how many.
-EVENTS_AGE = timedelta(days=7)
-MOST_EVENTS = 100_000
-
-#: What one call prunes at most (sql/database), and how often it is called.
+#: How often one round copies drifts from a database.
 _ROUNDS = 20
 
 _SECONDS = 10.0
 
 
 async def prune(connection: Connection, config: HistoryConfig, fence: Fence | None = None) -> None:
-    """Deletes old events and drifts. `fence`: of the home database; None elsewhere. Raises PgRoleError."""
-    for _ in range(_ROUNDS):
-        async with _trusting(connection, fence):
-            query = resources.text("sql", "events", "prune.sql")
-            rows = await fetch(connection, "prune_events", query, EVENTS_AGE, MOST_EVENTS, seconds=_SECONDS)
-            pruned = first(rows).get("pruned", int)
-        if pruned == 0:
-            break
+    """Deletes old drifts. `fence`: of the home database; None elsewhere. Raises PgRoleError."""
     async with _trusting(connection, fence):
         await prune_history(connection, config)
 

@@ -8,36 +8,36 @@ SELECT
 -- OFFSET 0: taken once
 FROM (SELECT pg_catalog.pg_current_snapshot()::text AS snapshot OFFSET 0) AS now
 LEFT JOIN LATERAL (
-    SELECT bit_xor(hash_record_extended(ROW(p.class, p.object, p.version), $2::bigint)) AS fingerprint
+    SELECT bit_xor(hash_record_extended(ROW(p.class, p.object, p.version, p.entry), $2::bigint)) AS fingerprint
     FROM (
-        SELECT c.tableoid, c.oid, c.xmin FROM pg_catalog.pg_class AS c
+        SELECT c.tableoid, c.oid, c.xmin, 0::bigint FROM pg_catalog.pg_class AS c
         WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relpersistence <> 't'
         UNION ALL
-        SELECT f.tableoid, f.oid, f.xmin FROM pg_catalog.pg_proc AS f
+        SELECT f.tableoid, f.oid, f.xmin, 0 FROM pg_catalog.pg_proc AS f
         UNION ALL
-        SELECT n.tableoid, n.oid, n.xmin FROM pg_catalog.pg_namespace AS n WHERE n.nspname NOT LIKE 'pg\_t%'
+        SELECT n.tableoid, n.oid, n.xmin, 0 FROM pg_catalog.pg_namespace AS n WHERE n.nspname NOT LIKE 'pg\_t%'
         UNION ALL
-        SELECT d.tableoid, d.oid, d.xmin FROM pg_catalog.pg_default_acl AS d
+        SELECT d.tableoid, d.oid, d.xmin, 0 FROM pg_catalog.pg_default_acl AS d
         UNION ALL
-        SELECT d.tableoid, d.oid, d.xmin FROM pg_catalog.pg_database AS d
+        SELECT d.tableoid, d.oid, d.xmin, 0 FROM pg_catalog.pg_database AS d
         WHERE d.datname = pg_catalog.current_database()
         UNION ALL
-        -- columns with an ACL
-        SELECT s.tableoid, s.objid, a.xmin
+        -- columns with an ACL; by column and role, since equal rows would cancel each other out
+        SELECT s.tableoid, s.objid, a.xmin, (s.objsubid::bigint << 32) | s.refobjid::bigint
         FROM pg_catalog.pg_shdepend AS s
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = s.objid AND a.attnum = s.objsubid
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
           AND s.classid = 'pg_catalog.pg_class'::regclass AND s.objsubid <> 0 AND s.deptype = 'a'
         UNION ALL
-        SELECT t.tableoid, t.oid, t.xmin FROM pg_catalog.pg_type AS t WHERE t.typacl IS NOT NULL
+        SELECT t.tableoid, t.oid, t.xmin, 0 FROM pg_catalog.pg_type AS t WHERE t.typacl IS NOT NULL
         UNION ALL
-        SELECT m.tableoid, m.oid, m.xmin FROM pg_catalog.pg_largeobject_metadata AS m WHERE m.lomacl IS NOT NULL
+        SELECT m.tableoid, m.oid, m.xmin, 0 FROM pg_catalog.pg_largeobject_metadata AS m WHERE m.lomacl IS NOT NULL
         UNION ALL
-        SELECT l.tableoid, l.oid, l.xmin FROM pg_catalog.pg_language AS l
+        SELECT l.tableoid, l.oid, l.xmin, 0 FROM pg_catalog.pg_language AS l
         UNION ALL
-        SELECT w.tableoid, w.oid, w.xmin FROM pg_catalog.pg_foreign_data_wrapper AS w
+        SELECT w.tableoid, w.oid, w.xmin, 0 FROM pg_catalog.pg_foreign_data_wrapper AS w
         UNION ALL
-        SELECT w.tableoid, w.oid, w.xmin FROM pg_catalog.pg_foreign_server AS w
-    ) AS p (class, object, version)
+        SELECT w.tableoid, w.oid, w.xmin, 0 FROM pg_catalog.pg_foreign_server AS w
+    ) AS p (class, object, version, entry)
     WHERE now.snapshot IS DISTINCT FROM $1::text
 ) AS every ON true

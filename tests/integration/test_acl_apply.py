@@ -13,7 +13,8 @@ from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, apply_acls
 from pgrole_controller.postgres.acl_catalog import read_acls, read_columns, read_defaults
-from pgrole_controller.postgres.acl_script import NOT_AS_EXPECTED, render_repairs
+from pgrole_controller.postgres.acl_checks import NOT_AS_EXPECTED, prepare_checks
+from pgrole_controller.postgres.acl_script import render_repairs
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.fence import Fence
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named
@@ -363,6 +364,7 @@ async def test_a_process_that_no_longer_leads_changes_nothing(db: AclDatabase) -
 
 
 async def sent_while(db: AclDatabase, *repairs: AclRepair) -> tuple[AppliedAcls, list[str]]:
+    await prepare_checks(db.connection)
     sent: list[str] = []
 
     def note(query: asyncpg.connection.LoggedQuery) -> None:
@@ -405,6 +407,7 @@ async def test_a_repair_of_several_objects_and_roles_is_one_message(db: AclDatab
 async def test_the_message_changes_nothing_that_is_not_as_it_was_read(db: AclDatabase, meanwhile: str) -> None:
     before = named(await read(db), "t")
     text = render_repairs([AclRepair(before, (change(db, before, "reader", "SELECT"),))], 140_000, (), ())
+    await prepare_checks(db.connection)
     await db.run(meanwhile)
     with pytest.raises(asyncpg.PostgresError) as raised:
         await db.connection.execute(text)
@@ -418,6 +421,7 @@ async def test_the_message_changes_nothing_if_something_is_lost(db: AclDatabase)
     other = AclEntry(db.oids["writer"], before.object.owner, db.name("owner"), "DELETE")
     claimed = replace(before, entries=(*before.entries, other))
     text = render_repairs([AclRepair(claimed, (grant,))], 140_000, (), ())
+    await prepare_checks(db.connection)
     with pytest.raises(asyncpg.PostgresError) as raised:
         await db.connection.execute(text)
     assert raised.value.sqlstate == NOT_AS_EXPECTED

@@ -14,7 +14,6 @@ from pgrole_controller.postgres.acl_catalog import (
     read_database,
     read_defaults,
     read_facts,
-    read_fingerprint,
     read_named_acls,
     read_recent_acls,
 )
@@ -348,37 +347,3 @@ async def test_a_full_read_has_everything_in_one_snapshot(db: AclDatabase) -> No
     assert {one.object.kind for one in observed.acls} >= {*TABLE_KINDS, ObjectKind.DATABASE, ObjectKind.SCHEMA}
     assert len({one.object.id for one in observed.acls}) == len(observed.acls)
     assert isinstance(table, ObjectId)
-
-
-async def test_the_fingerprint_tells_every_change_of_a_privilege(db: AclDatabase) -> None:
-    database = await db.beside.fetchval("SELECT current_database()")
-    last = await read_fingerprint(db.connection)
-    assert last is not None
-    for change in (
-        "GRANT SELECT ON app.t TO {reader}",
-        "GRANT SELECT (id) ON app.t TO {reader}, {writer}",
-        "GRANT UPDATE (id) ON app.t TO {reader}, {writer}",
-        "REVOKE SELECT (id), UPDATE (id) ON app.t FROM {reader}, {writer}",
-        "GRANT USAGE ON SEQUENCE app.s TO {reader}",
-        "GRANT USAGE ON SCHEMA app TO {reader}",
-        "GRANT EXECUTE ON FUNCTION app.fn TO {reader}",
-        f'GRANT CREATE ON DATABASE "{database}" TO {{reader}}',
-        "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} GRANT SELECT ON TABLES TO {reader}",
-        "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} REVOKE SELECT ON TABLES FROM {reader}",
-        "ALTER TABLE app.t OWNER TO {heir}",
-        "CREATE TABLE app.new ()",
-        "DROP TABLE app.new",
-    ):
-        await db.run(change)
-        now = await read_fingerprint(db.connection, last)
-        assert now is not None, change
-        assert now.number != last.number, change
-        last = now
-
-
-async def test_the_fingerprint_is_not_computed_while_no_transaction_ends(own_postgres: PostgresServer) -> None:
-    async with acl_database(own_postgres) as db:
-        last = await read_fingerprint(db.connection)
-        assert await read_fingerprint(db.connection, last) is None
-        await db.run("CREATE TABLE app.t ()")
-        assert await read_fingerprint(db.connection, last) is not None

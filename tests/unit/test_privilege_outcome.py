@@ -15,7 +15,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.privilege_outcome import add_privileges, find_problems, why_not_connected
+from pgrole_controller.core.privilege_outcome import add_privileges, find_problems
 from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import (
@@ -125,11 +125,6 @@ class TestTheOutcome:
 
 
 class TestProblems:
-    def test_a_database_needs_the_consent_of_the_servers_owner(self) -> None:
-        assert "spec.databases" in (why_not_connected(PrivilegePolicy(), "orders") or "")
-        assert "allowed: a*, except ab*" in (why_not_connected(PrivilegePolicy((), ("a*",), ("ab*",)), "abc") or "")
-        assert why_not_connected(PrivilegePolicy((), ("a*",), ("ab*",)), "acc") is None
-
     def test_only_a_declared_database_is_waited_for(self) -> None:
         grantee = replace(GRANTEE, former={"gone": (DatabasePrivileges("gone"),)})
         problems = find_problems(grantee, frozenset({"orders"}))

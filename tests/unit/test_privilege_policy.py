@@ -161,6 +161,10 @@ def test_a_database_needs_the_servers_consent(policy: PrivilegePolicy, may: bool
     assert may or "PgServer.spec.databases" in str(refused)
 
 
+def test_a_refused_database_is_told_which_ones_are_allowed() -> None:
+    assert "allowed: a*, except ab*" in str(check_database(PrivilegePolicy((), ("a*",), ("ab*",)), "abc"))
+
+
 def test_creators_are_the_namespaces_roles_or_owners_that_a_rule_names() -> None:
     def may(creator: int, *rules: PrivilegeRule) -> bool:
         return why_not_created_by(ruled(*rules), creator, NAMES[creator], FACTS) is None

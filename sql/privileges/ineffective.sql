@@ -1,0 +1,23 @@
+-- Does one of these objects not have the privileges that it should have after the changes? One row.
+-- The setting pgrole.expected: as in sql/privileges/unexpected.sql, and for each object `present` and `absent`: arrays of
+-- texts, each the oid of the grantee and a privilege. Absent: none that the owner granted.
+SELECT EXISTS (
+    SELECT
+    FROM jsonb_to_recordset(current_setting('pgrole.expected')::jsonb)
+        AS e (catalog text, oid oid, owner oid, present jsonb, absent jsonb)
+    CROSS JOIN LATERAL (
+        SELECT array_agg(a.grantee::text || ' ' || a.privilege_type) AS held,
+            array_agg(a.grantee::text || ' ' || a.privilege_type) FILTER (WHERE a.grantor = e.owner) AS granted
+        FROM (
+            SELECT c.relacl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END
+            FROM pg_catalog.pg_class AS c WHERE e.catalog = 'pg_class' AND c.oid = e.oid
+            UNION ALL
+            SELECT n.nspacl, 'n' FROM pg_catalog.pg_namespace AS n WHERE e.catalog = 'pg_namespace' AND n.oid = e.oid
+            UNION ALL
+            SELECT d.datacl, 'd' FROM pg_catalog.pg_database AS d WHERE e.catalog = 'pg_database' AND d.oid = e.oid
+        ) AS f (acl, initial)
+        CROSS JOIN LATERAL aclexplode(coalesce(f.acl, acldefault(f.initial, e.owner))) AS a
+    ) AS h
+    WHERE EXISTS (SELECT FROM jsonb_array_elements_text(e.present) AS p (key) WHERE (p.key = ANY (h.held)) IS NOT TRUE)
+       OR EXISTS (SELECT FROM jsonb_array_elements_text(e.absent) AS p (key) WHERE p.key = ANY (h.granted))
+) AS ineffective
