@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from ssl import SSLContext
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -17,7 +17,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.authentication import Unacceptable
 from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
-from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits
+from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits, reason_of
 from pgrole_controller.postgres.session_settings import PINNED, OptionalSettings, check_identity
 from pgrole_controller.postgres.tls import Mode, make_context
 
@@ -306,6 +306,28 @@ def _naming(what: str) -> Iterator[None]:
         raise Refused(
             Reason.SERVER_NOT_READY, f"the controller cannot connect: {what} is not usable ({kind})"
         ) from None
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first PgRoleError of a group that holds nothing else; otherwise the group itself."""
+    failures, rest = group.split(PgRoleError)
+    if rest is not None or failures is None:
+        return group
+    failure: BaseException = failures
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure
+
+
+async def await_end(connections: Sequence[Connection]) -> NoReturn:
+    """Waits until one of these connections ends; raises Transient with the reason."""
+    ended = anyio.Event()
+    for connection in connections:
+        connection.add_termination_listener(lambda _connection: ended.set())
+    if not any(connection.is_closed() for connection in connections):
+        await ended.wait()
+    reasons = [f": {shorten(str(reason))}" for connection in connections if (reason := reason_of(connection))]
+    raise Transient(Reason.SERVER_NOT_READY, f"a connection to PostgreSQL ended{''.join(reasons[:1])}")
 
 
 def _spell(host: str, port: int) -> str:

@@ -18,7 +18,7 @@ import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.core.contest import Suspect
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.plan import NewOwner, Plan
 from pgrole_controller.core.policy import References
 from pgrole_controller.core.request import Key
@@ -38,16 +38,16 @@ from pgrole_controller.postgres.capabilities import (
 )
 from pgrole_controller.postgres.catalog import ReferencedNames, read_suspects
 from pgrole_controller.postgres.claim_store import ClaimStore, HeldClaim, HomeConnection
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.connection import Connection, Endpoint, await_end, connect, first_error
 from pgrole_controller.postgres.database_claims import GUARDED_SECONDS, DatabaseClaims
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
-from pgrole_controller.postgres.errors import convert_unexpected, shorten, translate_errors
-from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
+from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
+from pgrole_controller.postgres.fence import Candidate, Fence, take_lead
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.privileges import PARAMETER_GRANTS_VERSION
-from pgrole_controller.postgres.protocol import reason_of
 from pgrole_controller.postgres.rows import fetch_row, query_each
 from pgrole_controller.postgres.schema import SchemaState, is_current
+from pgrole_controller.postgres.standby import stand_by
 from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
@@ -61,15 +61,9 @@ _PLANNING = {
     "enable_mergejoin": "off",
 }
 
-#: While another process leads: seconds between two keepalive queries on each connection, and the deadline of each.
-KEEPALIVE_SECONDS = 5.0
-_KEEPALIVE_DEADLINE = 3.0
-
-#: Seconds between two checks whether the leader is alive, by a standby process that cannot reach Kubernetes.
-AWAY_SECONDS = 1.0
-
 #: Seconds between two heartbeats of the leader; it then also checks whether changes are suspended.
 BEAT_PERIOD = 5.0
+_SUSPENDED_SECONDS = 3.0
 
 
 #: A role to be dropped: its oid, and the name of the new owner of its objects (empty: none).
@@ -262,7 +256,7 @@ async def run_session(
             async with explaining(writer):
                 found = await read_capabilities(writer)
             detector = await open_chosen(found) if found else None
-            fence = await _stand_by(candidate, writer, found, detector)
+            fence = await stand_by(candidate, writer, found, detector)
         if found is None or fence is None:
             async with explaining(writer):
                 found = await prepare_schema(writer, detection, may_install, found)
@@ -285,7 +279,7 @@ async def run_session(
             async with anyio.create_task_group() as tasks:
                 for task in detector.tasks:
                     tasks.start_soon(task)
-                tasks.start_soon(_await_end, (writer, *detector.connections))
+                tasks.start_soon(await_end, (writer, *detector.connections))
                 period = min(ACCESS_CHECK_SECONDS, 60 * interval)
                 tasks.start_soon(_watch_access, detector, found, period, tasks.cancel_scope)
                 tasks.start_soon(_beat, detector, fence, suspended)
@@ -304,62 +298,6 @@ def _open_claims(status_claims: StatusClaims, found: Capabilities) -> ClaimStore
     return DatabaseClaims(found.guarded, found.schema_state is not SchemaState.OLDER)
 
 
-async def _stand_by(
-    candidate: Candidate, writer: Connection, found: Capabilities | None, detector: Detector | None
-) -> Fence | None:
-    """Waits until this process leads or, without a `detector`, until the leader has installed schema pgrole.
-
-    Returns the fence if this process leads the database without the Lease. None: it holds the Lease, or the schema was
-    installed. Raises PgRoleError if a connection fails.
-    """
-    waiting = _Standby(candidate, (writer, *(detector.connections if detector else ())), found if detector else None)
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_await_end, waiting.connections)
-            tasks.start_soon(waiting.keep_alive, tasks.cancel_scope)
-            await candidate.stand_by()
-            tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        raise first_error(group) from group
-    return waiting.fence
-
-
-@dataclass(slots=True)
-class _Standby:
-    """Waits for the lead with all connections open. `found` None: schema pgrole does not exist yet."""
-
-    candidate: Candidate
-    connections: Sequence[Connection]
-    found: Capabilities | None
-    fence: Fence | None = None
-
-    async def keep_alive(self, everything: anyio.CancelScope) -> NoReturn:
-        """Queries every connection regularly, so that a lost one is noticed and none is closed as idle.
-
-        Cancels `everything` when this process leads or schema pgrole exists. Queries are not interrupted: the session
-        continues to use the first connection.
-        """
-        last = anyio.current_time()
-        while True:
-            if self.found is not None and self.candidate.away() > 0.0:
-                with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
-                    self.fence = await lead_while_away(self.connections[0], self.candidate, guarded=self.found.guarded)
-            elif anyio.current_time() - last >= KEEPALIVE_SECONDS:
-                last = anyio.current_time()
-                await self._query(everything)
-            if self.fence is not None:
-                log.warning("enforcing the state last applied: Kubernetes is or was unreachable")
-                everything.cancel()
-            await anyio.sleep(AWAY_SECONDS)
-
-    async def _query(self, everything: anyio.CancelScope) -> None:
-        with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
-            for connection in self.connections:
-                await connection.fetchval("SELECT 1", timeout=_KEEPALIVE_DEADLINE)
-            if self.found is None and await is_current(self.connections[0]):
-                everything.cancel()
-
-
 async def _beat(detector: Detector, fence: Fence | None, suspended: Callable[[bool], None]) -> NoReturn:
     """Sends the leader's heartbeats, and reports whether changes are suspended. Raises PgRoleError."""
     while True:
@@ -372,7 +310,7 @@ async def _beat(detector: Detector, fence: Fence | None, suspended: Callable[[bo
 
 async def _is_suspended(connection: Connection) -> bool:
     with translate_errors("suspended"):
-        return bool(await connection.fetchval(queries.inspect("suspended"), timeout=_KEEPALIVE_DEADLINE))
+        return bool(await connection.fetchval(queries.inspect("suspended"), timeout=_SUSPENDED_SECONDS))
 
 
 async def _fence(writer: Connection, found: Capabilities, candidate: Candidate | None) -> Fence | None:
@@ -403,24 +341,3 @@ async def _await_upgrade(detector: Detector, seconds: float, session: anyio.Canc
                     break
     log.info("schema pgrole was updated")
     session.cancel()
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first PgRoleError of a group that holds nothing else; otherwise the group itself."""
-    failures, rest = group.split(PgRoleError)
-    if rest is not None or failures is None:
-        return group
-    failure: BaseException = failures
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
-
-
-async def _await_end(connections: Sequence[Connection]) -> NoReturn:
-    ended = anyio.Event()
-    for connection in connections:
-        connection.add_termination_listener(lambda _connection: ended.set())
-    if not any(connection.is_closed() for connection in connections):
-        await ended.wait()
-    reasons = [f": {shorten(str(reason))}" for connection in connections if (reason := reason_of(connection))]
-    raise Transient(Reason.SERVER_NOT_READY, f"a connection to PostgreSQL ended{''.join(reasons[:1])}")
