@@ -1,5 +1,6 @@
 """Drifts as the command `history` lists them, whether a database or the status of a PgRole recorded them."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,8 +35,14 @@ class ListedDrift:
     object: str = ""
 
 
-def read_details(details: Mapping[str, Any]) -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
-    """Declared and observed values by field, and phrases, from the column `details`; accepts any shape."""
+def read_details(text: str | None) -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
+    """Declared and observed values by field, and phrases, from the JSON of column `details`; accepts any text."""
+    try:
+        details = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        details = {}
+    if not isinstance(details, dict):
+        return {}, ()
     values = {
         name: (_text(pair.get("declared")), _text(pair.get("observed")))
         for name, pair in list(details.items())[:_MOST]

@@ -10,7 +10,8 @@ class ServerFacts:
     """`behind`: seconds that the server's clock is behind this machine's, negative if ahead; `uncertain`: its error.
 
     `reserved`: connections that max_connections includes and others cannot use. `expires`: end of the server's
-    certificate; None if there is none, or if it was not verified.
+    certificate; None if there is none, or if it was not verified. `fixed`: settings that the server's command line
+    sets, so that ALTER SYSTEM does not.
     """
 
     version: str
@@ -29,6 +30,7 @@ class ServerFacts:
     verified: bool = False
     expires: datetime | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

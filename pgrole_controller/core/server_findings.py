@@ -26,6 +26,13 @@ _JSONLOG = 150_000
 _SESSIONS = 3
 
 
+def _set(facts: ServerFacts, name: str, value: str, *, reload: bool = False) -> tuple[Remedy, ...]:
+    """ALTER SYSTEM; nothing if the server's command line sets the parameter. `name`, `value`: ours, in SQL."""
+    if name in facts.fixed:
+        return ()
+    return (Remedy(RemedyKind.SQL, f"ALTER SYSTEM SET {name} = {value}"), *(_RELOAD if reload else ()))
+
+
 def judge_version(area: str, facts: ServerFacts) -> Finding:
     name = f"PostgreSQL {facts.version[:40]}"
     if facts.version_number < _OLDEST * 10_000:
@@ -51,8 +58,10 @@ def judge_encryption(area: str, facts: ServerFacts, sslmode: str, now: datetime)
         return Finding(area, "encryption", OK, "the connection uses a Unix socket")
     if not facts.encrypted:
         text = "the connection is not encrypted" + (f" (sslMode {sslmode})" if sslmode else "")
-        on = facts.settings.get("ssl") == "on"
-        return Finding(area, "encryption", WARNING, f"{text}; the server {'offers' if on else 'does not offer'} TLS")
+        offer = "the server offers TLS: use sslMode verify-full"
+        if facts.settings.get("ssl") == "off":
+            offer = "the server offers no TLS: give it a certificate, and set ssl = on"
+        return Finding(area, "encryption", WARNING, f"{text}; {offer}")
     if not facts.verified:
         text = f"{facts.protocol}, but the server's certificate is not verified (sslMode {sslmode or 'require'})"
         return Finding(area, "encryption", WARNING, f"{text}: use verify-full")
@@ -122,7 +131,7 @@ def _judge_schema_version(
     check = "schema pgrole"
     if schema.version is None:
         if not schema.home:
-            return Finding(area, check, PROBLEM, "it is incomplete: it has no claims", install)
+            return Finding(area, check, PROBLEM, "it has no claims, so this is not the home database: name that one")
         known = "it keeps a history, so it has version 4 or later" if schema.keeps_history else "it is older than 4"
         state = UNKNOWN if schema.keeps_history else WARNING
         return Finding(
@@ -189,7 +198,7 @@ def judge_connections(
     if free < needed:
         more = facts.max_connections + max(needed, 10)
         text = f"{used}: {max(free, 0)} are free, and the controller needs {needed}. Restart the server after this"
-        remedy = (Remedy(RemedyKind.SQL, f"ALTER SYSTEM SET max_connections = {more}"),)
+        remedy = _set(facts, "max_connections", str(more))
         findings.append(Finding(area, check, WARNING if sessions.role else PROBLEM, text, remedy))
     elif free < _SPARE * facts.max_connections:
         findings.append(Finding(area, check, WARNING, f"{used}: few are free"))
@@ -260,7 +269,7 @@ def judge_attribution(area: str, facts: ServerFacts, role: RoleFacts, audit: Aud
     findings = [Finding(area, check, OK, f"{tier}; logs are not read ({better}see docs/attribution.md)")]
     if small:
         text = f"track_activity_query_size is {size}: long statements are cut. Restart the server after this"
-        remedy = (Remedy(RemedyKind.SQL, "ALTER SYSTEM SET track_activity_query_size = 4096"),)
+        remedy = _set(facts, "track_activity_query_size", "4096")
         findings.append(Finding(area, check, WARNING, text, remedy))
     return findings
 
@@ -272,18 +281,18 @@ def _judge_log(
     if not logs:
         text = f"auditLog is {audit.value}, but the server writes no jsonlog. Restart it after this"
         remedies = (
-            Remedy(RemedyKind.SQL, "ALTER SYSTEM SET logging_collector = on"),
-            Remedy(RemedyKind.SQL, "ALTER SYSTEM SET log_destination = 'jsonlog'"),
+            *_set(facts, "logging_collector", "on"),
+            *_set(facts, "log_destination", "'jsonlog'"),
         )
         findings.append(Finding(area, check, WARNING, text, remedies))
     if audit is AuditSource.PGAUDIT and not pgaudit:
         text = "auditLog is Pgaudit, but shared_preload_libraries does not name pgaudit"
         findings.append(Finding(area, check, WARNING, f"{text}: install it, add it there, and restart the server"))
     elif audit is AuditSource.PGAUDIT and not {"role", "all", "ddl"} & _words(facts.settings.get("pgaudit.log", "")):
-        remedies = (Remedy(RemedyKind.SQL, "ALTER SYSTEM SET pgaudit.log = 'role'"), *_RELOAD)
+        remedies = _set(facts, "pgaudit.log", "'role'", reload=True)
         findings.append(Finding(area, check, WARNING, "pgaudit.log does not include role", remedies))
     if audit is AuditSource.STATEMENTS and facts.settings.get("log_statement") not in ("ddl", "mod", "all"):
-        remedies = (Remedy(RemedyKind.SQL, "ALTER SYSTEM SET log_statement = 'ddl'"), *_RELOAD)
+        remedies = _set(facts, "log_statement", "'ddl'", reload=True)
         findings.append(Finding(area, check, WARNING, "auditLog is Statements, but log_statement is none", remedies))
     if not role.superuser and not role.reads_logs:
         remedies = (
@@ -356,7 +365,7 @@ def judge_passwords(area: str, facts: ServerFacts, md5_roles: int | None) -> lis
     """`md5_roles`: roles with an MD5 verifier; None if this login may not see that."""
     check, findings = "passwords", []
     if facts.settings.get("password_encryption") == "md5":
-        remedies = (Remedy(RemedyKind.SQL, "ALTER SYSTEM SET password_encryption = 'scram-sha-256'"), *_RELOAD)
+        remedies = _set(facts, "password_encryption", "'scram-sha-256'", reload=True)
         text = "password_encryption is md5: passwords that others set are stored as MD5"
         findings.append(Finding(area, check, WARNING, text, remedies))
     if md5_roles:
@@ -378,7 +387,7 @@ def judge_settings(area: str, facts: ServerFacts) -> list[Finding]:
         remedies = (Remedy(RemedyKind.SQL, "ALTER SYSTEM RESET session_replication_role"), *_RELOAD)
         findings.append(Finding(area, check, WARNING, "session_replication_role is replica for all sessions", remedies))
     if settings.get("fsync") == "off":
-        remedies = (Remedy(RemedyKind.SQL, "ALTER SYSTEM SET fsync = on"), *_RELOAD)
+        remedies = _set(facts, "fsync", "on", reload=True)
         findings.append(Finding(area, check, WARNING, "fsync is off: a crash can lose claims and roles", remedies))
     return findings or [Finding(area, check, OK, "none is known to hurt")]
 

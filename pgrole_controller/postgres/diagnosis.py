@@ -60,6 +60,7 @@ async def read_server_facts(connection: Connection) -> ServerFacts:
         verified=verified,
         expires=expires,
         settings={one.get("name", str): one.find("setting", str) or "" for one in settings},
+        fixed=frozenset(one.get("name", str) for one in settings if one.get("fixed", bool)),
     )
 
 

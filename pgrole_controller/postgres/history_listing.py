@@ -67,7 +67,7 @@ async def list_drifts(connection: Connection, since: datetime, role: str | None,
 
 
 def _drift(row: Row) -> ListedDrift:
-    values, words = read_details(row.object("details"))
+    values, words = read_details(row.find_text("details"))
     return ListedDrift(
         role=row.text("role"),
         at=row.get("at", datetime),
