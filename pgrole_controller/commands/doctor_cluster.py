@@ -1,5 +1,6 @@
 """The checks of `doctor` on the cluster, through its API server."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -74,9 +75,7 @@ class ClusterChecks:
     async def _ask_version(self) -> list[Finding]:
         try:
             answer = await self.client.request("GET", "/version", timeout=10)
-            version = str(parse(answer).get("gitVersion") or "of unknown version")
-        except BadStream:
-            version = "of unknown version"
+            version = str(_read(answer).get("gitVersion") or "of unknown version")
         except ApiError as error:
             if error.status != 403:
                 raise
@@ -121,7 +120,7 @@ class ClusterChecks:
         """Without the right to read CRDs, discovery tells which resources exist."""
         check = f"CRD {name}"
         try:
-            served = parse(await self.client.request("GET", f"/apis/{PGROLES.api_version}"))
+            served = _read(await self.client.request("GET", f"/apis/{PGROLES.api_version}"))
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -262,6 +261,15 @@ class ClusterChecks:
             token = str(mapping(answer.get("metadata")).get("continue") or "")
             if not token:
                 return
+
+
+def _read(answer: bytes) -> dict[str, Any]:
+    """An answer that is no object of the API, such as the version. Raises BadStream."""
+    try:
+        return mapping(json.loads(answer))
+    except ValueError as error:
+        message = f"the API server's answer is not JSON: {len(answer)} bytes"
+        raise BadStream(message) from error
 
 
 def _name_of(obj: dict[str, Any]) -> str:
