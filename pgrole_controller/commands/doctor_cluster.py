@@ -14,7 +14,7 @@ from pgrole_controller.core import cluster_findings as judge
 from pgrole_controller.core.cluster_findings import CLUSTER, RequiredRight, not_checked
 from pgrole_controller.core.finding import Finding, FindingState, shell
 from pgrole_controller.core.listed_drift import read_moment
-from pgrole_controller.kube.client import NAMESPACES, PGROLES, PGSERVERS, Client
+from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream
 from pgrole_controller.kube.resource import LEASES, Resource
 from pgrole_controller.kube.store import mapping, parse, sequence
@@ -53,6 +53,7 @@ class ClusterChecks:
     ahead: timedelta = timedelta()  # the API server's clock, compared with this machine's
     lease: str = "pgrole-controller"
     account: str = "pgrole-controller"
+    watched: str = ""  # the only namespace that the controller serves; empty: all
 
     async def run(self) -> None:
         """Adds to `known`. Never raises an error of the API server."""
@@ -143,8 +144,22 @@ class ClusterChecks:
             return [not_checked("deployment", f"you may not list Deployments in namespace {namespace}")]
         for deployment in deployments[:1]:
             self.account = judge.find_account(deployment)
-            self.lease = judge.find_lease(deployment) or self.lease
+            await self._read_environment(deployment)
         return judge.judge_deployment(deployments, namespace, __version__)
+
+    async def _read_environment(self, deployment: dict[str, Any]) -> None:
+        """What decides where the controller needs its rights. A hidden ConfigMap is taken as setting nothing."""
+        variables, config_maps = judge.find_environment(deployment)
+        for name in config_maps[:5]:
+            try:
+                config_map = parse(await self.client.request("GET", CONFIGMAPS.path(self.choice.own_namespace, name)))
+            except ApiError as error:
+                if error.status not in (403, 404):
+                    raise
+                continue
+            variables = {**mapping(config_map.get("data")), **variables}
+        self.lease = str(variables.get("PGROLE_LEASE") or self.lease)
+        self.watched = str(variables.get("PGROLE_NAMESPACE") or "")
 
     async def _ask_controller_rights(self) -> list[Finding]:
         account = f"system:serviceaccount:{self.choice.own_namespace}:{self.account}"
@@ -158,12 +173,12 @@ class ClusterChecks:
                     raise
                 look = f"kubectl auth can-i --list --as={account} -n {self.choice.own_namespace}"
                 return [not_checked("the controller's rights", "you may not create SubjectAccessReviews", shell(look))]
-        return [judge.judge_controller_rights(account, missing)]
+        return [judge.judge_controller_rights(account, self.watched, missing)]
 
     async def _may(self, right: RequiredRight, account: str | None) -> bool:
         """Whether RBAC allows it to `account`, or to the caller. Raises ApiError."""
         plural, _, subresource = right.resource.partition("/")
-        watched = self.choice.namespace or ""
+        watched = (self.choice.namespace or "") if account is None else self.watched
         namespaces = {"own": self.choice.own_namespace, "watched": watched, "cluster": ""}
         spec: dict[str, Any] = {
             "resourceAttributes": {

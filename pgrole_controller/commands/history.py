@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pgrole_controller.commands.arguments import DONE, ServerChoice, server_choice
 from pgrole_controller.commands.output import finish, make_console, make_printable
-from pgrole_controller.commands.servers import find_server, reading
+from pgrole_controller.commands.servers import find_server, read_server, reading
 from pgrole_controller.controller.objects import role_of, server_of
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.drift_record import rfc3339
@@ -28,7 +28,7 @@ from pgrole_controller.core.listed_drift import (
     select,
 )
 from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.errors import NotConfigured
+from pgrole_controller.kube.errors import ApiError, NotConfigured
 from pgrole_controller.kube.store import mapping, parse, sequence
 from pgrole_controller.postgres.history_listing import HistoryState, find_history, list_drifts
 from pgrole_controller.settings import WrongSetting
@@ -79,9 +79,12 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
             raise WrongSetting("--database needs a server: set PGROLE_DSN, or use --server NAME")
         remedy = "Set PGROLE_DSN, or use --server NAME"
         return await _read_statuses(options, choice, since, "no server is named", remedy)
-    server = await find_server(choice)
+    server = await _find_server(choice)
     if server.endpoint is None:
-        raise server.problem or Refused(Reason.SERVER_NOT_READY, f'PgServer "{server.name}" has no endpoint')
+        why = server.problem.message if server.problem is not None else "its address is unknown"
+        if options.database is not None:
+            raise Refused(Reason.SERVER_NOT_READY, why)
+        return await _read_statuses(options, choice, since, why, "Set PGROLE_DSN", server)
     async with reading(server.endpoint, options.database) as connection:
         place = await find_history(connection)
         if place.state is HistoryState.READABLE:
@@ -92,6 +95,14 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
     if options.database is not None:
         raise Refused(Reason.SERVER_NOT_READY, f"{why}. {_remedy(place.state)}")
     return await _read_statuses(options, choice, since, why, _remedy(place.state), server)
+
+
+async def _find_server(choice: ServerChoice) -> ServerConfig:
+    """Without an endpoint if its Secret cannot be read: the cluster may know its drifts."""
+    if choice.server is None or choice.dsn is not None:
+        return await find_server(choice)
+    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        return await read_server(client, choice.server, choice.own_namespace)
 
 
 def _remedy(state: HistoryState) -> str:
@@ -120,6 +131,11 @@ async def _read_statuses(
             ]
     except NotConfigured as error:
         raise Refused(Reason.SERVER_NOT_READY, f"{why}. {remedy}. The cluster is not asked: {error}") from error
+    except ApiError as error:
+        if error.status != 403 or choice.namespace is not None:
+            raise
+        text = f"{why}. You may not list PgRoles in all namespaces: name one with -n"
+        raise Refused(Reason.SERVER_NOT_READY, text) from error
     where = f"namespace {choice.namespace}" if choice.namespace else "all namespaces"
     drifts = select(found, since, options.role)
     return History(f"status.driftHistory of PgRoles in {where}", drifts, since, options.limit, why, _STATUS_LACKS)

@@ -95,13 +95,15 @@ def judge_caller(user: str, missing: Sequence[RequiredRight]) -> Finding:
     return Finding(CLUSTER, "your rights", WARNING, text, remedies)
 
 
-def judge_controller_rights(account: str, missing: Sequence[RequiredRight]) -> Finding:
-    """`account`: system:serviceaccount:…; `missing`: of NEEDED."""
+def judge_controller_rights(account: str, watched: str, missing: Sequence[RequiredRight]) -> Finding:
+    """`account`: system:serviceaccount:…; `watched`: its only namespace, or empty; `missing`: of NEEDED."""
     check = "the controller's rights"
+    where = f" in namespace {watched}" if watched else ""
     if not missing:
-        return Finding(CLUSTER, check, OK, f"{account} may do what the controller needs")
-    text = f"{account} may not {', '.join(map(str, missing))}"
-    remedy = "kubectl apply --server-side -k deploy/kustomize/overlays/cluster"
+        return Finding(CLUSTER, check, OK, f"{account} may do what the controller needs{where}")
+    text = f"{account} may not {', '.join(map(str, missing))}{where}: install its rights again, as you did at first"
+    overlay = "namespace" if watched else "cluster"
+    remedy = f"kubectl apply --server-side -k deploy/kustomize/overlays/{overlay}"
     return Finding(CLUSTER, check, PROBLEM, text, shell(remedy))
 
 
@@ -153,14 +155,14 @@ def find_account(deployment: Mapping[str, Any]) -> str:
     return _text(_map(_map(_map(deployment, "spec"), "template"), "spec"), "serviceAccountName") or "default"
 
 
-def find_lease(deployment: Mapping[str, Any]) -> str:
-    """The value of PGROLE_LEASE of its first container; empty if it has none."""
+def find_environment(deployment: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Variables of its first container that have a literal value, and the ConfigMaps that set others."""
     containers = _list(_map(_map(_map(deployment, "spec"), "template"), "spec"), "containers")
-    for container in containers[:1]:
-        for variable in _list(container if isinstance(container, dict) else {}, "env"):
-            if isinstance(variable, dict) and variable.get("name") == "PGROLE_LEASE":
-                return _text(variable, "value")
-    return ""
+    container = containers[0] if containers and isinstance(containers[0], dict) else {}
+    variables = [one for one in _list(container, "env") if isinstance(one, dict)]
+    sources = [one for one in _list(container, "envFrom") if isinstance(one, dict)]
+    names = (_text(_map(one, "configMapRef"), "name") for one in sources)
+    return {_text(one, "name"): _text(one, "value") for one in variables}, tuple(name for name in names if name)
 
 
 def judge_lease(name: str, namespace: str, lease: Mapping[str, Any] | None, now: datetime) -> Finding:

@@ -379,12 +379,10 @@ def judge_settings(area: str, facts: ServerFacts) -> list[Finding]:
     """Settings of the server that are known to hurt."""
     check, findings, settings = "settings", [], facts.settings
     if settings.get("max_prepared_transactions", "0") != "0":
-        text = (
-            "max_prepared_transactions is not 0: events of privileges send no notification and are looked for instead"
-        )
+        text = "max_prepared_transactions is not 0: privilege events send no notification, so they are polled"
         findings.append(Finding(area, check, WARNING, text))
     if settings.get("session_replication_role", "origin") == "replica":
-        remedies = (Remedy(RemedyKind.SQL, "ALTER SYSTEM RESET session_replication_role"), *_RELOAD)
+        remedies = _set(facts, "session_replication_role", "origin", reload=True)
         findings.append(Finding(area, check, WARNING, "session_replication_role is replica for all sessions", remedies))
     if settings.get("fsync") == "off":
         remedies = _set(facts, "fsync", "on", reload=True)

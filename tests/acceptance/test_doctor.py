@@ -92,6 +92,8 @@ async def test_a_caller_with_few_rights_gets_them_by_the_commands_that_are_print
     assert "system:serviceaccount:pgrole-system:auditor may not list pgroles.pgrole.dev" in rights.text
     for check in ("PgServers", "PgRoles", "deployment", "lease", "the controller's rights", "CRD pgroles.pgrole.dev"):
         assert (check, states(found[check])) == (check, {UNKNOWN})
+    history = await run_command("history", "--kubeconfig", str(kubeconfig))
+    assert (history.code, "name one with -n" in history.err) == (1, True)
     for remedy in rights.remedies:
         await create(cluster, remedy.command)
 
@@ -133,6 +135,38 @@ async def test_the_controllers_rights_are_those_that_deploy_grants(cluster: ApiS
     assert "patch pgroles/status.pgrole.dev" in before.text
     await install(cluster, RightsScope())
     assert states((await look(cluster))["the controller's rights"]) == {OK}
+
+
+async def test_the_rights_of_a_controller_for_one_namespace_are_checked_there(cluster: ApiServer) -> None:
+    await apply_crds(cluster)
+    await create_namespace(cluster, "team-q")
+    scope = RightsScope("quiet-controller", "quiet-system", "team-q")
+    await install(cluster, scope)
+    labels = {"app.kubernetes.io/name": "pgrole-controller"}
+    source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "watched", "namespace": scope.namespace}}
+    await apply(cluster, {**source, "data": {"PGROLE_NAMESPACE": "team-q"}})
+    container = {
+        "name": "controller",
+        "image": "x:0.1",
+        "env": [{"name": "PGROLE_LEASE", "value": scope.name}],
+        "envFrom": [{"configMapRef": {"name": "watched"}}],
+    }
+    spec = {
+        "replicas": 2,
+        "selector": {"matchLabels": labels},
+        "template": {
+            "metadata": {"labels": labels},
+            "spec": {"serviceAccountName": scope.name, "containers": [container]},
+        },
+    }
+    metadata = {"name": "quiet", "namespace": scope.namespace, "labels": labels}
+    await apply(cluster, {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+    found = await look(cluster, own_namespace=scope.namespace)
+    assert states(found["the controller's rights"]) == {OK}
+    assert "in namespace team-q" in found["the controller's rights"][0].text
+    assert states(found["deployment"]) == {PROBLEM}
+    assert "quiet: 0 of 2 replicas ready" in found["deployment"][0].text
+    assert "Lease quiet-controller does not exist" in found["lease"][0].text
 
 
 async def test_the_lease_has_a_live_holder(cluster: ApiServer) -> None:
@@ -222,6 +256,10 @@ async def test_drifts_come_from_status_where_no_database_keeps_them(
         assert "each PgRole records its last ten drifts only" in shape["lacks"]
         (drift,) = shape["drifts"]
         assert (drift["time"], drift["object"], drift["by"]["login"]) == (now, "shop/orders-app", "alice")
+    spec = {"connection": {"hosts": ["h"], "sslMode": "disable", "credentialsSecretRef": {"name": "absent"}}}
+    await PgServers(cluster).apply_spec("default", spec)
+    hidden = await run_command("history", *here, "--server", "default", "-o", "json")
+    assert ("absent" in hidden.json()["instead"], len(hidden.json()["drifts"])) == (True, 1)
     table = await run_command("history", *here, "-n", "shop", "--since", "3650d")
     assert len(table.out.splitlines()) == 3
     assert "It lacks:" in table.err

@@ -15,7 +15,6 @@ kubectl wait -n shop --for=condition=Ready pgr --all --timeout=60s
 
 #: Scripts by page.
 BEFORE = {
-    "docs/doctor.md": IN_USE,
     "docs/privileges.md": 'pgrole-controller sql | psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN"',
     "docs/running.md": INSTALLED,
     "docs/servers.md": f"""{INSTALLED}
