@@ -238,8 +238,8 @@ def _period(value: str) -> float:
 
 
 def _number(value: str) -> int:
-    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= 10_000):
-        raise argparse.ArgumentTypeError("it takes a number from 1 to 10000")
+    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= 5_000):
+        raise argparse.ArgumentTypeError("it takes a number from 1 to 5000")
     return int(value)
 
 
