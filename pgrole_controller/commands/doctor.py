@@ -9,6 +9,7 @@ from itertools import groupby
 
 import anyio
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
@@ -112,11 +113,10 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
-    line = Text("  ")
-    line.append(f"{_SIGNS[finding.state]} {finding.state.value:<8}", style=_STYLES[finding.state])
-    line.append(f" {make_printable(finding.check)}: ", style="bold")
-    line.append(make_printable(finding.text))
-    console.print(line)
+    text = Text.assemble((f"{make_printable(finding.check)}: ", "bold"), make_printable(finding.text))
+    grid = Table.grid(padding=(0, 1))  # wrapped lines are indented
+    grid.add_row(Text(f"  {_SIGNS[finding.state]} {finding.state.value:<8}", style=_STYLES[finding.state]), text)
+    console.print(grid)
     for remedy in finding.remedies:
         where = f"  (in database {make_printable(remedy.database)})" if remedy.database else ""
         console.print(
