@@ -158,6 +158,10 @@ def _add_history(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--since", type=_period, default=_period("7d"), metavar="PERIOD", help="period, e.g. 12h or 7d (default: 7d)"
     )
+    parser.add_argument("--database", metavar="NAME", help="what this database recorded itself; default: home database")
+    parser.add_argument(
+        "--limit", type=_number, default=500, metavar="N", help="at most this many drifts, the latest (default: 500)"
+    )
     _add_output(parser, "text", "json")
 
 
@@ -171,6 +175,9 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "clock, TLS, connection limits, event triggers, sources of attribution. Each finding names the command that "
         "mends it.",
         "pgrole-controller doctor --server main",
+    )
+    parser.add_argument(
+        "--login", metavar="ROLE", help="the controller's role, if the command connects as another one (default: that)"
     )
     _add_output(parser, "text", "json")
 
@@ -228,6 +235,12 @@ def _period(value: str) -> float:
     if seconds <= 0:
         raise argparse.ArgumentTypeError("it takes a period such as 30m, 12h or 7d")
     return seconds
+
+
+def _number(value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= 5_000):
+        raise argparse.ArgumentTypeError("it takes a number from 1 to 5000")
+    return int(value)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -1,7 +1,124 @@
-"""The command `doctor`."""
+"""The command `doctor`: checks the cluster and the servers, and prints findings with the commands that mend them."""
 
 import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import anyio
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
+from pgrole_controller.commands.doctor_server import check_server
+from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.servers import of_dsn, read_server
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.cluster_findings import CLUSTER, not_checked
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.finding import Finding, FindingState, describe, has_problem, summarize
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import KubeError, NotConfigured
+from pgrole_controller.settings import WrongSetting
+
+_SIGNS = {FindingState.OK: "✓", FindingState.WARNING: "!", FindingState.PROBLEM: "✗", FindingState.UNKNOWN: "?"}
+_STYLES = {
+    FindingState.OK: "green",
+    FindingState.WARNING: "yellow",
+    FindingState.PROBLEM: "bold red",
+    FindingState.UNKNOWN: "cyan",
+}
+_ORDER = (FindingState.PROBLEM, FindingState.WARNING, FindingState.UNKNOWN, FindingState.OK)
 
 
 def run(options: argparse.Namespace) -> int:
-    raise NotImplementedError(options)
+    """Returns the exit code: 1 for any problem. Raises WrongSetting if there is nothing to check."""
+    choice = server_choice(options)
+    return finish(lambda: _show(anyio.run(examine, choice, options.login), options.output))
+
+
+async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
+    """The findings, by area. Raises WrongSetting if neither a cluster nor a server is configured."""
+    known = ClusterKnowledge()
+    try:
+        async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+            await ClusterChecks(client, choice, known).run()
+            servers = await _find_servers(client, choice, known)
+    except NotConfigured as error:
+        if choice.dsn is None:
+            raise WrongSetting(
+                f"nothing to check: name a server with PGROLE_DSN, or a cluster with --kubeconfig ({error})"
+            ) from error
+        known.findings.append(not_checked("API server", f"{error}. To check it, use --kubeconfig"))
+        servers = [of_dsn(choice.dsn)]
+    findings = list(known.findings)
+    for server in servers:
+        databases = known.databases.get(server.name) if choice.dsn is None or choice.server else None
+        findings += await check_server(server, login, databases, known.cluster)
+    if not servers:
+        why = "no PgServer was found, and PGROLE_DSN is not set. To check one, set PGROLE_DSN"
+        findings.append(not_checked("connection", why, area="server"))
+    return findings
+
+
+async def _find_servers(client: Client, choice: ServerChoice, known: ClusterKnowledge) -> list[ServerConfig]:
+    """The one that is chosen; else that of the DSN; else every PgServer. One that cannot be read is a finding."""
+    if choice.server is None and choice.dsn is not None:
+        return [of_dsn(choice.dsn)]
+    found: list[ServerConfig] = []
+    for name in known.servers:
+        try:
+            found.append(await read_server(client, name, choice.own_namespace))
+        except (PgRoleError, KubeError) as error:
+            why = error.message if isinstance(error, PgRoleError) else str(error)
+            known.findings.append(not_checked(f"PgServer {name}", why))
+    if choice.dsn is not None:
+        return [_at_dsn(found, choice.dsn)]
+    return found
+
+
+def _at_dsn(found: Sequence[ServerConfig], dsn: str) -> ServerConfig:
+    """The server of the DSN, with the declaration of the PgServer if it could be read."""
+    plain = of_dsn(dsn)
+    return replace(found[0], endpoint=plain.endpoint, problem=None) if found else plain
+
+
+def _show(findings: Sequence[Finding], output: str) -> int:
+    if output == "json":
+        sys.stdout.write(as_json(findings))
+    else:
+        print_findings(make_console(), findings)
+    return FAILED if has_problem(findings) else DONE
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """The documented form: docs/doctor.md."""
+    shape = {"summary": summarize(findings), "findings": [describe(finding) for finding in findings]}
+    return json.dumps(shape, indent=2) + "\n"
+
+
+def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """By area, the cluster first; within an area problems first."""
+    areas = sorted(findings, key=lambda finding: (finding.area != CLUSTER, finding.area))
+    for area, group in groupby(areas, key=lambda finding: finding.area):
+        console.print(Text(make_printable(area).upper(), style="bold"))
+        for finding in sorted(group, key=lambda finding: _ORDER.index(finding.state)):
+            _print_finding(console, finding)
+        console.print()
+    console.print(Text(summarize(findings), style="bold"))
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    text = Text.assemble((f"{make_printable(finding.check)}: ", "bold"), make_printable(finding.text))
+    grid = Table.grid(padding=(0, 1))  # wrapped lines are indented
+    grid.add_row(Text(f"  {_SIGNS[finding.state]} {finding.state.value:<8}", style=_STYLES[finding.state]), text)
+    console.print(grid)
+    for remedy in finding.remedies:
+        where = f"  (in database {make_printable(remedy.database)})" if remedy.database else ""
+        console.print(
+            Text(f"      {remedy.kind.value}> {make_printable(remedy.command)}{where}", style="dim"), soft_wrap=True
+        )

@@ -1,7 +1,223 @@
-"""The command `history`."""
+"""The command `history`: drifts from the database that keeps them, or from the status of PgRoles in the cluster."""
 
 import argparse
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+from rich.table import Table
+from rich.text import Text
+
+from pgrole_controller.commands.arguments import DONE, ServerChoice, server_choice
+from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.servers import find_server, read_server, reading
+from pgrole_controller.controller.objects import role_of, server_of
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.drift_record import rfc3339
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.listed_drift import (
+    ListedDrift,
+    describe,
+    describe_author,
+    describe_fields,
+    read_status_entry,
+    select,
+)
+from pgrole_controller.kube.client import PGROLES, Client
+from pgrole_controller.kube.errors import ApiError, NotConfigured
+from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.postgres.history_listing import HistoryState, find_history, list_drifts
+from pgrole_controller.settings import WrongSetting
+
+#: Characters of a statement and of what differed in a cell of the table; JSON has what is recorded.
+_STATEMENT = 60
+_CELL = 160
+
+_PAGE = 500
+
+_STATUS_LACKS = (
+    "each PgRole records its last ten drifts only",
+    "who: the login only, no acting role, application, address or statement",
+    "no observed values",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What was found. `source`: where; `why`: why it is not the database; `lacks`: what the source does not record."""
+
+    source: str
+    drifts: list[ListedDrift]
+    since: datetime
+    limit: int
+    why: str = ""
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> list[ListedDrift]:
+        return self.drifts[: self.limit]
+
+    @property
+    def truncated(self) -> bool:
+        return len(self.drifts) > self.limit
 
 
 def run(options: argparse.Namespace) -> int:
-    raise NotImplementedError(options)
+    """Returns the exit code. Raises WrongSetting."""
+    choice = server_choice(options)
+    return finish(lambda: _show(anyio.run(_read, options, choice), options.output))
+
+
+async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
+    since = datetime.now(UTC) - timedelta(seconds=min(options.since, 100 * 365 * 86400.0))
+    if choice.dsn is None and choice.server is None:
+        if options.database is not None:
+            raise WrongSetting("--database needs a server: set PGROLE_DSN, or use --server NAME")
+        remedy = "Set PGROLE_DSN, or use --server NAME"
+        return await _read_statuses(options, choice, since, "no server is named", remedy)
+    server = await _find_server(choice)
+    if server.endpoint is None:
+        why = server.problem.message if server.problem is not None else "its address is unknown"
+        if options.database is not None:
+            raise Refused(Reason.SERVER_NOT_READY, why)
+        return await _read_statuses(options, choice, since, why, "Set PGROLE_DSN", server)
+    async with reading(server.endpoint, options.database) as connection:
+        place = await find_history(connection)
+        if place.state is HistoryState.READABLE:
+            drifts = await list_drifts(connection, since, options.role, options.limit + 1)
+            lacks = () if place.home else ("this database's own drifts only; the home database has all",)
+            return History(f'database "{place.database}"', drifts, since, options.limit, lacks=lacks)
+    why = f'database "{place.database}" has no history for "{place.login}": {place.state.value}'
+    if options.database is not None:
+        raise Refused(Reason.SERVER_NOT_READY, f"{why}. {_remedy(place.state)}")
+    return await _read_statuses(options, choice, since, why, _remedy(place.state), server)
+
+
+async def _find_server(choice: ServerChoice) -> ServerConfig:
+    """Without an endpoint if its Secret cannot be read: the cluster may know its drifts."""
+    if choice.server is None or choice.dsn is not None:
+        return await find_server(choice)
+    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        return await read_server(client, choice.server, choice.own_namespace)
+
+
+def _remedy(state: HistoryState) -> str:
+    if state is HistoryState.FORBIDDEN:
+        return "Connect as a member of pg_monitor, or as the controller's role"
+    return "An administrator can install it with the output of `pgrole-controller sql`"
+
+
+async def _read_statuses(
+    options: argparse.Namespace,
+    choice: ServerChoice,
+    since: datetime,
+    why: str,
+    remedy: str,
+    server: ServerConfig | None = None,
+) -> History:
+    """Raises Refused if no cluster is configured; ApiError, Unreachable, BadStream."""
+    name = choice.server or (server.name if server is not None else None)
+    try:
+        async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+            found = [
+                drift
+                async for obj in _list_pgroles(client, choice.namespace)
+                if name is None or server_of(obj) == name
+                for drift in _drifts_of(obj)
+            ]
+    except NotConfigured as error:
+        raise Refused(Reason.SERVER_NOT_READY, f"{why}. {remedy}. The cluster is not asked: {error}") from error
+    except ApiError as error:
+        if error.status != 403 or choice.namespace is not None:
+            raise
+        text = f"{why}. You may not list PgRoles in all namespaces: name one with -n"
+        raise Refused(Reason.SERVER_NOT_READY, text) from error
+    where = f"namespace {choice.namespace}" if choice.namespace else "all namespaces"
+    drifts = select(found, since, options.role)
+    return History(f"status.driftHistory of PgRoles in {where}", drifts, since, options.limit, why, _STATUS_LACKS)
+
+
+async def _list_pgroles(client: Client, namespace: str | None) -> AsyncIterator[dict[str, Any]]:
+    token = ""
+    while True:
+        query = {"limit": str(_PAGE)} | ({"continue": token} if token else {})
+        page = parse(await client.request("GET", PGROLES.path(namespace), query=query))
+        for obj in sequence(page.get("items")):
+            yield mapping(obj)
+        token = str(mapping(page.get("metadata")).get("continue") or "")
+        if not token:
+            return
+
+
+def _drifts_of(obj: dict[str, Any]) -> list[ListedDrift]:
+    metadata = mapping(obj.get("metadata"))
+    owner = f"{metadata.get('namespace')}/{metadata.get('name')}"
+    role = role_of({**obj, "metadata": {"name": "", **metadata}})
+    entries = sequence(mapping(obj.get("status")).get("driftHistory"))
+    drifts = [read_status_entry(mapping(entry), role, owner) for entry in entries]
+    return [one for one in drifts if one is not None]
+
+
+def _show(history: History, output: str) -> int:
+    if output == "json":
+        sys.stdout.write(as_json(history))
+        return DONE
+    console = make_console()
+    for line in as_notes(history):
+        make_console(sys.stderr).print(make_printable(line), style="dim")
+    if history.shown:
+        console.print(as_table(history.shown))
+    else:
+        console.print(f"No drift since {rfc3339(history.since)}.")
+    return DONE
+
+
+def as_json(history: History) -> str:
+    """The documented form: docs/doctor.md."""
+    shape = {
+        "source": history.source,
+        "instead": history.why or None,
+        "lacks": list(history.lacks),
+        "since": rfc3339(history.since),
+        "truncated": history.truncated,
+        "drifts": [describe(drift) for drift in history.shown],
+    }
+    return json.dumps(shape, indent=2) + "\n"
+
+
+def as_notes(history: History) -> list[str]:
+    """What the reader has to know about the table: its source, what that lacks, and whether rows are left out."""
+    notes = [f"From {history.source}" + (f", because {history.why}." if history.why else ".")]
+    if history.lacks:
+        notes.append(f"It lacks: {'; '.join(history.lacks)}.")
+    if history.truncated:
+        notes.append(f"Only the latest {history.limit} are shown: choose others with --since or --limit.")
+    return notes
+
+
+def as_table(drifts: list[ListedDrift]) -> Table:
+    """The latest first, like git log; times in UTC."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("TIME (UTC)", "ROLE", "DATABASE", "WHAT", "WHO", "PROOF", "RESULT", "COUNT"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "COUNT" else "left")
+    for drift in drifts:
+        what = _shorten(describe_fields(drift), _CELL)
+        if drift.by.statement:
+            what += f" [{_shorten(drift.by.statement, _STATEMENT)}]"
+        table.add_row(
+            rfc3339(drift.last_at).removesuffix("Z").replace("T", " "),
+            *(Text(make_printable(text)) for text in (drift.role, drift.database or "-", what)),
+            Text(make_printable(describe_author(drift.by))),
+            drift.by.proof.value,
+            Text("corrected", style="green") if drift.corrected else Text("reported", style="yellow"),
+            str(drift.count),
+        )
+    return table
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -18,10 +18,12 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import PgRoleError, Refused, Transient
+from pgrole_controller.core.server_findings import judge_encryption
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import tls
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Endpoint, connect
+from pgrole_controller.postgres.diagnosis import diagnosing, read_server_facts
 from pgrole_controller.postgres.tls import Mode
 from tests.certificates import Certificate, Certificates
 from tests.libpq import ask_libpq
@@ -142,6 +144,21 @@ NO_NAME = "certificate is not valid for"
 async def test_a_certificate_that_is_right_is_accepted_in_every_mode(trial: Trial) -> None:
     await trial.show(trial.sign("DNS:localhost"))
     assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
+
+
+async def test_doctor_reads_the_end_of_a_verified_certificate(trial: Trial) -> None:
+    await trial.show(trial.sign(ends=timedelta(days=9)))
+    ends = datetime.now(UTC) + timedelta(days=9)
+    async with diagnosing(trial.endpoint("verify-full", ca=trial.ours.pem)) as connection:
+        verified = await read_server_facts(connection)
+    assert verified.encrypted
+    assert verified.verified
+    assert verified.expires is not None
+    assert abs(verified.expires - ends) < timedelta(hours=1)
+    assert "certificate ends at" in judge_encryption("s", verified, "verify-full", datetime.now(UTC)).text
+    async with diagnosing(trial.endpoint("require")) as connection:
+        unverified = await read_server_facts(connection)
+    assert (unverified.encrypted, unverified.verified, unverified.expires) == (True, False, None)
 
 
 async def test_a_certificate_for_an_address_is_accepted_at_that_address(trial: Trial) -> None:

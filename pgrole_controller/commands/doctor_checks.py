@@ -1,0 +1,39 @@
+"""Runs the checks of `doctor` one by one: a check that fails is a finding of its own, and hides no other."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from pgrole_controller.core.errors import PgRoleError, internal_error
+from pgrole_controller.core.finding import Finding, FindingState
+from pgrole_controller.kube.errors import KubeError
+
+log = logging.getLogger(__name__)
+
+#: The findings of one question.
+Check = Callable[[], Awaitable[list[Finding]]]
+
+
+@dataclass(slots=True)
+class CheckList:
+    """What was found in one area so far."""
+
+    area: str
+    findings: list[Finding] = field(default_factory=list)
+
+    async def run(self, name: str, check: Check, *, failed: FindingState = FindingState.UNKNOWN) -> bool:
+        """Adds what the check finds; or why it failed, in state `failed`. Returns whether it could be run."""
+        try:
+            found = await check()
+        except PgRoleError as error:
+            text = error.message
+        except KubeError as error:
+            text = str(error)
+        except Exception as error:
+            log.exception("a check failed", extra={"check": name})
+            text = internal_error(error).message
+        else:
+            self.findings += found
+            return True
+        self.findings.append(Finding(self.area, name, failed, text))
+        return False

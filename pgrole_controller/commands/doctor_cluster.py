@@ -1,0 +1,295 @@
+"""The checks of `doctor` on the cluster, through its API server."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pgrole_controller import __version__
+from pgrole_controller.api.crd import DEFINITIONS, crd
+from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.doctor_checks import CheckList
+from pgrole_controller.core import cluster_findings as judge
+from pgrole_controller.core.cluster_findings import CLUSTER, RequiredRight, not_checked
+from pgrole_controller.core.finding import Finding, FindingState, shell
+from pgrole_controller.core.listed_drift import read_moment
+from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, Client
+from pgrole_controller.kube.errors import ApiError, BadStream
+from pgrole_controller.kube.resource import LEASES, Resource
+from pgrole_controller.kube.store import mapping, parse, sequence
+
+CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+DEPLOYMENTS = Resource("apps", "v1", "deployments")
+SELF_REVIEWS = Resource("authentication.k8s.io", "v1", "selfsubjectreviews")
+SELF_ACCESS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+ACCESS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
+
+_LABEL = "app.kubernetes.io/name=pgrole-controller"
+_PAGE = 500
+
+#: PgRoles that are read; more are not counted.
+MOST_ROLES = 20_000
+
+
+@dataclass(slots=True)
+class ClusterKnowledge:
+    """What the checks of servers take from the cluster. `databases`: those with managed privileges, by PgServer."""
+
+    findings: list[Finding] = field(default_factory=list)
+    cluster: str | None = None
+    servers: tuple[str, ...] = ()
+    databases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ClusterChecks:
+    """The checks of one cluster, one method for each question."""
+
+    client: Client
+    choice: ServerChoice
+    known: ClusterKnowledge
+    user: str = "you"
+    ahead: timedelta = timedelta()  # the API server's clock, compared with this machine's
+    lease: str = "pgrole-controller"
+    account: str = "pgrole-controller"
+    watched: str = ""  # the only namespace that the controller serves; empty: all
+
+    async def run(self) -> None:
+        """Adds to `known`. Never raises an error of the API server."""
+        checks = CheckList(CLUSTER, self.known.findings)
+        if not await checks.run("API server", self._ask_version, failed=FindingState.PROBLEM):
+            return
+        for name, check in (
+            ("clock", self._ask_clock),
+            ("CRDs", self._ask_definitions),
+            ("your rights", self._ask_own_rights),
+            ("deployment", self._ask_deployment),
+            ("the controller's rights", self._ask_controller_rights),
+            ("lease", self._ask_lease),
+            ("cluster id", self._ask_cluster),
+            ("PgServers", self._ask_servers),
+            ("PgRoles", self._ask_roles),
+        ):
+            await checks.run(name, check)
+
+    async def _ask_version(self) -> list[Finding]:
+        try:
+            answer = await self.client.request("GET", "/version", timeout=10)
+            version = str(_read(answer).get("gitVersion") or "of unknown version")
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            version = "of hidden version"
+        return [Finding(CLUSTER, "API server", FindingState.OK, f"reachable, Kubernetes {version[:60]}")]
+
+    async def _ask_clock(self) -> list[Finding]:
+        body = {"apiVersion": SELF_REVIEWS.api_version, "kind": "SelfSubjectReview"}
+        try:
+            review = parse(await self.client.request("POST", SELF_REVIEWS.path(), body=body))
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            return [not_checked("clock", "this API server tells callers neither their name nor its time")]
+        now = datetime.now(UTC)
+        self.user = str(mapping(mapping(review.get("status")).get("userInfo")).get("username") or self.user)
+        moment = read_moment(mapping(review.get("metadata")).get("creationTimestamp"))
+        if moment is None:
+            return [not_checked("clock", "this API server does not tell its time")]
+        if abs(moment - now) > timedelta(seconds=2):
+            self.ahead = moment - now
+        return [judge.judge_clock(moment, now)]
+
+    async def _ask_definitions(self) -> list[Finding]:
+        findings = []
+        for definition in DEFINITIONS:
+            expected = crd(definition)
+            name = expected["metadata"]["name"]
+            try:
+                found = parse(await self.client.request("GET", CRDS.path(None, name)))
+            except ApiError as error:
+                if error.status == 403:
+                    findings.append(await self._discover(name, definition.plural))
+                    continue
+                if error.status != 404:
+                    raise
+                found = None
+            findings.append(judge.judge_definition(name, expected, found))
+        return findings
+
+    async def _discover(self, name: str, plural: str) -> Finding:
+        """Without the right to read CRDs, discovery tells which resources exist."""
+        check = f"CRD {name}"
+        try:
+            served = _read(await self.client.request("GET", f"/apis/{PGROLES.api_version}"))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            served = {}
+        if plural in [mapping(one).get("name") for one in sequence(served.get("resources"))]:
+            return not_checked(check, "it exists, but you may not read its schema")
+        return Finding(CLUSTER, check, FindingState.PROBLEM, "not installed", shell(judge.APPLY_CRDS))
+
+    async def _ask_own_rights(self) -> list[Finding]:
+        missing = [one for one in judge.READ if not await self._may(one, None)]
+        return [judge.judge_caller(self.user, missing)]
+
+    async def _ask_deployment(self) -> list[Finding]:
+        namespace = self.choice.own_namespace
+        try:
+            deployments = await self._list(DEPLOYMENTS, namespace, {"labelSelector": _LABEL})
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return [not_checked("deployment", f"you may not list Deployments in namespace {namespace}")]
+        for deployment in deployments[:1]:
+            self.account = judge.find_account(deployment)
+            await self._read_environment(deployment)
+        return judge.judge_deployment(deployments, namespace, __version__)
+
+    async def _read_environment(self, deployment: dict[str, Any]) -> None:
+        """What decides where the controller needs its rights. A hidden ConfigMap is taken as setting nothing."""
+        variables, config_maps = judge.find_environment(deployment)
+        for name in config_maps[:5]:
+            try:
+                config_map = parse(await self.client.request("GET", CONFIGMAPS.path(self.choice.own_namespace, name)))
+            except ApiError as error:
+                if error.status not in (403, 404):
+                    raise
+                continue
+            variables = {**mapping(config_map.get("data")), **variables}
+        self.lease = str(variables.get("PGROLE_LEASE") or self.lease)
+        self.watched = str(variables.get("PGROLE_NAMESPACE") or "")
+
+    async def _ask_controller_rights(self) -> list[Finding]:
+        account = f"system:serviceaccount:{self.choice.own_namespace}:{self.account}"
+        missing = []
+        for one in judge.NEEDED:
+            try:
+                if not await self._may(one, account):
+                    missing.append(one)
+            except ApiError as error:
+                if error.status != 403:
+                    raise
+                look = f"kubectl auth can-i --list --as={account} -n {self.choice.own_namespace}"
+                return [not_checked("the controller's rights", "you may not create SubjectAccessReviews", shell(look))]
+        return [judge.judge_controller_rights(account, self.watched, missing)]
+
+    async def _may(self, right: RequiredRight, account: str | None) -> bool:
+        """Whether RBAC allows it to `account`, or to the caller. Raises ApiError."""
+        plural, _, subresource = right.resource.partition("/")
+        watched = (self.choice.namespace or "") if account is None else self.watched
+        namespaces = {"own": self.choice.own_namespace, "watched": watched, "cluster": ""}
+        spec: dict[str, Any] = {
+            "resourceAttributes": {
+                "verb": right.verb,
+                "group": right.group,
+                "resource": plural,
+                "subresource": subresource,
+                "namespace": namespaces[right.where],
+                "name": right.name.format(lease=self.lease),
+            }
+        }
+        if account is not None:
+            namespace = self.choice.own_namespace
+            spec["user"] = account
+            spec["groups"] = ["system:authenticated", "system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
+        resource = SELF_ACCESS if account is None else ACCESS
+        kind = "SelfSubjectAccessReview" if account is None else "SubjectAccessReview"
+        body = {"apiVersion": resource.api_version, "kind": kind, "spec": spec}
+        review = parse(await self.client.request("POST", resource.path(), body=body))
+        return mapping(review.get("status")).get("allowed") is True
+
+    async def _ask_lease(self) -> list[Finding]:
+        namespace = self.choice.own_namespace
+        try:
+            lease = parse(await self.client.request("GET", LEASES.path(namespace, self.lease)))
+        except ApiError as error:
+            if error.status == 403:
+                return [not_checked("lease", f"you may not read Lease {self.lease} in namespace {namespace}")]
+            if error.status != 404:
+                raise
+            lease = None
+        return [judge.judge_lease(self.lease, namespace, lease, datetime.now(UTC) + self.ahead)]
+
+    async def _ask_cluster(self) -> list[Finding]:
+        try:
+            system = parse(await self.client.request("GET", NAMESPACES.path(None, "kube-system")))
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            return []  # only a claim's cluster is not told from others then
+        self.known.cluster = str(mapping(system.get("metadata")).get("uid") or "") or None
+        return []
+
+    async def _ask_servers(self) -> list[Finding]:
+        try:
+            objects = await self._list(PGSERVERS, None)
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            return [not_checked("PgServers", "you may not list them" if error.status == 403 else "no CRD")]
+        chosen = [one for one in objects if self.choice.server in (None, _name_of(one))]
+        self.known.servers = tuple(_name_of(one) for one in chosen)
+        for one in chosen:
+            listed = sequence(mapping(one.get("status")).get("databases"))
+            names = (mapping(entry).get("name") for entry in listed)
+            self.known.databases[_name_of(one)] = tuple(name for name in names if isinstance(name, str))
+        if self.choice.server is not None and not chosen:
+            text = "it does not exist"
+            look = shell("kubectl get pgservers.pgrole.dev")
+            return [Finding(CLUSTER, f"PgServer {self.choice.server}", FindingState.PROBLEM, text, look)]
+        if not chosen:
+            text = "there is none; the controller then uses PGROLE_DSN, if it is set"
+            return [Finding(CLUSTER, "PgServers", FindingState.WARNING, text)]
+        return [judge.judge_server(one) for one in chosen]
+
+    async def _ask_roles(self) -> list[Finding]:
+        objects: list[dict[str, Any]] = []
+        try:
+            async for page in self._pages(PGROLES, self.choice.namespace):
+                objects += page
+                if len(objects) >= MOST_ROLES:
+                    break
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            why = "you may not list them; name a namespace with -n" if error.status == 403 else "no CRD"
+            return [not_checked("PgRoles", why)]
+        if self.choice.server is not None:
+            objects = [one for one in objects if _server_of(one) == self.choice.server]
+        return judge.judge_roles(objects)
+
+    async def _list(
+        self, resource: Resource, namespace: str | None, query: dict[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        return [one async for page in self._pages(resource, namespace, query) for one in page]
+
+    async def _pages(
+        self, resource: Resource, namespace: str | None, query: dict[str, str] | None = None
+    ) -> AsyncIterator[Sequence[dict[str, Any]]]:
+        token = ""
+        while True:
+            asked = {"limit": str(_PAGE), **(query or {})} | ({"continue": token} if token else {})
+            answer = parse(await self.client.request("GET", resource.path(namespace), query=asked))
+            yield [mapping(one) for one in sequence(answer.get("items"))]
+            token = str(mapping(answer.get("metadata")).get("continue") or "")
+            if not token:
+                return
+
+
+def _read(answer: bytes) -> dict[str, Any]:
+    """An answer that is no object of the API, such as the version. Raises BadStream."""
+    try:
+        return mapping(json.loads(answer))
+    except ValueError as error:
+        message = f"the API server's answer is not JSON: {len(answer)} bytes"
+        raise BadStream(message) from error
+
+
+def _name_of(obj: dict[str, Any]) -> str:
+    return str(mapping(obj.get("metadata")).get("name") or "")
+
+
+def _server_of(obj: dict[str, Any]) -> str:
+    return str(mapping(mapping(obj.get("spec")).get("serverRef")).get("name") or "default")

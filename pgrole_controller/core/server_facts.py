@@ -1,0 +1,107 @@
+"""What `doctor` read from one PostgreSQL server, before it is judged (`server_findings`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """`behind`: seconds that the server's clock is behind this machine's, negative if ahead; `uncertain`: its error.
+
+    `reserved`: connections that max_connections includes and others cannot use. `expires`: end of the server's
+    certificate; None if there is none, or if it was not verified. `fixed`: settings that the server's command line
+    sets, so that ALTER SYSTEM does not.
+    """
+
+    version: str
+    version_number: int
+    encoding: str
+    database: str
+    login: str
+    behind: float
+    uncertain: float
+    max_connections: int
+    reserved: int
+    database_limit: int
+    by_socket: bool
+    encrypted: bool
+    protocol: str
+    verified: bool = False
+    expires: datetime | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFacts:
+    """What the controller's role may do in the home database; the columns of sql/diagnosis/role.sql."""
+
+    name: str
+    superuser: bool = False
+    createrole: bool = False
+    login: bool = True
+    connection_limit: int = -1
+    expires_soon: bool = False
+    monitors: bool = False
+    creates: bool = False
+    present: bool = False
+    owns: bool = False
+    uses: bool = False
+    sees_versions: bool = False
+    sees_passwords: bool = False
+    sees_system: bool = True
+    reads_logs: bool = False
+    administers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaFacts:
+    """Schema pgrole in the home database. `owner` None: it does not exist. `version` None: this login may not read it.
+
+    `elsewhere`: another database that is recorded as the home; `recorded`: this one is.
+    """
+
+    owner: str | None
+    version: int | None = None
+    keeps_history: bool = False
+    home: bool = False
+    foreign_parts: str = ""
+    recorded: bool = False
+    elsewhere: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """Sessions of the server, of the home database, and of the controller's role."""
+
+    server: int
+    database: int
+    role: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventTriggerFacts:
+    """Event triggers of one database. `installed`: of the two that record changes; `others`: enabled, not trusted."""
+
+    database: str
+    installed: int
+    disabled: tuple[str, ...] = ()
+    switched_off: bool = False
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFacts:
+    bytes: int
+    rows: int
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCount:
+    """Claims of one cluster; `released` are among them."""
+
+    cluster: str
+    claims: int
+    released: int

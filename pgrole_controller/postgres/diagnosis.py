@@ -1,0 +1,198 @@
+"""Reads what `doctor` judges. Changes nothing, and calls nothing of schema pgrole, whoever owns it.
+
+Each function asks one question, bounded by a timeout, in a transaction of its own: one that fails hides no other.
+All raise PgRoleError.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from ssl import SSLObject, cert_time_to_seconds
+
+from pgrole_controller import resources
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.server_facts import (
+    ClaimCount,
+    EventTriggerFacts,
+    HistoryFacts,
+    RoleFacts,
+    SchemaFacts,
+    ServerFacts,
+    SessionFacts,
+)
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.rows import fetch, fetch_row, first
+from pgrole_controller.postgres.schema import read_home
+
+_SECONDS = 10.0
+
+
+@asynccontextmanager
+async def diagnosing(endpoint: Endpoint, database: str | None = None) -> AsyncIterator[Connection]:
+    """A connection whose transactions are all READ ONLY. `database`: another one than the endpoint's."""
+    place = endpoint if database is None else endpoint.at(database)
+    async with connect(place, "command", default_transaction_read_only="on") as connection:
+        yield connection
+
+
+async def read_server_facts(connection: Connection) -> ServerFacts:
+    began, start = datetime.now(UTC), time.monotonic()
+    row = await fetch_row(connection, "", _query("server"), seconds=_SECONDS)
+    took = time.monotonic() - start
+    now = row.get("now", datetime)
+    verified, expires = _read_certificate(connection)
+    settings = await fetch(connection, "", _query("settings"), seconds=_SECONDS)
+    return ServerFacts(
+        version=row.get("version", str),
+        version_number=row.get("version_number", int),
+        encoding=row.get("encoding", str),
+        database=row.text("database"),
+        login=row.text("login"),
+        behind=(began - now).total_seconds() + took / 2,
+        uncertain=took / 2,
+        max_connections=row.get("max_connections", int),
+        reserved=row.get("reserved", int),
+        database_limit=row.get("database_limit", int),
+        by_socket=row.get("by_socket", bool),
+        encrypted=row.get("encrypted", bool),
+        protocol=row.get("protocol", str),
+        verified=verified,
+        expires=expires,
+        settings={one.get("name", str): one.find("setting", str) or "" for one in settings},
+        fixed=frozenset(one.get("name", str) for one in settings if one.get("fixed", bool)),
+    )
+
+
+def _read_certificate(connection: Connection) -> tuple[bool, datetime | None]:
+    """Whether the server's certificate was verified, and its end: Python shows only verified ones."""
+    transport = getattr(connection, "_transport", None)
+    ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
+    if not isinstance(ssl_object, SSLObject):
+        return False, None
+    end = (ssl_object.getpeercert() or {}).get("notAfter")
+    if not isinstance(end, str):
+        return False, None
+    return True, datetime.fromtimestamp(cert_time_to_seconds(end), UTC)
+
+
+async def read_role_facts(connection: Connection, name: str | None) -> RoleFacts:
+    """`name`: the controller's role; None: the role that logged in. Refused if it does not exist."""
+    given = None if name is None else _bytes(name)
+    rows = await fetch(connection, "", _query("role"), given, seconds=_SECONDS)
+    if not rows:
+        raise Refused(Reason.SERVER_NOT_READY, f'role "{name}" does not exist: give --login the controller\'s role')
+    row = rows[0]
+    flags = {column: row.get(column, bool) for column in _FLAGS}
+    return RoleFacts(name=row.text("name"), connection_limit=row.get("connection_limit", int), **flags)
+
+
+_FLAGS = (
+    "superuser",
+    "createrole",
+    "login",
+    "expires_soon",
+    "monitors",
+    "creates",
+    "present",
+    "owns",
+    "uses",
+    "sees_versions",
+    "sees_passwords",
+    "sees_system",
+    "reads_logs",
+    "administers",
+)
+
+
+async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
+    """`role`: the controller's."""
+    row = await fetch_row(connection, "", _query("schema"), _bytes(role), seconds=_SECONDS)
+    home = await read_home(connection)
+    version = None
+    if await may_read(connection, "installation"):
+        rows = await fetch(connection, "", _query("schema_version"), seconds=_SECONDS)
+        version = rows[0].get("version", int) if rows else None
+    return SchemaFacts(
+        owner=row.find_text("owner"),
+        version=version,
+        keeps_history=row.get("keeps_history", bool),
+        home=row.get("home", bool),
+        foreign_parts=row.text("foreign_parts"),
+        recorded=home.recorded,
+        elsewhere=home.elsewhere,
+    )
+
+
+async def may_read(connection: Connection, table: str) -> bool:
+    """Whether this login may read a table of schema pgrole, and reading it runs no code of the schema's owner."""
+    row = await fetch_row(connection, "", _query("table_state"), table, seconds=_SECONDS)
+    return all(row.get(column, bool) for column in ("kept", "readable", "inert"))
+
+
+async def read_session_facts(connection: Connection, role: str) -> SessionFacts:
+    row = await fetch_row(connection, "", _query("sessions"), _bytes(role), seconds=_SECONDS)
+    return SessionFacts(row.get("server", int), row.get("database", int), row.get("role", int))
+
+
+async def read_event_trigger_facts(connection: Connection, role: str) -> EventTriggerFacts:
+    """Those of the connected database."""
+    row = await fetch_row(connection, "", _query("event_triggers"), _bytes(role), seconds=_SECONDS)
+    return EventTriggerFacts(
+        database=row.text("database"),
+        installed=row.get("installed", int),
+        disabled=row.texts("disabled"),
+        switched_off=row.get("switched_off", bool),
+        others=row.texts("others"),
+    )
+
+
+async def read_declared_databases(connection: Connection) -> tuple[str, ...] | None:
+    """The databases for which claims hold privileges; None if this login may not read claims."""
+    if not await may_read(connection, "claim"):
+        return None
+    rows = await fetch(connection, "", _query("declared_databases"), seconds=_SECONDS)
+    return tuple(row.text("name") for row in rows)
+
+
+async def read_claim_counts(connection: Connection) -> tuple[ClaimCount, ...] | None:
+    """By cluster; None if this login may not read claims."""
+    if not await may_read(connection, "claim"):
+        return None
+    rows = await fetch(connection, "", _query("claims"), seconds=_SECONDS)
+    return tuple(
+        ClaimCount(row.text("cluster"), row.get("held_or_released", int), row.get("released", int)) for row in rows
+    )
+
+
+async def read_history_facts(connection: Connection) -> HistoryFacts | None:
+    """None if this login may not read the history."""
+    if not await may_read(connection, "drift_history"):
+        return None
+    row = await fetch_row(connection, "", _query("history_size"), seconds=_SECONDS)
+    return HistoryFacts(row.get("bytes", int), row.get("rows", int), row.find("oldest", datetime))
+
+
+async def read_suspending_settings(connection: Connection, role: str) -> tuple[tuple[bool, bool], ...]:
+    """For each setting that suspends changes, whether it is of the database and whether it is of the role."""
+    rows = await fetch(connection, "", _query("suspended"), _bytes(role), seconds=_SECONDS)
+    return tuple((row.get("of_database", bool), row.get("of_role", bool)) for row in rows)
+
+
+async def read_old_transactions(connection: Connection) -> tuple[tuple[str, int], ...]:
+    """What holds back vacuum, and for how many seconds, the oldest first."""
+    rows = await fetch(connection, "", _query("old_transactions"), seconds=_SECONDS)
+    return tuple((row.text("what"), row.get("seconds", int)) for row in rows)
+
+
+async def count_md5_roles(connection: Connection) -> int:
+    """Only for a login that may read pg_authid."""
+    return first(await fetch(connection, "", _query("md5_verifiers"), seconds=_SECONDS)).get("roles", int)
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode(errors="surrogateescape")
+
+
+def _query(name: str) -> str:
+    return resources.text("sql", "diagnosis", f"{name}.sql")

@@ -1,0 +1,91 @@
+"""Reads the history of drifts for people, as a login that may not be the controller's.
+
+Schema pgrole may belong to anyone, and the reader may be a superuser. Therefore only the table is read, and only after
+the catalogs show that reading it runs no code of its owner.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from pgrole_controller import resources
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.listed_drift import ListedDrift, read_details, read_proof
+from pgrole_controller.core.privilege_result import Culprit
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.drift_history import STATEMENT_SHOWN
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row
+
+_SECONDS = 20.0
+
+
+class HistoryState(Enum):
+    """Whether the connected database has a history that this login may read."""
+
+    ABSENT = "schema pgrole does not exist there"
+    OLDER = "schema pgrole there is older than version 4, which began to keep drifts"
+    FORBIDDEN = "this login may not read it"
+    READABLE = "readable"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPlace:
+    """The connected database. `home`: it has the history of roles, and copies of the other databases' rows."""
+
+    database: str
+    login: str
+    state: HistoryState
+    home: bool
+
+
+async def find_history(connection: Connection) -> HistoryPlace:
+    """Raises PgRoleError, in particular Refused if the table is not what the controller made."""
+    query = resources.text("sql", "diagnosis", "table_state.sql")
+    row = await fetch_row(connection, "", query, "drift_history", seconds=_SECONDS)
+    if not row.get("present", bool):
+        state = HistoryState.ABSENT
+    elif not row.get("kept", bool):
+        state = HistoryState.OLDER
+    elif not row.get("readable", bool):
+        state = HistoryState.FORBIDDEN
+    else:
+        state = HistoryState.READABLE
+    if state is HistoryState.READABLE and not row.get("inert", bool):
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            f"table pgrole.drift_history in database {row.text('database')} is not as the controller makes it, and "
+            "reading it could run code of its owner: an administrator must inspect it",
+        )
+    return HistoryPlace(row.text("database"), row.text("login"), state, row.get("home", bool))
+
+
+async def list_drifts(connection: Connection, since: datetime, role: str | None, most: int) -> list[ListedDrift]:
+    """The latest drifts, at most `most`, the latest first. Call find_history first. Raises PgRoleError."""
+    query = resources.text("sql", "diagnosis", "history.sql")
+    rows = await fetch(connection, "", query, since, role, most, seconds=_SECONDS)
+    return [_drift(row) for row in rows]
+
+
+def _drift(row: Row) -> ListedDrift:
+    values, words = read_details(row.find_text("details"))
+    return ListedDrift(
+        role=row.text("role"),
+        at=row.get("at", datetime),
+        last_at=row.get("last_at", datetime),
+        fields=row.texts("fields"),
+        corrected=row.get("corrected", bool),
+        count=row.get("count", int),
+        database="" if row.get("kind", str) == "role" else row.text("database"),
+        values=values,
+        words=words,
+        by=Culprit(
+            read_proof(row.text("proof")),
+            login=row.text("login"),
+            role=row.text("acting"),
+            application=row.text("application"),
+            address=row.text("address"),
+            time=row.get("at", datetime),
+            statement=row.text("statement")[:STATEMENT_SHOWN],
+        ),
+        cluster=row.text("cluster"),
+    )

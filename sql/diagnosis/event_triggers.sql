@@ -1,0 +1,43 @@
+-- Do the event triggers of schema pgrole record every change in this database, and which do others run here? One row.
+-- Names are sent as bytes: another database may have written them in its encoding.
+-- $1 bytea the name of the controller's role
+WITH trusted AS (
+    SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper OR textsend(r.rolname::text) = $1::bytea
+),
+event_trigger AS (
+    SELECT
+        t.evtname, t.evtevent, t.evtenabled,
+        t.evtowner IN (SELECT o.oid FROM trusted AS o) AND p.proowner IN (SELECT o.oid FROM trusted AS o) AS trusted,
+        n.nspname = 'pgrole' AND p.proname = 'on_ddl' AS recording
+    FROM pg_catalog.pg_event_trigger AS t
+    JOIN pg_catalog.pg_proc AS p ON p.oid = t.evtfoid
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+),
+own AS (
+    SELECT t.evtname, t.evtenabled
+    FROM event_trigger AS t
+    WHERE t.trusted AND t.recording
+      AND (t.evtname, t.evtevent) IN (('pgrole_on_ddl', 'ddl_command_end'), ('pgrole_on_drop', 'sql_drop'))
+)
+SELECT
+    textsend(pg_catalog.current_database()::text) AS database,
+    (SELECT count(*) FROM own)::int AS installed,
+    ARRAY(SELECT textsend(o.evtname::text) FROM own AS o WHERE o.evtenabled <> 'A' ORDER BY 1) AS disabled,
+    EXISTS (
+        SELECT
+        FROM pg_catalog.pg_db_role_setting AS s
+        WHERE s.setrole = 0
+          AND s.setdatabase IN (0, (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database()))
+          AND pg_catalog.pg_column_size(s.setconfig) <= 65536
+          AND EXISTS (
+              SELECT FROM pg_catalog.unnest(s.setconfig) AS c (setting)
+              WHERE pg_catalog.lower(c.setting) IN ('event_triggers=off', 'event_triggers=false', 'event_triggers=no', 'event_triggers=0')
+          )
+    ) AS switched_off,
+    ARRAY(
+        SELECT textsend(t.evtname::text)
+        FROM event_trigger AS t
+        WHERE t.evtenabled <> 'D' AND NOT t.trusted
+        ORDER BY t.evtname
+        LIMIT 5
+    ) AS others

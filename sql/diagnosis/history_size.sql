@@ -1,0 +1,10 @@
+-- How much does the history of this database take, and how old is its oldest drift? One row.
+SELECT
+    (
+        SELECT coalesce(sum(pg_catalog.pg_total_relation_size(i.inhrelid)), 0)::bigint
+        FROM pg_catalog.pg_inherits AS i
+        WHERE i.inhparent = 'pgrole.drift_history'::regclass
+    ) AS bytes,
+    count(*) AS rows,
+    min(h.last_at) AS oldest
+FROM pgrole.drift_history AS h

@@ -1,0 +1,265 @@
+"""`doctor` and `history` with a real API server: what they find in a cluster, and that what they print mends it."""
+
+import shlex
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from pgrole_controller.commands.doctor import examine
+from pgrole_controller.core.finding import Finding, FindingState
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.apiserver import api_server as run_api_server
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
+from pgrole_controller.local.rights import RightsScope, install
+from tests.acceptance.servers import PgServers
+from tests.acceptance.world import GROUP, PATIENCE, Json, Kube
+from tests.integration.look_support import by_check, choose, run_command, states
+from tests.servers import Servers
+
+pytestmark = pytest.mark.slow
+
+OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
+OWN = "pgrole-system"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
+    """Of its own, at first without CRDs: definitions and rights are taken away here."""
+    async with run_api_server(binaries=binaries) as server:
+        await create_namespace(server, OWN)
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as server:
+        yield server
+
+
+async def look(cluster: ApiServer, kubeconfig: Path | None = None, **chosen: str) -> dict[str, list[Finding]]:
+    given = {"kubeconfig": str(kubeconfig or cluster.kubeconfig), **chosen}
+    return by_check(await examine(choose(**given), None))
+
+
+async def test_missing_definitions_are_installed_by_the_command_that_is_printed(cluster: ApiServer) -> None:
+    found = await look(cluster)
+    for name in ("pgroles.pgrole.dev", "pgservers.pgrole.dev"):
+        (finding,) = found[f"CRD {name}"]
+        assert (finding.state, finding.text) == (PROBLEM, "not installed")
+        assert finding.remedies[0].command == "pgrole-controller crds | kubectl apply --server-side -f -"
+    assert states(found["PgServers"]) == states(found["PgRoles"]) == {UNKNOWN}
+    assert states(found["API server"]) == states(found["clock"]) == {OK}
+    assert found["API server"][0].text.startswith("reachable, Kubernetes v1.")
+    printed = await run_command("crds")
+    for definition in yaml.safe_load_all(printed.out):
+        await apply(cluster, definition)
+    await apply_crds(cluster)  # waits until they are served
+    found = await look(cluster)
+    assert states(found["CRD pgroles.pgrole.dev"]) == states(found["CRD pgservers.pgrole.dev"]) == {OK}
+    assert states(found["PgRoles"]) == {OK}
+
+
+async def test_a_definition_of_another_version_is_told(cluster: ApiServer) -> None:
+    await apply_crds(cluster)
+    path = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/driftHistory"
+    await cluster.request(
+        "PATCH",
+        f"{CRDS}/pgroles.pgrole.dev",
+        [{"op": "remove", "path": path}],  # type: ignore[arg-type]
+        content_type="application/json-patch+json",
+    )
+    assert states((await look(cluster))["CRD pgroles.pgrole.dev"]) == {WARNING}
+    await apply_crds(cluster)
+    assert states((await look(cluster))["CRD pgroles.pgrole.dev"]) == {OK}
+
+
+async def test_a_caller_with_few_rights_gets_them_by_the_commands_that_are_printed(cluster: ApiServer) -> None:
+    await apply_crds(cluster)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "auditor", "namespace": OWN}}
+    await apply(cluster, account)
+    kubeconfig = cluster.kubeconfig_of(await cluster.admit(OWN, "auditor"))
+    found = await look(cluster, kubeconfig)
+    (rights,) = found["your rights"]
+    assert rights.state is WARNING
+    assert "system:serviceaccount:pgrole-system:auditor may not list pgroles.pgrole.dev" in rights.text
+    for check in ("PgServers", "PgRoles", "deployment", "lease", "the controller's rights", "CRD pgroles.pgrole.dev"):
+        assert (check, states(found[check])) == (check, {UNKNOWN})
+    history = await run_command("history", "--kubeconfig", str(kubeconfig))
+    assert (history.code, "name one with -n" in history.err) == (1, True)
+    for remedy in rights.remedies:
+        await create(cluster, remedy.command)
+
+    async def is_mended() -> bool:
+        return states((await look(cluster, kubeconfig))["your rights"]) == {OK}
+
+    assert await reached(is_mended, PATIENCE)
+    found = await look(cluster, kubeconfig)
+    assert states(found["CRD pgroles.pgrole.dev"]) == states(found["PgRoles"]) == {OK}
+
+
+async def create(cluster: ApiServer, command: str) -> None:
+    """What kubectl makes of `create clusterrole` and `create clusterrolebinding`."""
+    kubectl, verb, kind, name, *rest = shlex.split(command)
+    assert (kubectl, verb) == ("kubectl", "create")
+    options = dict(option.removeprefix("--").split("=", 1) for option in rest)
+    group = "rbac.authorization.k8s.io"
+    document: Json = {"apiVersion": f"{group}/v1", "metadata": {"name": name}}
+    if kind == "clusterrole":
+        resources = [one.partition(".") for one in options["resource"].split(",")]
+        rules = [
+            {"apiGroups": [of], "resources": [plural], "verbs": options["verb"].split(",")}
+            for plural, _, of in resources
+        ]
+        document |= {"kind": "ClusterRole", "rules": rules}
+    else:
+        document |= {
+            "kind": "ClusterRoleBinding",
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": options["clusterrole"]},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": options["user"]}],
+        }
+    await apply(cluster, document)
+
+
+async def test_the_controllers_rights_are_those_that_deploy_grants(cluster: ApiServer) -> None:
+    await apply_crds(cluster)
+    (before,) = (await look(cluster))["the controller's rights"]
+    assert before.state is PROBLEM
+    assert "patch pgroles/status.pgrole.dev" in before.text
+    await install(cluster, RightsScope())
+    assert states((await look(cluster))["the controller's rights"]) == {OK}
+
+
+async def test_the_rights_of_a_controller_for_one_namespace_are_checked_there(cluster: ApiServer) -> None:
+    await apply_crds(cluster)
+    await create_namespace(cluster, "team-q")
+    scope = RightsScope("quiet-controller", "quiet-system", "team-q")
+    await install(cluster, scope)
+    labels = {"app.kubernetes.io/name": "pgrole-controller"}
+    source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "watched", "namespace": scope.namespace}}
+    await apply(cluster, {**source, "data": {"PGROLE_NAMESPACE": "team-q"}})
+    container = {
+        "name": "controller",
+        "image": "x:0.1",
+        "env": [{"name": "PGROLE_LEASE", "value": scope.name}],
+        "envFrom": [{"configMapRef": {"name": "watched"}}],
+    }
+    spec = {
+        "replicas": 2,
+        "selector": {"matchLabels": labels},
+        "template": {
+            "metadata": {"labels": labels},
+            "spec": {"serviceAccountName": scope.name, "containers": [container]},
+        },
+    }
+    metadata = {"name": "quiet", "namespace": scope.namespace, "labels": labels}
+    await apply(cluster, {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+    found = await look(cluster, own_namespace=scope.namespace)
+    assert states(found["the controller's rights"]) == {OK}
+    assert "in namespace team-q" in found["the controller's rights"][0].text
+    assert states(found["deployment"]) == {PROBLEM}
+    assert "quiet: 0 of 2 replicas ready" in found["deployment"][0].text
+    assert "Lease quiet-controller does not exist" in found["lease"][0].text
+
+
+async def test_the_lease_has_a_live_holder(cluster: ApiServer) -> None:
+    await apply_crds(cluster)
+    assert states((await look(cluster))["lease"]) == {WARNING}
+    for age, state in ((300, PROBLEM), (2, OK)):
+        renewed = (datetime.now(UTC) - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        await apply(
+            cluster,
+            {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": "pgrole-controller", "namespace": OWN},
+                "spec": {"holderIdentity": "pod-1", "renewTime": renewed, "leaseDurationSeconds": 15},
+            },
+        )
+        assert states((await look(cluster))["lease"]) == {state}
+
+
+async def test_a_server_of_the_cluster_is_checked_with_its_secret_and_another_that_fails_hides_nothing(
+    cluster: ApiServer, postgres: PostgresServer
+) -> None:
+    await apply_crds(cluster)
+    declared = PgServers(cluster)
+    await declared.apply("main", postgres)
+    lost = {"connection": {"hosts": ["127.0.0.1"], "sslMode": "disable", "credentialsSecretRef": {"name": "absent"}}}
+    await declared.apply_spec("lost", lost)
+    condition = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "ServerNotReady",
+        "message": "Secret absent does not exist",
+        "lastTransitionTime": "2026-11-22T12:00:00Z",
+        "observedGeneration": 1,
+    }
+    await declared.server.request(
+        "PATCH",
+        f"{declared.path('lost')}/status",
+        {"status": {"conditions": [condition]}},
+        content_type="application/merge-patch+json",
+    )
+    findings = await examine(choose(kubeconfig=str(cluster.kubeconfig)), None)
+    found = by_check(findings)
+    assert found["PgServer lost"][0].state is PROBLEM
+    assert found["PgServer lost"][0].text == "ServerNotReady: Secret absent does not exist"
+    areas = {area: [one for one in findings if one.area == area] for area in ("server main", "server lost")}
+    assert states(by_check(areas["server main"])["rights"]) == {OK}
+    assert [one.state for one in areas["server lost"]] == [UNKNOWN]
+    assert "absent" in areas["server lost"][0].text
+    condition["status"], condition["reason"] = "True", "Reconciled"
+    await declared.server.request(
+        "PATCH",
+        f"{declared.path('lost')}/status",
+        {"status": {"conditions": [condition]}},
+        content_type="application/merge-patch+json",
+    )
+    assert states((await look(cluster))["PgServer lost"]) == {OK}
+    one = await look(cluster, server="main")
+    assert "PgServer lost" not in one
+    assert states((await look(cluster, server="no-such"))["PgServer no-such"]) == {PROBLEM}
+
+
+async def test_drifts_come_from_status_where_no_database_keeps_them(
+    cluster: ApiServer, postgres: PostgresServer
+) -> None:
+    await apply_crds(cluster)
+    await create_namespace(cluster, "shop")
+    kube = Kube(cluster, "shop")
+    await kube.apply("orders-app", name="orders_app")
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    by = {"login": "alice", "proof": "Log"}
+    entries = [
+        {"time": now, "fields": ["login"], "count": 1, "corrected": True, "by": by},
+        {"time": "2020-01-01T00:00:00Z", "fields": ["createdb"], "count": 1, "corrected": False},
+    ]
+    await cluster.request(
+        "PATCH",
+        f"{GROUP}/namespaces/shop/pgroles/orders-app/status",
+        {"status": {"driftHistory": entries}},
+        content_type="application/merge-patch+json",
+    )
+    here = ("--kubeconfig", str(cluster.kubeconfig))
+    for environment, why in (({}, "no server is named"), ({"PGROLE_DSN": postgres.dsn()}, "does not exist there")):
+        answer = await run_command("history", "orders_app", *here, "-o", "json", **environment)
+        shape = answer.json()
+        assert why in shape["instead"]
+        assert "each PgRole records its last ten drifts only" in shape["lacks"]
+        (drift,) = shape["drifts"]
+        assert (drift["time"], drift["object"], drift["by"]["login"]) == (now, "shop/orders-app", "alice")
+    spec = {"connection": {"hosts": ["h"], "sslMode": "disable", "credentialsSecretRef": {"name": "absent"}}}
+    await PgServers(cluster).apply_spec("default", spec)
+    hidden = await run_command("history", *here, "--server", "default", "-o", "json")
+    assert ("absent" in hidden.json()["instead"], len(hidden.json()["drifts"])) == (True, 1)
+    table = await run_command("history", *here, "-n", "shop", "--since", "3650d")
+    assert len(table.out.splitlines()) == 3
+    assert "It lacks:" in table.err

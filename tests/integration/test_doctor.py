@@ -1,0 +1,228 @@
+"""`doctor` on a real server: what it finds, and that each statement it prints mends what it found."""
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.finding import FindingState
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.schema import install
+from tests.integration.look_support import examined, follow, run_command, states
+from tests.servers import Servers
+
+OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
+HOSTILE = 'ev"il\x1b[31m; DROP'
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """A database and a login of its own, on the module's server. `admin`: a superuser in that database."""
+
+    server: PostgresServer
+    admin: Connection
+    database: str
+    login: str
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn(self.login, self.database, password="x")
+
+    @property
+    def admins_dsn(self) -> str:
+        return self.server.dsn(database=self.database)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=["plain", "hostile"])
+async def patient(server: PostgresServer, request: pytest.FixtureRequest) -> AsyncIterator[Patient]:
+    """The login has nothing but LOGIN."""
+    token = secrets.token_hex(4)
+    database, login = (
+        (f"d_{token}", f"r_{token}") if request.param == "plain" else (f"{HOSTILE}{token}", f"{HOSTILE}r{token}")
+    )
+    first = await asyncpg.connect(server.dsn())
+    try:
+        for statement in ("CREATE DATABASE {}", "CREATE ROLE {} LOGIN PASSWORD 'x'"):
+            name = database if "DATABASE" in statement else login
+            await first.execute(statement.format('"' + name.replace('"', '""') + '"'))
+        admin = await asyncpg.connect(server.dsn(database=database))
+        yield Patient(server, admin, database, login)
+        await admin.close()
+        await first.execute('DROP DATABASE "' + database.replace('"', '""') + '" WITH (FORCE)')
+    finally:
+        await first.close()
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+async def test_a_login_without_rights_gets_them_by_the_statements_that_are_printed(patient: Patient) -> None:
+    found = await examined(patient.dsn)
+    assert PROBLEM in states(found["rights"])
+    assert states(found["detection"]) == {WARNING}
+    assert "Poll" in found["detection"][0].text
+    await follow(patient.server, [*found["rights"], *found["detection"], *found["schema pgrole"]])
+    found = await examined(patient.dsn)
+    assert states(found["rights"]) == {OK}
+    assert [one.text for one in found["detection"]] == ["Auto chooses Watch; changed passwords are not seen"]
+    async with connect(Endpoint(patient.dsn), "work") as connection:
+        await install(connection)
+    found = await examined(patient.dsn)
+    assert states(found["schema pgrole"]) == states(found["detection"]) == {OK}
+
+
+async def test_a_schema_of_a_superuser_is_used_after_the_grants_that_are_printed(patient: Patient) -> None:
+    await install(patient.admin)
+    await patient.admin.execute(f"ALTER ROLE {quoted(patient.login)} CREATEROLE")
+    found = await examined(patient.dsn)
+    assert states(found["detection"]) == {PROBLEM}
+    await follow(patient.server, found["detection"])
+    found = await examined(patient.dsn)
+    assert states(found["detection"]) == states(found["schema pgrole"]) == states(found["claims"]) == {OK}
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
+async def test_a_login_that_only_looks_examines_the_role_that_is_named(patient: Patient) -> None:
+    await patient.admin.execute(f"GRANT pg_monitor TO {quoted(patient.login)}")
+    alone = await examined(patient.dsn)
+    assert states(alone["rights"]) == states(alone["detection"]) == {UNKNOWN}
+    assert not [remedy for one in alone["rights"] for remedy in one.remedies]
+    named = await examined(patient.dsn, "postgres")
+    assert (states(named["rights"]), states(named["detection"])) == ({OK}, {OK})
+    missing = await examined(patient.dsn, "no such role")
+    assert states(missing["rights"]) == {UNKNOWN}
+    assert states(missing["version"]) == {OK}  # the failed check hides no other
+
+
+async def test_an_older_schema_is_named_with_its_version(patient: Patient) -> None:
+    await install(patient.admin)
+    await patient.admin.execute("UPDATE pgrole.installation SET version = version - 1")
+    (finding,) = (await examined(patient.admins_dsn))["schema pgrole"]
+    assert finding.state is WARNING
+    assert "version 3 is older than 4" in finding.text
+    await install(patient.admin)
+    assert states((await examined(patient.admins_dsn))["schema pgrole"]) == {OK}
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
+async def test_code_of_a_schemas_owner_is_not_run(patient: Patient) -> None:
+    """A role that may create schemas waits for a superuser who looks."""
+    login = quoted(patient.login)
+    await patient.admin.execute(f"GRANT CREATE ON DATABASE {quoted(patient.database)} TO {login}")
+    async with connect(Endpoint(patient.dsn), "work") as trap:
+        await trap.execute(
+            """
+            CREATE SCHEMA pgrole; GRANT USAGE ON SCHEMA pgrole TO PUBLIC;
+            CREATE FUNCTION pgrole.trap() RETURNS integer LANGUAGE plpgsql AS
+            $$ BEGIN PERFORM set_config('pgrole.trapped', 'on', false); RAISE EXCEPTION 'trapped'; END $$;
+            CREATE VIEW pgrole.installation AS SELECT pgrole.trap() AS version;
+            CREATE VIEW pgrole.claim AS SELECT pgrole.trap() AS cluster, pgrole.trap()::text AS privileges;
+            CREATE VIEW pgrole.drift_history AS SELECT pgrole.trap() AS last_at;
+            """
+        )
+    found = await examined(patient.admins_dsn)
+    assert not [one for group in found.values() for one in group if "trapped" in one.text]
+    assert states(found["schema pgrole"]) == {PROBLEM}
+    history = await run_command("history", PGROLE_DSN=patient.admins_dsn)
+    assert (history.code, "trapped" in history.err) == (1, False)
+    assert "not as the controller makes it" in history.err
+    await follow(patient.server, found["schema pgrole"])
+    assert states((await examined(patient.admins_dsn))["schema pgrole"]) == {OK}
+
+
+async def test_suspended_changes_continue_after_the_statements_that_are_printed(patient: Patient) -> None:
+    login, database = quoted(patient.login), quoted(patient.database)
+    for statement in (
+        f"ALTER DATABASE {database} SET pgrole.suspend = on",
+        f"ALTER ROLE {login} SET pgrole.suspend = on",
+        f"ALTER ROLE {login} IN DATABASE {database} SET pgrole.suspend = on",
+    ):
+        await patient.admin.execute(statement)
+    found = await examined(patient.dsn)
+    assert states(found["suspended"]) == {WARNING}
+    assert len(found["suspended"][0].remedies) == 3
+    await follow(patient.server, found["suspended"])
+    assert states((await examined(patient.dsn))["suspended"]) == {OK}
+
+
+async def test_connection_limits_are_lifted_by_the_statements_that_are_printed(patient: Patient) -> None:
+    await patient.admin.execute(f"ALTER ROLE {quoted(patient.login)} CONNECTION LIMIT 2")
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} CONNECTION LIMIT 2")
+    found = await examined(patient.dsn)
+    assert [one.state for one in found["connections"]] == [PROBLEM, PROBLEM]
+    await follow(patient.server, found["connections"])
+    assert states((await examined(patient.dsn))["connections"]) == {OK}
+
+
+async def test_event_triggers_of_databases_with_privileges_fire_again(patient: Patient) -> None:
+    admin, name = patient.admin, f'event triggers of "{patient.database}"'
+    await install(admin)
+    await admin.execute(
+        "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object,"
+        " object_uid, privileges) VALUES ('r', 1, 1, 'c', 'n', 'u', 'o', 'u',"
+        " jsonb_build_object($1::text, '[]'::jsonb)::text)",
+        patient.database,
+    )
+    found = await examined(patient.admins_dsn)
+    assert "not installed" in found[name][0].text
+    await admin.execute(queries.install_event_triggers())
+    assert states((await examined(patient.admins_dsn))[name]) == {OK}
+    await admin.execute("ALTER EVENT TRIGGER pgrole_on_ddl ENABLE; ALTER EVENT TRIGGER pgrole_on_drop DISABLE")
+    found = await examined(patient.admins_dsn)
+    assert [one.state for one in found[name]] == [PROBLEM, PROBLEM]
+    await follow(patient.server, found[name])
+    assert states((await examined(patient.admins_dsn))[name]) == {OK}
+    await admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
+async def test_settings_that_hurt_are_mended_by_the_statements_that_are_printed(server: PostgresServer) -> None:
+    admin = await asyncpg.connect(server.dsn())
+    try:
+        await admin.execute("ALTER SYSTEM SET password_encryption = 'md5'")
+        await admin.execute("ALTER SYSTEM SET session_replication_role = 'replica'")
+        await admin.execute("SELECT pg_reload_conf()")
+        await admin.execute("SELECT pg_sleep(0.2)")
+        found = await examined(server.dsn())
+        assert WARNING in states(found["passwords"])
+        texts = [one.text for one in found["settings"]]
+        assert [text for text in texts if text.startswith("session_replication_role")]
+        # set on the command line of test servers: no statement would change it
+        assert [one.remedies for one in found["settings"] if one.text.startswith("fsync")] == [()]
+        await follow(server, [one for one in (*found["passwords"], *found["settings"]) if one.remedies])
+        await admin.execute("SELECT pg_sleep(0.2)")
+        found = await examined(server.dsn())
+        assert states(found["passwords"]) == {OK}
+        assert not [one for one in found["settings"] if one.text.startswith("session_replication_role")]
+    finally:
+        await admin.execute("ALTER SYSTEM RESET ALL")
+        await admin.execute("SELECT pg_reload_conf()")
+        await admin.close()
+
+
+async def test_what_is_found_decides_the_exit_code_and_names_cannot_move_the_cursor(patient: Patient) -> None:
+    refused = await run_command("doctor", PGROLE_DSN=patient.dsn)
+    assert (refused.code, "\x1b" in refused.out) == (1, False)
+    assert "✗ problem  rights:" in refused.out
+    allowed = await run_command("doctor", "-o", "json", PGROLE_DSN=patient.server.dsn())
+    assert allowed.code == 0
+    shape = allowed.json()
+    assert {"area", "check", "state", "found", "remedies"} == set(shape["findings"][0])
+    assert "not checked" in shape["findings"][0]["found"]  # the cluster
+
+
+async def test_a_server_that_cannot_be_reached_is_a_problem_and_nothing_to_check_a_misuse() -> None:
+    answer = await run_command("doctor", PGROLE_DSN="postgresql://nobody@127.0.0.1:1/postgres")
+    assert (answer.code, "✗ problem  connection:" in answer.out) == (1, True)
+    assert (await run_command("doctor")).code == 2

@@ -1,0 +1,307 @@
+"""What `doctor` concludes from what it read: server and cluster."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pgrole_controller.api.crd import PGROLE, crd
+from pgrole_controller.core import cluster_findings, server_findings
+from pgrole_controller.core.cluster_findings import NEEDED, RequiredRight
+from pgrole_controller.core.database_options import AuditSource, HistoryConfig
+from pgrole_controller.core.finding import Finding, FindingState, has_problem, sql, summarize
+from pgrole_controller.core.server_facts import (
+    ClaimCount,
+    EventTriggerFacts,
+    HistoryFacts,
+    RoleFacts,
+    SchemaFacts,
+    ServerFacts,
+    SessionFacts,
+)
+
+OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+SERVER = ServerFacts(
+    version="18.4",
+    version_number=180004,
+    encoding="UTF8",
+    database="postgres",
+    login="ctl",
+    behind=0.0,
+    uncertain=0.0,
+    max_connections=100,
+    reserved=3,
+    database_limit=-1,
+    by_socket=False,
+    encrypted=True,
+    protocol="TLSv1.3",
+    verified=True,
+    settings={"shared_preload_libraries": "", "log_destination": "stderr", "logging_collector": "off"},
+)
+ROLE = RoleFacts("ctl", createrole=True, creates=True, present=True, owns=True, sees_versions=True, monitors=True)
+SCHEMA = SchemaFacts("ctl", 4, keeps_history=True, home=True, recorded=True)
+
+
+def commands(findings: list[Finding]) -> list[str]:
+    return [remedy.command for finding in findings for remedy in finding.remedies]
+
+
+@pytest.mark.parametrize(
+    ("behind", "state"), [(0.0, OK), (-4.9, OK), (5.5, WARNING), (-5.5, WARNING), (86400.0, WARNING)]
+)
+def test_a_clock_may_differ_by_five_seconds(behind: float, state: FindingState) -> None:
+    assert server_findings.judge_clock("s", replace(SERVER, behind=behind)).state is state
+    assert cluster_findings.judge_clock(NOW - timedelta(seconds=behind), NOW).state is state
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, OK),
+        ({"by_socket": True, "encrypted": False}, OK),
+        ({"encrypted": False}, WARNING),
+        ({"verified": False}, WARNING),
+        ({"expires": NOW + timedelta(days=20)}, WARNING),
+        ({"expires": NOW + timedelta(days=22)}, OK),
+    ],
+)
+def test_a_connection_is_encrypted_and_its_certificate_verified(changes: dict[str, Any], state: FindingState) -> None:
+    assert server_findings.judge_encryption("s", replace(SERVER, **changes), "", NOW).state is state
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        (SERVER, OK),
+        (replace(SERVER, version_number=130011, version="13.11"), PROBLEM),
+        (replace(SERVER, encoding="SQL_ASCII"), PROBLEM),
+    ],
+)
+def test_version_and_encoding_must_be_supported(facts: ServerFacts, state: FindingState) -> None:
+    assert server_findings.judge_version("s", facts).state is state
+
+
+@pytest.mark.parametrize(
+    ("role", "schema", "state", "says", "remedies"),
+    [
+        (ROLE, SCHEMA, OK, "Watch", 0),
+        (replace(ROLE, superuser=True, sees_versions=False), SCHEMA, OK, "Watch", 0),
+        (replace(ROLE, sees_versions=False), SCHEMA, WARNING, "Poll", 1),
+        (replace(ROLE, creates=False, owns=False), SchemaFacts(None), WARNING, "claims in status", 1),
+        (replace(ROLE, creates=False, sees_versions=False), SchemaFacts(None), WARNING, "claims in status", 2),
+        (replace(ROLE, owns=False, uses=True, sees_versions=False), SCHEMA, OK, "administrator", 0),
+        (replace(ROLE, owns=False), SCHEMA, PROBLEM, "may not use schema pgrole", 3),
+        (replace(ROLE, createrole=False), SCHEMA, UNKNOWN, "--login", 0),
+    ],
+)
+def test_the_mode_that_auto_chooses_is_explained(
+    role: RoleFacts, schema: SchemaFacts, state: FindingState, says: str, remedies: int
+) -> None:
+    (finding,) = server_findings.judge_detection("s", role, schema, "postgres")
+    assert (finding.state, says in finding.text, len(finding.remedies)) == (state, True, remedies)
+
+
+@pytest.mark.parametrize(
+    ("schema", "owns", "state"),
+    [
+        (SCHEMA, True, OK),
+        (replace(SCHEMA, version=3), True, WARNING),
+        (replace(SCHEMA, version=2), True, WARNING),
+        (replace(SCHEMA, version=2), False, PROBLEM),
+        (replace(SCHEMA, version=5), True, OK),
+        (replace(SCHEMA, version=6), True, PROBLEM),
+        (replace(SCHEMA, version=None), False, UNKNOWN),
+        (replace(SCHEMA, version=None, keeps_history=False), False, WARNING),
+        (replace(SCHEMA, elsewhere=('"orders"',)), True, PROBLEM),
+        (replace(SCHEMA, home=False, version=None), True, PROBLEM),
+        (replace(SCHEMA, foreign_parts="relation pgrole.claim (mallory)"), True, PROBLEM),
+    ],
+)
+def test_the_version_of_the_schema_is_judged(schema: SchemaFacts, owns: bool, state: FindingState) -> None:
+    findings = server_findings.judge_schema("s", schema, replace(ROLE, owns=owns), "postgres", 4)
+    assert findings[0].state is state
+
+
+@pytest.mark.parametrize(
+    ("facts", "role", "sessions", "state"),
+    [
+        (SERVER, ROLE, 10, OK),
+        (SERVER, ROLE, 90, WARNING),
+        (SERVER, ROLE, 95, PROBLEM),
+        (SERVER, replace(ROLE, connection_limit=4), 10, PROBLEM),
+        (SERVER, replace(ROLE, connection_limit=5), 10, OK),
+        (SERVER, replace(ROLE, superuser=True, connection_limit=1), 10, OK),
+        (replace(SERVER, database_limit=2), ROLE, 10, PROBLEM),
+    ],
+)
+def test_the_controller_needs_three_connections_and_one_for_each_database(
+    facts: ServerFacts, role: RoleFacts, sessions: int, state: FindingState
+) -> None:
+    findings = server_findings.judge_connections("s", facts, role, SessionFacts(sessions, 1, 0), 2)
+    assert findings[0].state is state
+
+
+@pytest.mark.parametrize(
+    ("audit", "settings", "role", "expected"),
+    [
+        (AuditSource.NEVER, {}, ROLE, []),
+        (
+            AuditSource.PGAUDIT,
+            {},
+            ROLE,
+            ["ALTER SYSTEM SET logging_collector = on", "ALTER SYSTEM SET log_destination"],
+        ),
+        (
+            AuditSource.PGAUDIT,
+            {"shared_preload_libraries": "pgaudit", "log_destination": "jsonlog", "logging_collector": "on"},
+            replace(ROLE, reads_logs=True),
+            ["ALTER SYSTEM SET pgaudit.log = 'role'", "SELECT pg_catalog.pg_reload_conf()"],
+        ),
+        (
+            AuditSource.STATEMENTS,
+            {"log_destination": "jsonlog", "logging_collector": "on", "log_statement": "ddl"},
+            ROLE,
+            ['GRANT pg_monitor TO "ctl"', "GRANT EXECUTE", "GRANT EXECUTE"],
+        ),
+    ],
+)
+def test_the_source_of_attribution_needs_its_settings(
+    audit: AuditSource, settings: dict[str, str], role: RoleFacts, expected: list[str]
+) -> None:
+    facts = replace(SERVER, settings={**SERVER.settings, **settings})
+    found = commands(server_findings.judge_attribution("s", facts, role, audit))
+    assert [one[: len(text)] for one, text in zip(found, expected, strict=False)] == expected
+
+
+def test_settings_of_the_command_line_have_no_statement() -> None:
+    facts = replace(SERVER, settings={"fsync": "off"})
+    assert commands(server_findings.judge_settings("s", facts)) != []
+    assert commands(server_findings.judge_settings("s", replace(facts, fixed=frozenset({"fsync"})))) == []
+
+
+def test_event_triggers_that_do_not_fire_are_problems() -> None:
+    triggers = EventTriggerFacts("orders", 2, ("pgrole_on_ddl",), switched_off=True, others=('x"y',))
+    findings = server_findings.judge_event_triggers("s", triggers, ROLE)
+    assert [finding.state for finding in findings] == [PROBLEM] * 3
+    assert commands(findings) == [
+        'ALTER EVENT TRIGGER "pgrole_on_ddl" ENABLE ALWAYS',
+        'ALTER DATABASE "orders" SET event_triggers = on',
+        'ALTER EVENT TRIGGER "x""y" DISABLE',
+    ]
+    assert server_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), ROLE)[0].state is WARNING
+    superuser = replace(ROLE, superuser=True)
+    assert server_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), superuser)[0].state is OK
+
+
+def test_claims_of_other_clusters_are_told_if_the_own_one_is_known() -> None:
+    counts = [ClaimCount("own", 5, 1), ClaimCount("lost", 3, 0), ClaimCount("gone", 2, 2)]
+    assert [one.state for one in server_findings.judge_claims("s", counts, None)] == [OK]
+    found = server_findings.judge_claims("s", counts, "own")
+    assert [one.state for one in found] == [OK, WARNING]
+    assert "lost (3)" in found[1].text
+    assert "gone" not in found[1].text
+
+
+@pytest.mark.parametrize(
+    ("rows", "age", "state"), [(5, 1, OK), (2_000_000, 1, WARNING), (5, 150, OK), (5, 200, WARNING)]
+)
+def test_a_history_that_is_not_pruned_is_told(rows: int, age: int, state: FindingState) -> None:
+    history = HistoryFacts(1000, rows, NOW - timedelta(days=age))
+    assert server_findings.judge_history("s", history, HistoryConfig(), NOW).state is state
+
+
+def test_a_name_that_cannot_be_sent_has_no_statement() -> None:
+    assert sql("GRANT pg_monitor TO {}", "caf\udce9") == ()
+    assert [one.command for one in sql("GRANT {} TO {}", "{}", 'a"b')] == ['GRANT "{}" TO "a""b"']
+
+
+def test_findings_are_counted() -> None:
+    findings = [Finding("a", "b", state, "") for state in (OK, OK, WARNING, PROBLEM, UNKNOWN)]
+    assert summarize(findings) == "1 problem, 1 warning, 1 unknown, 2 ok"
+    assert has_problem(findings)
+    assert not has_problem(findings[:3])
+
+
+def established(definition: dict[str, Any]) -> dict[str, Any]:
+    return {**definition, "status": {"conditions": [{"type": "Established", "status": "True"}]}}
+
+
+def test_a_definition_is_compared_with_this_programs() -> None:
+    expected = crd(PGROLE)
+    judge = cluster_findings.judge_definition
+    assert judge("x", expected, None).state is PROBLEM
+    assert judge("x", expected, established(crd(PGROLE))).state is OK
+    assert judge("x", expected, crd(PGROLE)).state is PROBLEM  # not established
+    older = established(crd(PGROLE))
+    del older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    assert judge("x", expected, older).state is WARNING
+    unserved = established(crd(PGROLE))
+    unserved["spec"]["versions"][0]["served"] = False
+    assert judge("x", expected, unserved).state is PROBLEM
+
+
+@pytest.mark.parametrize("shape", [{}, {"status": 1}, {"status": {"conditions": [1, {"type": 2}]}}, {"metadata": []}])
+def test_objects_of_any_shape_are_judged(shape: dict[str, Any]) -> None:
+    assert cluster_findings.judge_server(shape).state is WARNING
+    assert cluster_findings.judge_roles([shape])[0].state is WARNING
+    assert cluster_findings.judge_deployment([shape], "n", "1")[0].state is PROBLEM
+    assert cluster_findings.judge_lease("l", "n", shape, NOW).state is PROBLEM
+    assert cluster_findings.judge_definition("x", crd(PGROLE), shape).state is PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("spec", "state"),
+    [
+        ({"holderIdentity": "a", "renewTime": "2026-11-22T11:59:58.000000Z"}, OK),
+        ({"holderIdentity": "a", "renewTime": "2026-11-22T11:58:00.000000Z"}, PROBLEM),
+        ({"holderIdentity": "", "renewTime": "2026-11-22T11:59:58.000000Z"}, PROBLEM),
+    ],
+)
+def test_a_lease_has_a_holder_that_renews_it(spec: dict[str, Any], state: FindingState) -> None:
+    assert cluster_findings.judge_lease("l", "n", {"spec": spec}, NOW).state is state
+    assert cluster_findings.judge_lease("l", "n", None, NOW).state is WARNING
+
+
+def test_roles_that_are_not_ready_are_grouped_by_reason() -> None:
+    def role(name: str, reason: str, status: str = "False") -> dict[str, Any]:
+        conditions = [{"type": "Ready", "status": status, "reason": reason, "message": "why"}]
+        return {"metadata": {"namespace": "shop", "name": name}, "status": {"conditions": conditions}}
+
+    objects = [role(f"r{number}", "NotAllowed") for number in range(7)]
+    found = cluster_findings.judge_roles([*objects, role("s", "Suspended"), role("t", "Reconciled", "True")])
+    assert [one.state for one in found] == [PROBLEM, WARNING]
+    assert "7 of 9 not Ready, NotAllowed: shop/r0, shop/r1" in found[0].text
+    assert "and 2 more. why" in found[0].text
+    assert cluster_findings.judge_roles([role("t", "Reconciled", "True")])[0].state is OK
+
+
+def test_the_rights_that_are_checked_are_those_that_deploy_grants() -> None:
+    folder = Path(__file__).parents[2] / "deploy" / "kustomize"
+    granted = set()
+    for path in (
+        folder / "base" / "own_namespace.yaml",
+        folder / "base" / "servers.yaml",
+        folder / "overlays" / "cluster" / "roles.yaml",
+    ):
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            for rule in document.get("rules", ()):
+                granted |= {
+                    (verb, group, resource)
+                    for verb in rule["verbs"]
+                    for group in rule["apiGroups"]
+                    for resource in rule["resources"]
+                }
+    # namespaces, and what watching the Lease by name takes, have no check of their own
+    asked = {(one.verb, one.group, one.resource) for one in NEEDED}
+    assert asked <= granted
+    assert {resource for _, _, resource in granted - asked} <= {"namespaces", "leases"}
+
+
+def test_the_callers_missing_rights_are_named_with_their_grant() -> None:
+    finding = cluster_findings.judge_caller("o'brien", [RequiredRight("list", "pgrole.dev", "pgroles")])
+    assert finding.state is WARNING
+    assert finding.remedies[1].command.endswith("""--user='o'"'"'brien'""")
