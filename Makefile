@@ -97,6 +97,10 @@ sbom: env ## What the image has of Python: dist/sbom.cdx.json (CycloneDX) and di
 		| dist/environment/bin/python deploy/image/sbom.py dist
 	@cat dist/licences.txt
 
+.PHONY: plugin
+plugin: env ## Build the kubectl plugin for krew: dist/kubectl-pgrole-… (PLATFORMS="linux/arm64 darwin/arm64")
+	@$(RUN) python deploy/krew/build.py --uv $(UV) $(PLATFORMS)
+
 .PHONY: compose-test
 compose-test: env ## compose.yaml brought up, judged and taken down (ARGS=--stand-ins: without a registry, as root)
 	@$(RUN) python -m tests.compose $(ARGS)
