@@ -67,7 +67,7 @@ async def run(command: list[str], environment: Mapping[str, str]) -> Ended:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with archive, checksum and manifest."""
+    """Returns the folder with archive, checksum and manifest."""
     uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
     if not Path(uv).exists():
         pytest.skip("uv is neither on the PATH nor in .tools: `make env` installs it")
@@ -93,11 +93,14 @@ def installed(built: Path, programs: Programs, krew: Path, tmp_path_factory: pyt
     return Installed(programs.kubectl, home, archive, environment)
 
 
-def program_of(archive: Path, folder: Path) -> Path:
+@pytest.fixture
+def program(built: Path, tmp_path: Path) -> Path:
+    """The executable of the archive, unpacked."""
+    [archive] = built.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         assert packed.getnames() == ["LICENSE", "kubectl-pgrole"]
-        packed.extractall(folder, filter="data")
-    return folder / "kubectl-pgrole"
+        packed.extractall(tmp_path, filter="data")
+    return tmp_path / "kubectl-pgrole"
 
 
 def test_the_manifest_names_the_archive_with_its_checksum(built: Path) -> None:
@@ -126,9 +129,9 @@ async def test_its_commands_work_against_a_server(
     installed: Installed, servers: Servers, words: tuple[str, ...], codes: tuple[int, ...], says: str
 ) -> None:
     async with servers.run() as postgres:
-        schema = await installed.run("sql")
-        psql = [str(postgres.psql), "-qX", "-v", "ON_ERROR_STOP=1", postgres.dsn()]
-        subprocess.run(psql, input=schema.out.encode(), check=True, capture_output=True)
+        schema = (await installed.run("sql")).out
+        psql = [str(postgres.psql), "-qX", "-v", "ON_ERROR_STOP=1", "-c", schema, postgres.dsn()]
+        assert (await run(psql, installed.environment)).code == 0
         said = await installed.run(*words, PGROLE_DSN=postgres.dsn())
     assert said.code in codes, said.err
     assert says in said.out
@@ -145,9 +148,7 @@ async def test_kubectl_completes_its_commands(installed: Installed) -> None:
     assert [line.split("\t")[0] for line in asked.out.splitlines()] == ["text", "json", "sql", ":4"]
 
 
-async def test_first_starts_at_the_same_time_do_not_meet(built: Path, tmp_path: Path) -> None:
-    [archive] = built.glob("*.tar.gz")
-    program = program_of(archive, tmp_path)
+async def test_first_starts_at_the_same_time_do_not_meet(program: Path, tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
     said = await asyncio.gather(*(run([sys.executable, str(program), "--version"], environment) for _ in range(6)))
     assert set(said) == {Ended(0, f"kubectl pgrole {__version__}\n", "")}
@@ -156,9 +157,7 @@ async def test_first_starts_at_the_same_time_do_not_meet(built: Path, tmp_path: 
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
-async def test_without_a_home_to_write_to_it_is_unpacked_for_one_run(built: Path, tmp_path: Path) -> None:
-    [archive] = built.glob("*.tar.gz")
-    program = program_of(archive, tmp_path)
+async def test_without_a_home_to_write_to_it_is_unpacked_for_one_run(program: Path, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "file").touch()  # no folder can be made below it, even by root
     environment = {"HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp"), "PATH": os.environ["PATH"]}
@@ -167,9 +166,7 @@ async def test_without_a_home_to_write_to_it_is_unpacked_for_one_run(built: Path
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-async def test_code_that_others_may_write_is_not_run(built: Path, tmp_path: Path) -> None:
-    [archive] = built.glob("*.tar.gz")
-    program = program_of(archive, tmp_path)
+async def test_code_that_others_may_write_is_not_run(program: Path, tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
     await run([sys.executable, str(program), "--version"], environment)
     [folder] = (tmp_path / ".cache" / "pgrole-controller" / "plugin").iterdir()
@@ -180,9 +177,7 @@ async def test_code_that_others_may_write_is_not_run(built: Path, tmp_path: Path
     assert said.out == f"kubectl pgrole {__version__}\n"
 
 
-async def test_builds_that_are_not_used_any_more_are_removed(built: Path, tmp_path: Path) -> None:
-    [archive] = built.glob("*.tar.gz")
-    program = program_of(archive, tmp_path)
+async def test_builds_that_are_not_used_any_more_are_removed(program: Path, tmp_path: Path) -> None:
     cache = tmp_path / ".cache" / "pgrole-controller" / "plugin"
     for name, days in (("0.1.0-old-cp311", 31), ("0.2.0-used-cp311", 1), (".making-interrupted", 1)):
         (cache / name).mkdir(parents=True)
@@ -196,9 +191,7 @@ async def test_builds_that_are_not_used_any_more_are_removed(built: Path, tmp_pa
 
 
 @pytest.mark.parametrize("minor", [6, 8, 9, 10])
-async def test_an_older_python_says_what_is_needed(built: Path, tmp_path: Path, minor: int) -> None:
-    [archive] = built.glob("*.tar.gz")
-    program = program_of(archive, tmp_path)
+async def test_an_older_python_says_what_is_needed(program: Path, tmp_path: Path, minor: int) -> None:
     older = find_python(minor)
     said = await run([older, str(program), "--version"], {"HOME": str(tmp_path), "PATH": str(tmp_path)})
     assert said.code == 1
@@ -211,9 +204,7 @@ async def test_an_older_python_says_what_is_needed(built: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("minor", [11, 12, 13, 14])
-async def test_each_python_that_it_names_runs_it(built: Path, tmp_path: Path, minor: int) -> None:
-    [archive] = built.glob("*.tar.gz")
-    program = program_of(archive, tmp_path)
+async def test_each_python_that_it_names_runs_it(program: Path, tmp_path: Path, minor: int) -> None:
     environment = {"HOME": str(tmp_path), "PATH": "/bin", "PGROLE_DSN": "postgresql://a:b@127.0.0.1:1/c"}
     said = await run([find_python(minor), str(program), "claims", "list"], environment)
     assert said.code == 1

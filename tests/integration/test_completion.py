@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_fish_completes_commands_with_their_descriptions(tmp_path: Path) -> None
     assert complete("pgrole-controller plan -f ord") == ["orders.yaml"]
 
 
-def ask(folder: Path, *words: str, through: Mapping[str, str] | None = None) -> tuple[list[str], str]:
+def ask(folder: Path, *words: str, through: dict[str, str] | None = None) -> tuple[list[str], str]:
     """The completions that kubectl receives, without descriptions, and the directive."""
     done = subprocess.run(
         ["kubectl_complete-pgrole", *words], cwd=folder, env=environment(folder) | (through or {}),
