@@ -50,7 +50,7 @@ mutations: env ## Seed the faults of tests/mutations one by one: tests must find
 	@$(RUN) python -m tests.mutations $(ARGS)
 
 .PHONY: lint
-lint: env ## ruff, strict types, imports between packages, class names, CRDs and settings up to date, SQL parses
+lint: env ## ruff, strict types, imports between packages, class names, generated files up to date, SQL parses
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
@@ -58,6 +58,7 @@ lint: env ## ruff, strict types, imports between packages, class names, CRDs and
 	@$(RUN) pgrole-controller crds --check crds
 	@$(RUN) python -m tests.deploy.manifests --check
 	@$(RUN) python -m tests.docs.settings_table --check
+	@$(RUN) python -m tests.docs.transcript --check
 	@$(RUN) python tests/parse_sql.py
 	@$(RUN) python -m tests.class_names
 
@@ -73,6 +74,10 @@ crds: env ## Generate crds/ from the models
 .PHONY: settings
 settings: env ## Generate the table of settings in docs/running.md
 	@$(RUN) python -m tests.docs.settings_table
+
+.PHONY: transcript
+transcript: env ## Record the session that the README shows: docs/images/transcript.svg (starts what make dev starts)
+	@$(RUN) python -m tests.docs.transcript
 
 .PHONY: manifests
 manifests: crds ## Generate what deploy/ has of crds/ and the alerts, and install.yaml (builds kubectl when it is missing)
