@@ -76,7 +76,7 @@ COMMANDS = (
     Typed("kubectl get pgrole -n shop"),
     Typed('psql -q "$PGROLE_DSN" -c "ALTER ROLE orders_app CREATEDB CONNECTION LIMIT 100"'),
     Typed("kubectl get events -n shop --field-selector reason=DriftCorrected", until="createdb"),
-    Typed("kubectl pgrole claims list --namespace shop"),
+    Typed("kubectl pgrole claims list --role orders_app --output json | grep -A 7 driftCount", until="lastDrift"),
 )
 
 
@@ -190,11 +190,12 @@ def draw(session: Sequence[Printed]) -> str:
     appears: list[float] = []
     now = 0.0
     for printed in session:
-        lines = console.render_lines(Text.from_ansi(f"{printed.text.rstrip()}\n"), pad=False)
+        said = Text.from_ansi(f"{printed.text.rstrip()}\n" if printed.text.strip() else "")
+        lines = console.render_lines(said, pad=False)
         console.print(Text(f"$ {printed.command.text}", style="bold"))
         typed = console.render_lines(Text(f"$ {printed.command.text}"), pad=False)
         appears += [now] * len(typed) + [now + printed.seconds] * len(lines)
-        console.print(Text.from_ansi(f"{printed.text.rstrip()}\n"))
+        console.print(said)
         now += printed.seconds + _PAUSE_SECONDS
     picture = console.export_svg(title="kubectl pgrole", unique_id="transcript")
     picture = _FONTS.sub("", picture).replace("</style>", f"{_PLAYS}    </style>", 1)
