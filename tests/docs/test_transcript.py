@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import transcript
+from tests.docs.page import ROOT
 from tests.docs.transcript import NotRecorded, Printed, Typed, draw, find_problem, read_session, type_command
 
 SESSION = [
@@ -45,7 +46,7 @@ def test_output_stays_text_and_keeps_its_colours() -> None:
 
 def test_a_picture_of_other_commands_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_problem() is None
-    other = transcript.ROOT / "docs" / "images" / "no-such-picture.svg"
+    other = ROOT / "docs" / "images" / "no-such-picture.svg"
     monkeypatch.setattr(transcript, "PICTURE", other)
     assert find_problem() == "missing"
     monkeypatch.setattr(transcript, "PICTURE", tmp_path / "other.svg")

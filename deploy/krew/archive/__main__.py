@@ -1,15 +1,16 @@
 """What Python runs first in the archive `kubectl-pgrole`. Any Python 3 reads this file; the rest needs a newer one."""
 
 import os
-import shutil
-import subprocess
 import sys
 
 OLDEST, NEWEST = (3, 11), (3, 14)
 
 
 def _choose_interpreter():
-    """Replaces this process by one with a fitting Python from the PATH. Returns only if there is none."""
+    """Replaces this process by one with a fitting Python from the PATH. Ends it if there is none."""
+    import shutil
+    import subprocess
+
     minors = range(NEWEST[1], OLDEST[1] - 1, -1)
     for minor in minors:
         found = shutil.which("python3.%d" % minor)
