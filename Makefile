@@ -50,7 +50,7 @@ mutations: env ## Seed the faults of tests/mutations one by one: tests must find
 	@$(RUN) python -m tests.mutations $(ARGS)
 
 .PHONY: lint
-lint: env ## ruff, strict types, imports between packages, class names, CRDs and settings up to date, SQL parses
+lint: env ## ruff, strict types, imports between packages, class names, generated files up to date, SQL parses
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
@@ -58,6 +58,7 @@ lint: env ## ruff, strict types, imports between packages, class names, CRDs and
 	@$(RUN) pgrole-controller crds --check crds
 	@$(RUN) python -m tests.deploy.manifests --check
 	@$(RUN) python -m tests.docs.settings_table --check
+	@$(RUN) python -m tests.docs.transcript --check
 	@$(RUN) python tests/parse_sql.py
 	@$(RUN) python -m tests.class_names
 
@@ -73,6 +74,10 @@ crds: env ## Generate crds/ from the models
 .PHONY: settings
 settings: env ## Generate the table of settings in docs/running.md
 	@$(RUN) python -m tests.docs.settings_table
+
+.PHONY: transcript
+transcript: env ## Record the session that the README shows: docs/images/transcript.svg (starts what make dev starts)
+	@$(RUN) python -m tests.docs.transcript
 
 .PHONY: manifests
 manifests: crds ## Generate what deploy/ has of crds/ and the alerts, and install.yaml (builds kubectl when it is missing)
@@ -96,6 +101,10 @@ sbom: env ## What the image has of Python: dist/sbom.cdx.json (CycloneDX) and di
 	@$(UV) export --locked --no-dev --format cyclonedx1.5 --preview-features sbom-export --quiet \
 		| dist/environment/bin/python deploy/image/sbom.py dist
 	@cat dist/licences.txt
+
+.PHONY: plugin
+plugin: env ## Build the kubectl plugin for krew: dist/kubectl-pgrole-… (PLATFORMS="linux/arm64 darwin/arm64")
+	@$(RUN) python deploy/krew/build.py --uv $(UV) $(PLATFORMS)
 
 .PHONY: compose-test
 compose-test: env ## compose.yaml brought up, judged and taken down (ARGS=--stand-ins: without a registry, as root)

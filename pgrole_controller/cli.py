@@ -1,6 +1,6 @@
-"""Entry point `pgrole-controller`. Exit codes: 0 asked to stop, 1 failed, 2 wrong usage.
+"""Entry points `pgrole-controller`, `kubectl-pgrole` and `kubectl_complete-pgrole`.
 
-Each command imports what it needs.
+Exit codes: 0 asked to stop, 1 failed, 2 wrong usage. Each command imports what it needs.
 """
 
 import argparse
@@ -19,6 +19,7 @@ with startup_imports():
     from pgrole_controller.claims.arguments import add_claims
     from pgrole_controller.commands.arguments import add_commands
     from pgrole_controller.dsn import address_of
+    from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples
     from pgrole_controller.settings import (
         DSN,
         SETTINGS,
@@ -42,26 +43,56 @@ _CREATE = "CREATE SCHEMA IF NOT EXISTS pgrole;"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    parser = make_parser()
+    given = sys.argv[1:] if arguments is None else arguments
+    if "_ARGCOMPLETE" in os.environ:
+        from pgrole_controller.commands.completion import answer_shell
+
+        answer_shell(parser)
+    if given[:1] == ["__complete"]:
+        sys.exit(_answer_kubectl(parser, given[1:]))
+    options = parser.parse_args(given)
     try:
         code = options.command(options)
     except WrongSetting as error:
-        parser.exit(MISUSED, f"pgrole-controller: {error}\n")
+        parser.exit(MISUSED, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
         code = 0
     sys.exit(code)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pgrole-controller", description="PostgreSQL roles as Kubernetes objects.")
+def complete_for_kubectl() -> None:
+    """Entry point `kubectl_complete-pgrole`, which kubectl runs with the words after `kubectl pgrole`."""
+    sys.exit(_answer_kubectl(make_parser(), sys.argv[1:]))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser for the name under which the program was called: as a plugin of kubectl, without `run` and `dev`."""
+    program = program_name()
+    parser: argparse.ArgumentParser = CommandParser(
+        prog=program,
+        description="PostgreSQL roles as Kubernetes objects.",
+        epilog=f"`{program} COMMAND --help` describes a command and gives examples.",
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    if program != PLUGIN:
+        _add_run(commands)
+        _add_dev(commands)
+    _add_crds(commands)
+    _add_sql(commands)
+    add_claims(commands)
+    add_commands(commands)
+    _add_completion(commands)
+    return parser
 
+
+def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     run = commands.add_parser(
         "run",
         help="run the controller",
-        epilog=f"{DSN.variable} (environment only): {_plain(DSN.help)}",
+        epilog=f"{DSN.variable} (environment only): {_plain(DSN.help)}\n\n"
+        + show_examples("pgrole-controller run --log-level debug --log-format text"),
         allow_abbrev=False,  # an abbreviation that is unique today may be ambiguous in the next version
     )
     for group in Group:
@@ -71,17 +102,38 @@ def _parser() -> argparse.ArgumentParser:
                 _add_flag(heading, setting, setting.flag)
     run.set_defaults(command=_run)
 
-    dev = commands.add_parser("dev", help="run everything on this machine: API server, PostgreSQL, controller, samples")
+
+def _add_dev(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    dev = commands.add_parser(
+        "dev",
+        help="run everything on this machine: API server, PostgreSQL, controller, samples",
+        epilog=show_examples("pgrole-controller dev --state .dev"),
+    )
     dev.add_argument("--state", type=Path, metavar="DIR", help="keep the state of both servers in DIR between runs")
     dev.set_defaults(command=_dev)
 
-    crds = commands.add_parser("crds", help="print the CustomResourceDefinitions")
+
+def _add_crds(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    crds = commands.add_parser(
+        "crds",
+        help="print the CustomResourceDefinitions",
+        epilog=show_examples("pgrole-controller crds | kubectl apply --server-side -f -"),
+    )
     where = crds.add_mutually_exclusive_group()
     where.add_argument("--write", type=Path, metavar="DIR", help="write them to files in DIR")
     where.add_argument("--check", type=Path, metavar="DIR", help="exit with an error if the files in DIR differ")
     crds.set_defaults(command=_crds)
 
-    sql = commands.add_parser("sql", help="print the SQL that installs schema pgrole, for an administrator to run")
+
+def _add_sql(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    sql = commands.add_parser(
+        "sql",
+        help="print the SQL that installs schema pgrole, for an administrator to run",
+        epilog=show_examples(
+            "pgrole-controller sql | psql -v ON_ERROR_STOP=1 $ADMIN_DSN",
+            "pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 $ADMIN_DSN",
+        ),
+    )
     part = sql.add_mutually_exclusive_group()
     part.add_argument(
         "--database",
@@ -91,9 +143,34 @@ def _parser() -> argparse.ArgumentParser:
     part.add_argument("--remove", action="store_true", help="print the SQL that removes all of it from a database")
     sql.set_defaults(command=_sql)
 
-    add_claims(commands)
-    add_commands(commands)
-    return parser
+
+def _add_completion(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="print the script that completes commands in a shell, or in kubectl",
+        description="Prints the script that a shell reads at its start. For kubectl 1.26 and later, prints the program "
+        "kubectl_complete-pgrole: save it in a folder of your PATH and make it executable, and kubectl's own script "
+        "completes `kubectl pgrole`. An installation by pip has that program already.",
+        epilog=show_examples(
+            "source <(pgrole-controller completion bash)",
+            "pgrole-controller completion fish | source",
+            "pgrole-controller completion kubectl > ~/.local/bin/kubectl_complete-pgrole",
+        ),
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish", "kubectl"), metavar="bash|zsh|fish|kubectl")
+    completion.set_defaults(command=_completion)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from pgrole_controller.commands.completion import print_script
+
+    return print_script(options.shell, plugin=program_name() == PLUGIN)
+
+
+def _answer_kubectl(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    from pgrole_controller.commands.completion import answer_kubectl
+
+    return answer_kubectl(parser, words)
 
 
 def _add_flag(group: "argparse._ArgumentGroup", setting: Setting, flag: str) -> None:
@@ -126,7 +203,7 @@ def _run(options: argparse.Namespace) -> int:
         anyio.run(run, config_of(settings), backend_options={"loop_factory": watched_loop})
     except* CannotStart as group:
         for error in _leaves(group):
-            print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
+            print(f"{program_name()}: {error}", file=sys.stderr)  # noqa: T201
         code = FAILED
     except* Exception:
         log.exception("ended by an error")

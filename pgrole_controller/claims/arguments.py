@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
+from pgrole_controller.program import show_examples
 from pgrole_controller.settings import DSN, WrongSetting, read_settings
 
 _SERVER = "the server with the claims, as postgresql://user:password@host:port/database"
@@ -70,10 +71,18 @@ T = TypeVar("T", ListArguments, ReleaseArguments, TransferArguments)
 
 def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command and its three subcommands to the program's."""
-    claims = commands.add_parser("claims", help="list, release and transfer claims on roles", epilog=_DATABASE)
+    claims = commands.add_parser(
+        "claims",
+        help="list, release and transfer claims on roles",
+        epilog=_epilog("pgrole-controller claims list", "pgrole-controller claims release --role old_reports"),
+    )
     actions = claims.add_subparsers(required=True, metavar="ACTION")
 
-    listing = actions.add_parser("list", help="list claims: which object owns which role", epilog=_DATABASE)
+    listing = actions.add_parser(
+        "list",
+        help="list claims: which object owns which role",
+        epilog=_epilog("pgrole-controller claims list --namespace shop -o json"),
+    )
     for name, metavar in (("cluster", "ID"), ("namespace", "NS"), ("role", "NAME")):
         listing.add_argument(f"--{name}", type=_text, metavar=metavar, help=f"only claims of this {name}")
     listing.add_argument("--released", action="store_true", help="only released claims")
@@ -82,7 +91,12 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     listing.set_defaults(command=_run, arguments=ListArguments)
 
-    release = actions.add_parser("release", help="release claims", description=_RELEASE, epilog=_DATABASE)
+    release = actions.add_parser(
+        "release",
+        help="release claims",
+        description=_RELEASE,
+        epilog=_epilog("pgrole-controller claims release --cluster c3f1a9 --namespace shop"),
+    )
     which = release.add_mutually_exclusive_group(required=True)
     which.add_argument("--role", type=_text, metavar="NAME", help="the claim of this role")
     which.add_argument("--cluster", type=_text, metavar="ID", help="all claims of this cluster")
@@ -93,7 +107,10 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     release.set_defaults(command=_run, arguments=ReleaseArguments)
 
     transfer = actions.add_parser(
-        "transfer", help="transfer claims to another cluster", description=_TRANSFER, epilog=_DATABASE
+        "transfer",
+        help="transfer claims to another cluster",
+        description=_TRANSFER,
+        epilog=_epilog("pgrole-controller claims transfer --from c3f1a9 --to 8be017"),
     )
     transfer.add_argument(
         "--from", dest="source", required=True, type=_text, metavar="ID", help="cluster that has the claims"
@@ -109,6 +126,10 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     _add_yes(transfer)
     transfer.set_defaults(command=_run, arguments=TransferArguments)
+
+
+def _epilog(*examples: str) -> str:
+    return f"{_DATABASE}\n\n{show_examples(*examples)}"
 
 
 def _add_yes(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pgrole_controller.api.validation import read_retention
 from pgrole_controller.dsn import read_dsn
+from pgrole_controller.program import show_examples
 from pgrole_controller.settings import DSN, WrongSetting, read_settings
 
 #: Exit codes. `plan` and `diff` end with DIFFERENT when something is to do; MISUSED is argparse's own.
@@ -188,13 +189,13 @@ def _add(
     command: Callable[[argparse.Namespace], int],
     summary: str,
     description: str,
-    example: str,
+    example: str,  # one command per line, as `pgrole-controller COMMAND …`
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
         help=summary,
         description=description,
-        epilog=f"Example: {example}",
+        epilog=show_examples(*example.splitlines()),
         allow_abbrev=False,
     )
     where = parser.add_argument_group("server and cluster", _CONNECTION)

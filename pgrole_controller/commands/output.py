@@ -10,6 +10,7 @@ from rich.console import Console
 from pgrole_controller.commands.arguments import DONE, FAILED
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
+from pgrole_controller.program import program_name
 
 #: Columns of a table in a pipe, so that no row is cut or folded.
 _WIDE = 10_000
@@ -39,6 +40,6 @@ def finish(command: Callable[[], int]) -> int:
         return DONE
     except (PgRoleError, ApiError, Unreachable, BadStream, NotConfigured) as error:
         message = error.message if isinstance(error, PgRoleError) else str(error)
-        print(f"pgrole-controller: {make_printable(message)}", file=sys.stderr)  # noqa: T201
+        print(f"{program_name()}: {make_printable(message)}", file=sys.stderr)  # noqa: T201
         return FAILED
     return code

@@ -1,4 +1,4 @@
-"""helm, kubectl, promtool, and a separate API server, since the tests install cluster-wide objects."""
+"""helm, kubectl, promtool, krew, and a separate API server, since the tests install cluster-wide objects."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.display import Display
 from tests.conftest import shown
-from tests.deploy.programs import NoPrograms, Programs, find, find_promtool
+from tests.deploy.programs import NoPrograms, Programs, find, find_krew, find_promtool
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -31,6 +31,16 @@ async def promtool(request: pytest.FixtureRequest) -> Path:
     with shown(request):
         try:
             return await find_promtool(Display(sys.stderr))
+        except NoPrograms as error:
+            pytest.skip(str(error))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def krew(request: pytest.FixtureRequest) -> Path:
+    """krew, for the plugin."""
+    with shown(request):
+        try:
+            return await find_krew(Display(sys.stderr))
         except NoPrograms as error:
             pytest.skip(str(error))
 

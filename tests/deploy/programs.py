@@ -1,8 +1,9 @@
-"""Finds helm and kubectl (which includes kustomize) for the tests and `make manifests`, and promtool for the alerts.
+"""Finds helm and kubectl (which includes kustomize) for the tests and `make manifests`, promtool for the alerts, and
+krew for the plugin.
 
 Takes the first with a suitable version from: the folder KUBEBUILDER_ASSETS, the PATH, the cache, or a build with Go.
-Two go.mod files define the versions: `tools/` for helm and kubectl, which are built together, and `tools/promtool/`,
-built only on demand.
+Go.mod files define the versions: `tools/` for helm and kubectl, which are built together, `tools/promtool/` and
+`tools/krew/`, built only on demand.
 """
 
 import json
@@ -29,6 +30,7 @@ _ASK = {
     "helm": ("version", "--template", "{{.Version}}"),
     "kubectl": ("version", "--client", "-o", "json"),
     "promtool": ("--version",),
+    "krew": ("version",),
 }
 _ASK_SECONDS = 30
 _BUILD_SECONDS = 1800
@@ -85,6 +87,7 @@ _INSTALLERS = _Module(_TOOLS, {"helm": "helm.sh/helm/v3", "kubectl": "k8s.io/kub
 _PROMTOOL = _Module(
     _TOOLS / "promtool", {"promtool": "github.com/prometheus/prometheus"}, "promtool.lock", "remove_all_sd"
 )
+_KREW = _Module(_TOOLS / "krew", {"krew": "sigs.k8s.io/krew"}, "krew.lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,11 @@ async def find_promtool(display: Display, environment: Mapping[str, str] = os.en
     return (await _find(_PROMTOOL, display, environment))["promtool"]
 
 
+async def find_krew(display: Display, environment: Mapping[str, str] = os.environ) -> Path:
+    """Finds krew, or builds it."""
+    return (await _find(_KREW, display, environment))["krew"]
+
+
 async def _find(module: _Module, display: Display, environment: Mapping[str, str]) -> dict[str, Path]:
     found = _find_present(module, environment)
     if found is not None:
@@ -133,7 +141,7 @@ async def _find(module: _Module, display: Display, environment: Mapping[str, str
 
 def wanted() -> dict[str, Version]:
     """The versions to build."""
-    return {name: version for module in (_INSTALLERS, _PROMTOOL) for name, version in module.wanted().items()}
+    return {name: version for module in (_INSTALLERS, _PROMTOOL, _KREW) for name, version in module.wanted().items()}
 
 
 def fits(name: str, found: Version) -> bool:
@@ -174,6 +182,8 @@ def _ask(name: str, program: str) -> Version | None:
                 return _read_version(json.loads(said)["clientVersion"]["gitVersion"])
             case "promtool":
                 return _read_version("v" + said.split()[2])  # promtool, version 3.15.0 (branch: …
+            case "krew":
+                return _read_version(dict(line.split() for line in said.splitlines())["GitTag"])
             case _:
                 return _read_version(said)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, IndexError):
@@ -241,5 +251,6 @@ def _ldflags() -> str:
         f"{chart}/pkg/lint/rules.k8sVersionMajor": kubernetes.major,
         f"{chart}/pkg/lint/rules.k8sVersionMinor": kubernetes.minor,
         "github.com/prometheus/common/version.Version": versions["promtool"],
+        "sigs.k8s.io/krew/internal/version.gitTag": f"v{versions['krew']}",
     }
     return " ".join(("-s -w", *(f"-X {name}={value}" for name, value in named.items())))

@@ -16,7 +16,8 @@ _VARYING = (
 _ORDERLESS = re.compile(r"\bget events\b")
 _LOOKS = re.compile(
     r"kubectl (?:-n \S+ )?(?:get|describe|wait|rollout status|auth can-i|logs|top)\b"
-    r"|psql [^;]*-\w*c ['\"]SELECT\b|pgrole-controller claims list\b|curl -|helm (?:list|status|history)\b"
+    r"|psql [^;]*-\w*c ['\"]SELECT\b|(?:pgrole-controller|kubectl pgrole) "
+    r"(?:claims list|plan|diff|access|history|doctor)\b|curl -|helm (?:list|status|history)\b"
 )
 _CHANGES = re.compile(r"[;&\n]\s*\S|\$\((?!date)|^\w+=|(?<![0-9])>(?!&)")
 

@@ -4,6 +4,7 @@ Instructions for the test are in a comment directly above a fence, invisible to 
 
     <!-- not run: needs Docker -->        why no test runs the block
     <!-- stays: Everything is running --> the command keeps running; continue once it has printed this
+    <!-- exits with: 3 -->                the last command of the block ends with this exit code
     <!-- in a new cluster -->             continue in a fresh cluster with a fresh server
 
 A block whose paragraph is a file's name in backquotes and a colon is that file.
@@ -11,7 +12,7 @@ A block whose paragraph is a file's name in backquotes and a colon is that file.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,9 +24,9 @@ _FENCE = re.compile(
     r"(?P<notes>(?:^ *<!-- [^\n]*? -->\n)*)^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
-_NOTE = re.compile(r"^ *<!-- (not run|stays|in a new cluster)(?::\s*(.*?))? -->$", re.MULTILINE)
+_NOTE = re.compile(r"^ *<!-- (not run|stays|exits with|in a new cluster)(?::\s*(.*?))? -->$", re.MULTILINE)
 _FILE = re.compile(r"^`([\w./-]+)`:\n+\Z", re.MULTILINE)
-_GOES_ON = re.compile(r"\bmake dev\b|\bpgrole-controller (?:dev|run)\b")
+_GOES_ON = re.compile(r"\bmake dev\b|\b(?:pgrole-controller (?:dev|run|console)|kubectl pgrole console)\b")
 _HERE = re.compile(r"<<-?\s*'?(\w+)'?")
 
 
@@ -36,19 +37,20 @@ class BadPage(Exception):
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command, and the answer that the page shows; empty if it shows none. `stays`: text after which to
-    continue.
+    continue. `code`: its exit code.
     """
 
     line: int
     text: str
     answer: str = ""
     stays: str | None = None
+    code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """`line` is that of its first command. `excuse`: why it is not run. `stays`: texts of the commands that keep
-    running.
+    running. `code`: exit code of the last command.
     """
 
     page: str
@@ -58,6 +60,7 @@ class Block:
     excuse: str | None = None
     stays: str | None = None
     anew: bool = False
+    code: int = 0
     file: str | None = None
 
     @property
@@ -71,9 +74,10 @@ class Block:
     def commands(self) -> list[Command]:
         """Raises BadPage for a console block that does not begin with a prompt."""
         if self.language == "console":
-            return list(_read_console(self))
+            *before, last = _read_console(self)
+            return [*before, replace(last, code=self.code)]
         if self.stays is None:
-            return [Command(self.line, self.text)]
+            return [Command(self.line, self.text, code=self.code)]
         lines = enumerate(self.text.splitlines(keepends=True), self.line)
         return [Command(line, text, stays=self.stays if _GOES_ON.search(text) else None) for line, text in lines]
 
@@ -99,12 +103,20 @@ def read_page(path: Path) -> list[Block]:
             excuse=notes.get("not run"),
             stays=notes.get("stays"),
             anew="in a new cluster" in notes,
+            code=_read_code(notes, f"{page}:{line}"),
             file=named[1] if named else None,
         )
         if block.language not in COMMANDS | SHOWN or (block.language == "" and block.text.startswith("$ ")):
             raise BadPage(f"{block.place}: a fence of {block.language!r} is neither run nor known to be only shown")
         blocks.append(block)
     return blocks
+
+
+def _read_code(notes: dict[str, str], place: str) -> int:
+    text = notes.get("exits with", "0")
+    if not text.isdecimal():
+        raise BadPage(f"{place}: `exits with` names an exit code")
+    return int(text)
 
 
 def _without_indent(text: str, indent: int) -> str:

@@ -13,6 +13,7 @@ import anyio
 from pgrole_controller.local.apiserver import ApiServer, api_server
 from pgrole_controller.local.binaries import Binaries, cache_directory
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
+from pgrole_controller.program import PLUGIN_COMPLETER, PLUGIN_EXECUTABLE
 from tests.deploy.programs import Programs
 from tests.docs.output import fits, only_looks
 from tests.docs.page import ROOT, Block, Command
@@ -24,7 +25,7 @@ _COMES_TRUE_SECONDS = 90.0
 _AGAIN_SECONDS = 0.1
 _HOSTS = r"hosts: \[[^]]*\.example\.internal\]"
 _EXPORTED = re.compile(r"^ *(export \w+=.*)$", re.MULTILINE)
-_ASKS = re.compile(r"\bclaims (?:release|transfer)\b")
+_ASKS = re.compile(r"\b(?:claims (?:release|transfer)|(?:pgrole-controller|kubectl pgrole) approve)\b")
 _WAITS_IN_SQL = "pg_sleep(0.02)"
 # Sends both statements as one, so that the drift is not repaired before the reader sees it.
 _CHANGED, _AT_ONCE = re.compile(r"(?m)^(ALTER ROLE [^;]*);(?=\nSELECT )"), r"\1\\;"
@@ -64,7 +65,7 @@ class Reader:
             await self._look(command, text)
         else:
             answer = "y" if _ASKS.search(text) else ""
-            said = await self.shell.run(text, seconds=_BLOCK_SECONDS, answer=answer)
+            said = await self.shell.run(expecting(command.code, text), seconds=_BLOCK_SECONDS, answer=answer)
             _compare(command, said)
 
     async def _look(self, command: Command, text: str) -> None:
@@ -72,7 +73,7 @@ class Reader:
         said = ""
         with anyio.move_on_after(_COMES_TRUE_SECONDS):
             while True:
-                said = await self.shell.run(f"(\n{text}) || true\n", seconds=_BLOCK_SECONDS)
+                said = await self.shell.run(f"(\n{expecting(command.code, text)}) || true\n", seconds=_BLOCK_SECONDS)
                 if fits(command.text, command.answer, said):
                     return
                 await anyio.sleep(_AGAIN_SECONDS)
@@ -111,6 +112,14 @@ async def reader(
             yield made
 
 
+def expecting(code: int, text: str) -> str:
+    """The command, failing unless it ends with this exit code."""
+    if code == 0:
+        return text
+    wrong = f'[ "$ended" -eq {code} ] || {{ echo "ended with exit code $ended, not {code}"; false; }}'
+    return f"ended=0\n{{\n{text}\n}} || ended=$?\n{wrong}\n"
+
+
 def _compare(command: Command, said: str) -> None:
     if command.answer and not fits(command.text, command.answer, said):
         raise Failed(f"the page shows:\n{command.answer}\n\nit said:\n{said}")
@@ -132,7 +141,8 @@ def _make_programs(folder: Path, programs: Programs, postgres: PostgresServer) -
     folder.mkdir()
     psql = postgres.psql
     found = [programs.helm, programs.kubectl, psql, psql.with_name("pg_dump")]
-    for program in (*found, Path(sys.executable), Path(sys.executable).with_name("pgrole-controller")):
+    own = [Path(sys.executable).with_name(name) for name in ("pgrole-controller", PLUGIN_EXECUTABLE, PLUGIN_COMPLETER)]
+    for program in (*found, Path(sys.executable), *own):
         (folder / program.name).write_text(f'#!/bin/sh\nexec "{program}" "$@"\n', encoding="utf-8")
         (folder / program.name).chmod(0o755)
     return folder

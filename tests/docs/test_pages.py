@@ -18,7 +18,7 @@ from tests.docs.reader import Reader, reader
 from tests.servers import Servers
 
 BLOCKS = {str(path.relative_to(ROOT)): read_page(path) for path in pages()}
-NEEDS_CLUSTER = re.compile(r"\b(?:kubectl|helm|pgrole-controller run)\b")
+NEEDS_CLUSTER = re.compile(r"\b(?:kubectl|helm|pgrole-controller (?:approve|console|diff|doctor|run))\b")
 RUN = [name for name, blocks in BLOCKS.items() if any(block.is_run for block in blocks)]
 
 

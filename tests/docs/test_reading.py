@@ -7,6 +7,7 @@ import pytest
 
 from tests.docs.output import fits, only_looks
 from tests.docs.page import ROOT, BadPage, Block, Command, read_page
+from tests.docs.reader import expecting
 from tests.docs.shell import Failed, shell
 
 TABLE = "NAME      READY   AGE\ndefault   True    3s\n"
@@ -128,3 +129,32 @@ async def test_what_goes_on_ends_with_the_page(tmp_path: Path) -> None:
 
 def test_the_commands_that_stand_in_for_make_are_those_of_the_makefile() -> None:
     assert "\n\t@$(RUN) pgrole-controller dev $(ARGS)\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_an_exit_code_is_that_of_the_last_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "<!-- exits with: 3 -->\n```console\n$ true\n$ exit 3\n```\n"
+    [block] = write_page(monkeypatch, tmp_path, text)
+    assert [command.code for command in block.commands()] == [0, 3]
+    with pytest.raises(BadPage, match="names an exit code"):
+        write_page(monkeypatch, tmp_path, text.replace("3 -->", "three -->"))
+
+
+@pytest.mark.parametrize(("text", "passes"), [("(exit 3)", True), ("false", False), ("true", False)])
+async def test_a_command_with_another_exit_code_than_the_page_names_fails(
+    tmp_path: Path, text: str, passes: bool
+) -> None:
+    async with shell(tmp_path, tmp_path, os.environ) as bash:
+        if passes:
+            assert await bash.run(expecting(3, f"kept=1\n{text}\n"), seconds=30.0) == ""
+            assert (await bash.run("echo $kept", seconds=30.0)).strip() == "1"
+        else:
+            with pytest.raises(Failed, match="ended with exit code"):
+                await bash.run(expecting(3, text), seconds=30.0)
+
+
+@pytest.mark.parametrize("program", ["pgrole-controller", "kubectl pgrole"])
+def test_commands_that_only_look_are_repeated_until_they_show_it(program: str) -> None:
+    assert only_looks(f"{program} history orders_app")
+    assert only_looks(f"{program} diff -n shop")
+    assert not only_looks(f"{program} approve -n shop orders-app")
+    assert not only_looks(f"{program} export --output-dir roles/")

@@ -1,11 +1,17 @@
 """cli: what ends with which exit code, and says why."""
 
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pgrole_controller.api import crd
-from pgrole_controller.cli import FAILED, MISUSED, main
+from pgrole_controller.cli import FAILED, MISUSED, main, make_parser
+from pgrole_controller.program import CONTROLLER, PLUGIN, spell_commands
 from pgrole_controller.settings import DSN, SETTINGS
 
 
@@ -62,3 +68,68 @@ def test_definitions_are_written_into_a_folder_that_need_not_be_there(tmp_path: 
     assert end("crds", "--write", str(folder)) == 0
     assert {path.name for path in folder.iterdir()} == set(crd.files())
     assert end("crds", "--check", str(folder)) == 0
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The commands and their subcommands."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield command
+                yield from commands_of(command)
+
+
+def examples_of(parser: argparse.ArgumentParser, program: str) -> list[list[str]]:
+    """The words after the program's name in each example of the help."""
+    indented = [line.strip() for line in (parser.epilog or "").splitlines() if line.startswith("  ")]
+    calls = [re.search(rf"(?<![\w/-]){program} ([^|>)]*)", line) for line in indented]
+    assert all(calls), f"an example of another program: {indented}"
+    return [shlex.split(call[1]) for call in calls if call]
+
+
+@pytest.mark.parametrize(
+    ("called", "program"),
+    [
+        ("/usr/bin/pgrole-controller", CONTROLLER),
+        ("/app/pgrole_controller/__main__.py", CONTROLLER),
+        ("/root/.krew/bin/kubectl-pgrole", PLUGIN),
+        ("kubectl_complete-pgrole", PLUGIN),
+    ],
+)
+def test_help_of_each_command_has_examples_that_parse_and_name_the_program_as_it_was_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], called: str, program: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [called])
+    commands = list(commands_of(make_parser()))
+    assert len(commands) > 12
+    for command in commands:
+        assert command.prog.startswith(f"{program} ")
+        examples = examples_of(command, program)
+        assert examples, f"{command.prog}: no example"
+        for words in examples:
+            assert command.prog.startswith(f"{program} {words[0]}")
+            make_parser().parse_args(words)
+        help_text = command.format_help()
+        assert f"  {(command.epilog or '').splitlines()[-1].strip()}\n" in help_text, "an example is folded"
+        assert program == CONTROLLER or not re.search(r"pgrole-controller [a-z]", help_text)
+
+
+def test_the_plugin_has_no_command_that_runs_the_controller(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    monkeypatch.delenv("PGROLE_DSN", raising=False)
+    for command in ("run", "dev"):
+        assert end(command) == MISUSED
+    assert end("claims", "list") == MISUSED
+    assert capsys.readouterr().err.splitlines()[-1].startswith("kubectl pgrole: PGROLE_DSN")
+    assert end("--version") == 0
+    assert capsys.readouterr().out.startswith("kubectl pgrole 0.")
+
+
+def test_remedies_name_the_program_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    said = "run `pgrole-controller sql | psql` (Secret pgrole-controller-dsn, pgrole-controller --version)"
+    assert spell_commands(said) == (
+        "run `kubectl pgrole sql | psql` (Secret pgrole-controller-dsn, kubectl pgrole --version)"
+    )

@@ -43,8 +43,10 @@ def run(code: str, **environment: str) -> str:
 def test_run_imports_nothing_that_it_does_not_need() -> None:
     unneeded = (
         "aiohttp.web_urldispatcher",
+        "argcomplete",
         "dateutil",
         "http.server",
+        "jinja2",
         "kubernetes_asyncio.client.api",
         "kubernetes_asyncio.client.api_client",
         "kubernetes_asyncio.client.models",
@@ -55,10 +57,13 @@ def test_run_imports_nothing_that_it_does_not_need() -> None:
         "pgrole_controller.api.pgrole",
         "pgrole_controller.api.pgserver",
         "pgrole_controller.claims.command",
+        "pgrole_controller.commands.output",
+        "pgrole_controller.console",
         "pgrole_controller.local",
         "prometheus_client.exposition",
         "pydantic",
         "pydantic_core",
+        "rich",
         "urllib3.connection",
         "yaml",
     )

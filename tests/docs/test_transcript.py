@@ -1,0 +1,65 @@
+"""The picture in the README: what it holds, and that it is noticed when it is of other commands."""
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.docs import transcript
+from tests.docs.page import ROOT
+from tests.docs.transcript import NotRecorded, Printed, Typed, draw, find_problem, read_session, type_command
+
+SESSION = [
+    Printed(Typed("first --option"), "plain \x1b[31mred\x1b[0m <b>&amp;</b>\nsecond line\n", 0.25),
+    Printed(Typed("silent"), "", 0.1),
+    Printed(Typed("last"), "end\n", 2.0),
+]
+
+
+def delays(picture: str) -> dict[str, float]:
+    """When each text appears, in seconds."""
+    found = re.findall(r'animation-delay: ([\d.]+)s"[^>]*>([^<]+)<', picture)
+    return {text.replace("&#160;", " "): float(delay) for delay, text in found if text.strip()}
+
+
+def test_each_line_appears_when_it_was_printed() -> None:
+    shown = delays(draw(SESSION))
+    assert shown["$ first --option"] == 0.0
+    assert shown["second line"] == 0.25
+    assert shown["$ silent"] == 1.75
+    assert shown["$ last"] == 3.35
+    assert shown["end"] == 5.35
+
+
+def test_output_stays_text_and_keeps_its_colours() -> None:
+    picture = draw(SESSION)
+    texts = ["".join(element.itertext()) for element in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+    said = "".join(texts).replace("\xa0", " ")
+    assert "<b>&amp;</b>" in said
+    assert "\x1b" not in picture
+    [of_red] = re.findall(r'class="shown (transcript-r\d+)"[^>]*>red<', picture)
+    assert re.search(rf"\.{of_red} {{ fill: #cc555a }}", picture)
+    assert [one["command"] for one in read_session(picture)] == ["first --option", "silent", "last"]
+    assert "https://" not in re.sub(r"<!--.*?-->", "", picture), "it loads a font from elsewhere"
+
+
+def test_a_picture_of_other_commands_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_problem() is None
+    other = ROOT / "docs" / "images" / "no-such-picture.svg"
+    monkeypatch.setattr(transcript, "PICTURE", other)
+    assert find_problem() == "missing"
+    monkeypatch.setattr(transcript, "PICTURE", tmp_path / "other.svg")
+    (tmp_path / "other.svg").write_text(draw(SESSION), encoding="utf-8")
+    assert "first --option" in (find_problem() or "")
+
+
+def test_a_command_that_fails_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "TERM": "xterm-256color"}
+    assert type_command(Typed("stty size; test -t 1"), environment).text == "50 110\n"
+    assert type_command(Typed("exit 3", codes=(0, 3)), environment).text == ""
+    with pytest.raises(NotRecorded, match=r"ended with 4:\nsaid"):
+        type_command(Typed("echo said; exit 4"), environment)
+    monkeypatch.setattr(transcript, "_COMMAND_SECONDS", 0.3)
+    with pytest.raises(NotRecorded, match="never"):
+        type_command(Typed("echo never", until="always"), environment)
