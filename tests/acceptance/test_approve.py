@@ -1,14 +1,20 @@
 """A person approves reported drift: exactly this is corrected, once."""
 
+import os
 import re
 import secrets
+import subprocess
+import sys
 from typing import Any
 
 import anyio
 import pytest
 
+from pgrole_controller.commands.approve import drift_of, set_approval
 from pgrole_controller.core.approval import APPROVE
-from tests.acceptance.world import Database, Json, Kube, Stage, condition, running, says
+from pgrole_controller.core.errors import Refused
+from pgrole_controller.kube.client import Client
+from tests.acceptance.world import Database, Json, Kube, Stage, condition, is_ready, running, says
 
 
 @pytest.fixture
@@ -219,3 +225,65 @@ class TestOfItsOwn:
                 await stage.kube.wait_for("app", lambda obj: digest_of(obj) == digest, "reported again")
                 await anyio.sleep(1.0)
                 assert (await database.role(role_name) or {})["rolcreatedb"]
+
+
+async def run_approve(kube: Kube, *arguments: str) -> tuple[int, str]:
+    """Returns the exit code and what was printed."""
+    command = [sys.executable, "-m", "pgrole_controller", "approve", "app", "-n", kube.namespace, *arguments]
+    environment = {**os.environ, "KUBECONFIG": str(kube.server.kubeconfig)}
+    done = await anyio.run_process([*command], check=False, env=environment, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout.decode()
+
+
+class TestTheCommand:
+    async def test_it_shows_the_drift_and_has_it_corrected(
+        self, kube: Kube, database: Database, role_name: str
+    ) -> None:
+        await report(kube, database, role_name, "CONNECTION LIMIT 99", comment="\x1b[31mred")
+        await database.execute(f"COMMENT ON ROLE {role_name} IS E'\\x1b[2Jgone'")
+        await kube.wait_for("app", lambda obj: len(obj["status"]["approval"].get("fields", ())) == 2, "both fields")
+        code, printed = await run_approve(kube, "--yes")
+        assert code == 0, printed
+        assert "connectionLimit: 99 -> -1" in printed
+        assert printed.rstrip().endswith("corrected")
+        assert "\x1b" not in printed
+        assert "gone" in printed
+        await kube.wait_ready("app")
+        assert (await database.role(role_name) or {})["rolconnlimit"] == -1
+
+    @pytest.mark.usefixtures("controller")
+    async def test_it_refuses_what_cannot_be_approved(self, kube: Kube, role_name: str) -> None:
+        code, printed = await run_approve(kube, "--yes")
+        assert (code, "not found" in printed) == (1, True)
+        await kube.apply("app", name=role_name)
+        await kube.wait_ready("app")
+        code, printed = await run_approve(kube, "--yes")
+        assert (code, "spec.drift.policy is Correct" in printed) == (1, True)
+        await kube.apply("app", name=role_name, **REPORT)
+        await kube.wait_for("app", is_ready, "reconciled")
+        code, printed = await run_approve(kube, "--yes")
+        assert (code, "no drift is reported" in printed) == (1, True)
+        code, printed = await run_approve(kube)
+        assert (code, "--yes" in printed) == (2, True)
+
+    async def test_what_changed_since_it_was_shown_is_not_approved(
+        self, kube: Kube, database: Database, role_name: str
+    ) -> None:
+        shown = drift_of(await report(kube, database, role_name))
+        config = str(kube.server.kubeconfig)
+        async with Client.connect(config) as client:
+            await kube.patch("app", {"metadata": {"labels": {"any": "thing"}}})
+            await database.execute(f"ALTER ROLE {role_name} CREATEROLE")
+            await wait_offer(kube, shown.digest)
+            with pytest.raises(Refused, match="changed after its drift was shown"):
+                await set_approval(client, shown, f"{shown.digest}/x")
+        assert APPROVE not in ((await kube.get("app") or {})["metadata"].get("annotations") or {})
+
+    async def test_an_object_that_changed_in_another_way_is_approved(
+        self, kube: Kube, database: Database, role_name: str
+    ) -> None:
+        shown = drift_of(await report(kube, database, role_name))
+        async with Client.connect(str(kube.server.kubeconfig)) as client:
+            await kube.patch("app", {"metadata": {"labels": {"any": "thing"}}})
+            await set_approval(client, shown, f"{shown.digest}/x")
+        await kube.wait_ready("app")
