@@ -271,7 +271,8 @@ class Attempt:
         decision, drift = self.decision, self._reported_drift
         if not isinstance(decision, Plan) or not decision.offer:
             return None
-        return RoleOffer(decision.offer, decision.reported, drift.values if drift else {})
+        fields = tuple(name for name in decision.reported if name != "connectionSecret")  # not in the database
+        return RoleOffer(decision.offer, fields, drift.values if drift else {})
 
     @property
     def _corrected(self) -> tuple[str, ...]:
