@@ -46,6 +46,8 @@ from pgrole_controller.core.role import Membership, ObservedRole, Password, Role
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.core.status import of_read_back
+from pgrole_controller.postgres.apply import _without
+from pgrole_controller.postgres.privileges import MissingPrivilege
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 DESIRED = Role("app", login=True)
@@ -223,6 +225,14 @@ class TestTheDecision:
             assert plan.approval == approval
         else:
             assert not any([plan.changes, plan.owner, plan.approval])
+
+
+    def test_what_is_approved_is_corrected_as_a_whole_or_not_at_all(self) -> None:
+        """If the controller lacks a privilege for some of it, the rest would be another drift."""
+        plan = look(desired(approve(look(desired()))))
+        lacking = [MissingPrivilege(plan.changes[0], "ALTER ROLE app NOCREATEDB")]
+        assert _without(plan, lacking) is None
+        assert _without(replace(plan, approval=None), lacking) is not None
 
 
 class TestPasswords:
