@@ -226,7 +226,6 @@ class TestTheDecision:
         else:
             assert not any([plan.changes, plan.owner, plan.approval])
 
-
     def test_what_is_approved_is_corrected_as_a_whole_or_not_at_all(self) -> None:
         """If the controller lacks a privilege for some of it, the rest would be another drift."""
         plan = look(desired(approve(look(desired()))))
