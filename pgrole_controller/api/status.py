@@ -146,6 +146,63 @@ class LastDrift(Model):
     by: DriftCause | None = Field(default=None, description="Who caused the drift.")
 
 
+class ApprovableField(Model):
+    """Reported drift of one field. Values are cut; fields without a value to show have none."""
+
+    name: str = Field(description="Field of spec.", json_schema_extra={"maxLength": 63})
+    declared: str | None = Field(default=None, description="Declared value.", json_schema_extra={"maxLength": 512})
+    observed: str | None = Field(
+        default=None, description="Value in the database.", json_schema_extra={"maxLength": 512}
+    )
+
+
+class ApprovableDatabase(Model):
+    """Reported drift of privileges in one database, and the approval that was handled there."""
+
+    name: str = Field(description="Name of the database.", json_schema_extra={"maxLength": NAME_BYTES})
+    changes: list[Annotated[str, Field(json_schema_extra={"maxLength": 512})]] | None = Field(
+        default=None,
+        description="What happened, one phrase each, such as: DELETE on table app.orders was granted.",
+        json_schema_extra={"maxItems": 11, "x-kubernetes-list-type": "atomic"},
+    )
+    handled: str | None = Field(
+        default=None,
+        description="Value of the annotation by which the controller corrected drift in this database last.",
+        json_schema_extra={"maxLength": 128},
+    )
+
+
+class ApprovalStatus(Model):
+    """Drift that is reported and that a person can approve for correction."""
+
+    digest: str | None = Field(
+        default=None,
+        description=(
+            "Digest of the reported drift. To correct exactly this drift, once, set the annotation pgrole.dev/approve "
+            "to this digest, a slash, and any text that was not used before."
+        ),
+        json_schema_extra={"maxLength": 2048},
+    )
+    fields: list[ApprovableField] | None = Field(
+        default=None,
+        description="Fields of the role that differ.",
+        json_schema_extra={"maxItems": 64, "x-kubernetes-list-type": "atomic"},
+    )
+    databases: list[ApprovableDatabase] | None = Field(
+        default=None,
+        description="Databases whose privileges differ, or in which an approval was handled.",
+        json_schema_extra={"maxItems": 32, "x-kubernetes-list-type": "atomic"},
+    )
+    handled: str | None = Field(
+        default=None,
+        description=(
+            "Value of the annotation by which the controller corrected drift of the role last; a hash of it if it is "
+            "longer than 128 characters."
+        ),
+        json_schema_extra={"maxLength": 128},
+    )
+
+
 class PgRoleStatus(Model):
     """Observed state of the role. Apart from the proof of ownership, the controller never reads it as input."""
 
@@ -189,6 +246,9 @@ class PgRoleStatus(Model):
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["database"],
         },
+    )
+    approval: ApprovalStatus | None = Field(
+        default=None, description="Reported drift that can be approved, and the approvals that were handled."
     )
     password_secret_version: str | None = Field(
         default=None,

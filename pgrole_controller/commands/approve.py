@@ -1,7 +1,253 @@
-"""The command `approve`."""
+"""The command `approve`: shows the drift that is reported of one PgRole, asks, and has the controller correct it once.
+
+The command only sets an annotation. It approves what it has shown: if the object reports something else by then,
+nothing is set, and if the database changes later, the controller corrects nothing.
+"""
 
 import argparse
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from rich.console import Console
+
+from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.core.approval import APPROVE
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.password import request_of
+from pgrole_controller.kube.client import MERGE_PATCH, PGROLES, Client
+from pgrole_controller.kube.contexts import read_namespace
+from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.settings import WrongSetting
+
+_DEFAULT_NAMESPACE = "default"
+
+#: In seconds: status is read again after the first; a drift that vanished without an answer is gone after the second.
+_PAUSE = 0.25
+_SETTLED = 3.0
+
+#: The object changes whenever its status is written, which does not matter while it reports the same drift.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedDrift:
+    """What one PgRole reports and can be approved. `changes`: by database, in words; what the controller sent is for
+    people, and its shape is not relied on.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    version: str
+    generation: int
+    digest: str
+    fields: tuple[Mapping[str, Any], ...]
+    changes: Mapping[str, tuple[str, ...]]
+
+    @property
+    def is_same_as(self) -> tuple[object, ...]:
+        """Equal for objects that report the same drift."""
+        return self.uid, self.generation, self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the controller has said of an approval. `left`: subjects that it has not corrected, in words; `offered`:
+    some of the approved drift is still reported.
+    """
+
+    left: tuple[str, ...]
+    offered: bool
+    message: str
 
 
 def run(options: argparse.Namespace) -> int:
-    raise NotImplementedError(options)
+    """Raises WrongSetting."""
+    choice = server_choice(options)
+    if not options.yes and not sys.stdin.isatty():
+        raise WrongSetting("approve asks for confirmation on a terminal: use --yes without one")
+    return finish(lambda: _run(options, choice))
+
+
+def _run(options: argparse.Namespace, choice: ServerChoice) -> int:
+    namespace = choice.namespace or read_namespace(choice.kubeconfig, choice.context) or _DEFAULT_NAMESPACE
+    console = make_console()
+    drift = anyio.run(read_drift, choice, namespace, options.name)
+    for line in describe_drift(drift):
+        console.print(make_printable(line))
+    if not options.yes and not _confirms():
+        console.print("nothing was approved")
+        return FAILED
+    return anyio.run(approve, choice, drift, options.wait, console)
+
+
+def _confirms() -> bool:
+    try:
+        return input("Correct exactly this, once? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+async def read_drift(choice: ServerChoice, namespace: str, name: str) -> ReportedDrift:
+    """Raises Refused if there is nothing to approve; ApiError, Unreachable, NotConfigured."""
+    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        return drift_of(await _read(client, namespace, name))
+
+
+async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, console: Console) -> int:
+    """Sets the annotation and waits up to `wait` seconds for the controller. Returns the exit code.
+
+    Raises Refused if the object reports another drift by now; ApiError, Unreachable, NotConfigured.
+    """
+    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        value = f"{drift.digest}/{secrets.token_hex(8)}"
+        await set_approval(client, drift, value)
+        progress = await _await_answer(client, drift, value, wait)
+    if not progress.left:
+        console.print("corrected")
+        return DONE
+    why = progress.message or "the object is not there any more"
+    if progress.offered:
+        console.print(make_printable(f"not corrected within {wait:g} s: {', '.join(progress.left)}. {why}"))
+        console.print(
+            f"The approval stands while exactly this drift is reported. To withdraw it: kubectl annotate pgrole "
+            f"-n {drift.namespace} {drift.name} {APPROVE}-"
+        )
+    else:
+        console.print(make_printable(f"not corrected: {', '.join(progress.left)}: the drift is another one now. {why}"))
+    return FAILED
+
+
+async def set_approval(client: Client, drift: ReportedDrift, value: str) -> None:
+    """Sets the annotation on the object as it was shown. Raises Refused, ApiError, Unreachable."""
+    shown = drift
+    for _ in range(_ATTEMPTS):
+        body = {"metadata": {"resourceVersion": shown.version, "uid": shown.uid, "annotations": {APPROVE: value}}}
+        path = PGROLES.path(drift.namespace, drift.name)
+        try:
+            await client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+        else:
+            return
+        shown = drift_of(await _read(client, drift.namespace, drift.name))
+        if shown.is_same_as != drift.is_same_as:
+            break
+    raise Refused(
+        Reason.DRIFT_REPORTED,
+        f"PgRole {drift.namespace}/{drift.name} changed after its drift was shown, so nothing was approved: "
+        "run approve again",
+    )
+
+
+async def _read(client: Client, namespace: str, name: str) -> dict[str, Any]:
+    return parse(await client.request("GET", PGROLES.path(namespace, name)))
+
+
+async def _await_answer(client: Client, drift: ReportedDrift, value: str, wait: float) -> Progress:
+    began = anyio.current_time()
+    offered_at = began
+    while True:
+        try:
+            progress = progress_of(drift, value, await _read(client, drift.namespace, drift.name))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return Progress(tuple(_subjects(drift)), offered=False, message="")
+        now = anyio.current_time()
+        if progress.offered:
+            offered_at = now
+        if not progress.left or now - began >= wait or now - offered_at >= _SETTLED:
+            return progress
+        await anyio.sleep(_PAUSE)
+
+
+def drift_of(obj: dict[str, Any]) -> ReportedDrift:
+    """The drift that can be approved. Raises Refused, with the remedy, if there is none."""
+    metadata, spec, status = (mapping(obj.get(name)) for name in ("metadata", "spec", "status"))
+    namespace, name = str(metadata.get("namespace")), str(metadata.get("name"))
+    where = f"PgRole {namespace}/{name}"
+    policy = mapping(spec.get("drift")).get("policy", "Correct")
+    if policy != "Report":
+        raise _refuse(
+            f"{where}: spec.drift.policy is {policy}, so the controller corrects drift without approval; "
+            "approve is for policy Report"
+        )
+    if status.get("observedGeneration") != metadata.get("generation"):
+        raise _refuse(f"{where}: the controller has not reconciled the present spec yet: try again in a moment")
+    approval = mapping(status.get("approval"))
+    digest = approval.get("digest")
+    if not isinstance(digest, str) or not digest:
+        raise _refuse(f"{where}: {_why_nothing(status)}")
+    databases = [mapping(one) for one in sequence(approval.get("databases"))]
+    return ReportedDrift(
+        namespace,
+        name,
+        str(metadata.get("uid")),
+        str(metadata.get("resourceVersion")),
+        int(metadata.get("generation") or 0),
+        digest,
+        tuple(mapping(one) for one in sequence(approval.get("fields"))),
+        {str(one.get("name")): tuple(map(str, sequence(one["changes"]))) for one in databases if one.get("changes")},
+    )
+
+
+def _refuse(message: str) -> Refused:
+    return Refused(Reason.DRIFT_REPORTED, message)
+
+
+def _why_nothing(status: Mapping[str, Any]) -> str:
+    if not any(mapping(one).get("type") == "DriftDetected" for one in sequence(status.get("conditions"))):
+        return "no drift is reported, so there is nothing to approve"
+    return (
+        f"the drift that is reported cannot be approved: {_message_of(status)}. Approval covers the role, and "
+        "privileges in databases with schema pgrole; it needs the CRDs and the schema of this release, and does not "
+        "cover a changed connection Secret"
+    )
+
+
+def _message_of(status: Mapping[str, Any]) -> str:
+    conditions = [mapping(one) for one in sequence(status.get("conditions"))]
+    return next((str(one.get("message")) for one in conditions if one.get("type") == "Ready"), "")
+
+
+def describe_drift(drift: ReportedDrift) -> Iterator[str]:
+    """Lines for people: what differs, and what correcting it does."""
+    yield f"PgRole {drift.namespace}/{drift.name} reports this drift:"
+    for one in drift.fields:
+        name = str(one.get("name"))
+        if "observed" in one or "declared" in one:
+            observed, declared = (str(one.get(kind, "")) or "(nothing)" for kind in ("observed", "declared"))
+            yield f"  {name}: {observed} -> {declared}"
+        else:
+            yield f"  {name}: back to what is declared"
+    for database, changes in drift.changes.items():
+        yield f"  privileges in database {database}:"
+        yield from (f"    {words}" for words in changes)
+
+
+def progress_of(drift: ReportedDrift, value: str, obj: dict[str, Any]) -> Progress:
+    """What the object tells about the approval `value` of this drift."""
+    status, handled = mapping(obj.get("status")), request_of(value)
+    approval = mapping(status.get("approval"))
+    databases = [mapping(one) for one in sequence(approval.get("databases"))]
+    done = {str(one.get("name")) for one in databases if one.get("handled") == handled}
+    subjects = _subjects(drift)
+    if approval.get("handled") == handled:
+        subjects.pop("the role", None)
+    left = tuple(words for words, database in subjects.items() if database not in done)
+    parts = set(str(approval.get("digest") or "").split("+"))
+    return Progress(left, bool(parts & set(drift.digest.split("+"))), _message_of(status))
+
+
+def _subjects(drift: ReportedDrift) -> dict[str, str | None]:
+    """What is corrected apart from each other: words for people, and the database."""
+    role: dict[str, str | None] = {"the role": None} if drift.fields else {}
+    return role | {f"privileges in database {database}": database for database in drift.changes}

@@ -110,6 +110,13 @@ def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("name", metavar="NAME", help="PgRole")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument(
+        "--wait",
+        type=_period,
+        default=_period("30s"),
+        metavar="PERIOD",
+        help="how long to wait for the controller (default: 30s)",
+    )
 
 
 def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -117,7 +117,11 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
         return replace(before, suspended=True) if before else None
     if _may_be_published(one, made, kept, server):
         return made if made.databases else None
-    return replace(before, policy=made.policy, report_only=made.report_only, ignored=made.ignored) if before else None
+    if before is None:
+        return None
+    return replace(
+        before, policy=made.policy, report_only=made.report_only, ignored=made.ignored, approval=made.approval
+    )
 
 
 def _find_role(desired: Desired, observed: Observed, server: Server) -> ObservedRole | None:

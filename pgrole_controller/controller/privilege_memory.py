@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.acl import ObjectId, ObservedAcl
+from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
@@ -22,13 +23,14 @@ class AppliedState:
 
     digest: str = ""
     drift_count: int = 0
+    approve_handled: str = ""
 
 
 @dataclass(slots=True)
 class RoleMemory:
     """Of one role. `contests`: by the role in whose name it is granted (`PrivilegeDifference.granted_by`), so that what
     one sets back again and again delays no other repair. `pending`, `reported`, `confirmed`: of the last complete read.
-    `told`: what was announced as reported.
+    `told`: what was announced as reported. `offer`: what can be approved.
     """
 
     uid: str
@@ -40,6 +42,7 @@ class RoleMemory:
     failed: bool = False
     told: frozenset[str] = frozenset()
     last_drift: PrivilegeDrift | None = None
+    offer: PrivilegeOffer | None = None
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ class PrivilegeMemory:
             known = self._roles[key] = RoleMemory(uid)
         if known.digest != digest:
             known.digest, known.contests = digest, {}
-            known.pending, known.reported, known.confirmed = (), (), False
+            known.pending, known.reported, known.confirmed, known.offer = (), (), False, None
         return known
 
     def keep_only(self, grantees: Iterable[Grantee]) -> None:

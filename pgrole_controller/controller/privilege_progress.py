@@ -7,6 +7,7 @@ from datetime import datetime
 from pgrole_controller.controller.privilege_memory import AppliedState, RoleMemory
 from pgrole_controller.core.acl import AclChange, DefaultAclChange, ObjectId, ObservedAcl
 from pgrole_controller.core.acl_decision import PrivilegeDecision
+from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.attribution import GRANTED, REVOKED, ChangedRow
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
@@ -21,7 +22,9 @@ CulpritDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
 
 @dataclass(slots=True)
 class PrivilegeProgress:
-    """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct."""
+    """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct.
+    `approval`: which they are made for.
+    """
 
     grantee: Grantee
     role: RoleMemory
@@ -35,6 +38,7 @@ class PrivilegeProgress:
     held_objects: frozenset[ObjectId | None] = frozenset()
     touched: bool = False
     news: list[PrivilegeNews] = field(default_factory=list)
+    approval: Approval | None = None
 
     @property
     def needs_storing(self) -> bool:

@@ -14,6 +14,11 @@ from datetime import UTC, datetime
 import anyio
 
 from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.privilege_approval import (
+    build_approval_statements,
+    consider_approval,
+    mention_approval,
+)
 from pgrole_controller.controller.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
 from pgrole_controller.controller.privilege_progress import (
     PrivilegeProgress,
@@ -168,7 +173,7 @@ class _Round:
             else:
                 found = stored.applied.get(oid)
                 one.applied = (
-                    AppliedState(found.digest, found.drift_count)
+                    AppliedState(found.digest, found.drift_count, found.approve_handled)
                     if found is not None and found.holder == one.grantee.uid
                     else AppliedState()
                 )
@@ -195,16 +200,19 @@ class _Round:
         for one in some:
             try:
                 one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
+                consider_approval(one, observed, new_objects, self._session)
                 self._hold(one, complete=observed.complete)
             except Exception as error:  # noqa: BLE001 -- this role's error
                 one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
+                one.approval = None
                 one.error = contain(error, one.grantee.key)
         await self._attribute([one for one in some if one.decision.drift and one.has_changes], observed)
 
     def _hold(self, one: PrivilegeProgress, *, complete: bool) -> None:
         """Leaves out repairs of what something else changes again and again."""
         decision = one.decision
-        drifting = {difference.granted_by for difference in decision.drift}
+        # What a person approved is no contest.
+        drifting = set() if one.approval else {difference.granted_by for difference in decision.drift}
         one.held = hold(one.role, self._now, drifting, complete=complete)
         one.held_objects = frozenset(object_of(each) for each in decision.drift if each.granted_by in one.held)
         one.changes = tuple(change for change in decision.changes if change.object.id not in one.held_objects)
@@ -278,6 +286,8 @@ class _Round:
         failed_defaults = frozenset(applied.default_errors)
         if not applied.stored and (applied.errors or applied.default_errors):
             extra = self._extra([one for one in some if one.error is None])
+            spent = build_approval_statements(one for one in some if one.error is not None)
+            extra += [(";\n".join(spent), ())] if spent else []
             if extra:
                 await session.apply([], [], [one.grantee.oid for one in some], extra)
         for one in some:
@@ -289,7 +299,7 @@ class _Round:
         def succeeded(difference: PrivilegeDifference) -> bool:
             return not defaults_failed if difference.object is None else difference.object.id not in failed
 
-        database, corrected = self._session.database, set[str]()
+        database, corrected, announced = self._session.database, set[str](), len(one.news)
         for drift, differences, _ in one.told:
             if all(succeeded(difference) for difference in differences):
                 corrected.update(difference.granted_by for difference in differences)
@@ -298,10 +308,14 @@ class _Round:
         extended = [difference for difference in one.decision.extended if succeeded(difference)]
         if extended:
             one.news.append(announce_extension(database, extended))
-        note_repair(one.role, self._now, corrected)
+        if one.approval is None:
+            note_repair(one.role, self._now, corrected)
+        elif len(one.news) > announced:
+            one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
         if one.error is None:
             count = one.applied.drift_count + bool(one.told)
-            one.applied = AppliedState(one.role.digest, count)
+            handled = one.approval.value if one.approval else one.applied.approve_handled
+            one.applied = AppliedState(one.role.digest, count, handled)
             if not self._session.stores:
                 self._memory.applied[one.grantee.oid] = one.applied
         one.told = ()
@@ -313,12 +327,13 @@ class _Round:
         statements: list[str] = []
         history: list[RecordedDrift] = []
         for one in some:
-            if not (one.needs_storing or one.told):
+            if not (one.needs_storing or one.told or one.approval):
                 continue
             grantee = one.grantee
             last = json.dumps(shorten_drift(one.told[-1][0])) if one.told else None
             values = (grantee.oid, grantee.role_name, grantee.uid, one.role.digest, int(bool(one.told)), last)
             statements.append(f"SELECT pgrole.store_applied({', '.join(map(literal, values))})")
+            statements += build_approval_statements([one])
             history += [self._record(grantee, drift, by) for drift, _, by in one.told]
         if history:
             statements.append(build_record_statement(history, self._config.history))
@@ -363,6 +378,9 @@ class _Round:
             last_drift=role.last_drift,
             reported=role.reported,
             news=tuple(one.news),
+            offer=role.offer,
+            approve_handled=one.applied.approve_handled,
+            unfit=role.offer is not None and one.grantee.approval.is_open(one.applied.approve_handled),
         )
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:

@@ -16,6 +16,7 @@ from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import attempt_write, contain
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, standing_fields
+from pgrole_controller.core.approval import tell_approval
 from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.privilege_result import News, PrivilegeNews
@@ -96,6 +97,7 @@ class Reporter:
                     logs.current_reconcile_id(),
                     privileges=result.privileges,
                     cause=result.cause,
+                    offer=result.offer,
                 )
             )
         self._endings.end(result)
@@ -161,6 +163,8 @@ class Reporter:
         reason, action, note = _EVENTS[result.action]
         fields = ", ".join(result.fields)
         text = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
+        if result.approval is not None:
+            text = f"{text}; {tell_approval(result.approval)}"
         log.info("role reconciled", extra={"object": str(result.key), "deed": result.action.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=text, action=action)
 

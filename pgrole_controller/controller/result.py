@@ -10,6 +10,7 @@ import anyio
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.read_back import ReadBackCache
+from pgrole_controller.core.approval import Approval, RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.deletion import add_way_out
@@ -52,6 +53,8 @@ class Result:
     news: tuple[PrivilegeNews, ...] = ()  # of privileges, to be announced
     drift: RoleDrift | None = None  # that was corrected here, or that is reported
     cause: FoundCause | None = None  # of the last drift of the role, if it was found
+    offer: RoleOffer | None = None  # drift that is reported and can be approved
+    approval: Approval | None = None  # by which drift was corrected here
 
     @property
     def key(self) -> Key:
@@ -118,7 +121,8 @@ class Attempt:
         if isinstance(observed, Observed):
             self.observed = observed
         desired = self.target.desired
-        if isinstance(decision, Plan) and desired and not desired.terminating and self._contests.knows(self._uid):
+        held_back = isinstance(decision, Plan) and decision.approval is None and self._contests.knows(self._uid)
+        if isinstance(decision, Plan) and desired and not desired.terminating and held_back:
             sent = desired.password_result.password_task if desired.password_result else None
             decision = self._contests.hold(
                 self._uid, self._generation, decision, sent, server.system_identifier, current_moment()
@@ -141,7 +145,8 @@ class Attempt:
                 self._changed_at = anyio.current_time()
             if plan.drift and plan.changes:
                 self._drift = self._describe_drift(plan.drift, self.observed, corrected=True)
-                self._contests.repaired(self._uid, self._generation, plan.drift, current_moment())
+                if plan.approval is None:
+                    self._contests.repaired(self._uid, self._generation, plan.drift, current_moment())
         elif desired and desired.terminating and desired.drop:
             self.decision = add_way_out(failure)
         else:
@@ -232,6 +237,8 @@ class Attempt:
             privileges=self._privileges,
             news=self._news,
             drift=self._corrected_drift or self._reported_drift,
+            offer=self._offer,
+            approval=next((plan.approval for plan in self._done if plan.approval), None),
         )
 
     def _describe_drift(self, fields: tuple[str, ...], observed: Observed, *, corrected: bool) -> RoleDrift | None:
@@ -258,6 +265,14 @@ class Attempt:
         status = self.target.stored.object().get("status")
         seen = find_reported_time(status if isinstance(status, dict) else {}, self.decision.reported)
         return drift if drift is None or seen is None else replace(drift, at=seen)
+
+    @property
+    def _offer(self) -> RoleOffer | None:
+        decision, drift = self.decision, self._reported_drift
+        if not isinstance(decision, Plan) or not decision.offer:
+            return None
+        fields = tuple(name for name in decision.reported if name != "connectionSecret")  # not in the database
+        return RoleOffer(decision.offer, fields, drift.values if drift else {})
 
     @property
     def _corrected(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 from pgrole_controller import logs, metrics
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import generation_of, server_of
+from pgrole_controller.core.approval import RoleOffer
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
@@ -66,6 +67,7 @@ class PendingStatus:
     withdrawn: bool = False
     privileges: GrantedPrivileges | None = None
     cause: FoundCause | None = None
+    offer: RoleOffer | None = None
 
     @property
     def key(self) -> Key:
@@ -74,7 +76,7 @@ class PendingStatus:
     @property
     def content(self) -> tuple[object, ...]:
         """What status is made from, beside the object."""
-        return self.outcome, self.claim, self.reported, self.next_rotation, self.privileges, self.cause
+        return self.outcome, self.claim, self.reported, self.next_rotation, self.privileges, self.cause, self.offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class _StatusWrite:
 
 
 #: Fields that the CRDs of 0.2.0 lack. The API server refuses a status with them until the CRDs are upgraded.
-_LATER = ("driftHistory", "privileges")
+_LATER = ("driftHistory", "privileges", "approval")
 _LATER_IN_DRIFT = ("database", "details", "by")
 _NOT_DECLARED = "not declared in schema"
 #: After such a refusal they are left out for so long, in seconds.
@@ -235,6 +237,7 @@ class StatusWriter:
             pending.next_rotation,
             pending.privileges,
             pending.cause,
+            pending.offer,
         )
         status = build_status(previous, pending.outcome, standing, generation, datetime.now(UTC))
         if anyio.current_time() < self._older_crds_until:

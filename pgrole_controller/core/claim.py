@@ -54,6 +54,7 @@ class Claim:
     record: PasswordRecord = field(default_factory=PasswordRecord)
     generations: Generations = field(default_factory=Generations)
     privileges: Mapping[str, tuple[DatabasePrivileges, ...]] = field(default_factory=dict)
+    approve_handled: str = ""  # the approval by which drift was corrected last
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +67,4 @@ class Proof:
     applied: str
     drift_count: int = 0
     password_version: str = ""  # resourceVersion of the Secret whose password was last applied
+    approve_handled: str = ""

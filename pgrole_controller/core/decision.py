@@ -18,6 +18,7 @@ first time, adopted, dropped, handed over, released or generated, and no Secret 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pgrole_controller.core.approval import Approval, digest_role_drift
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.deletion import decide_deletion
 from pgrole_controller.core.diff import (
@@ -47,7 +48,7 @@ from pgrole_controller.core.policy import (
     may_pass_on,
     why_not_joined,
 )
-from pgrole_controller.core.role import POWERS, ObservedRole, Role, digest
+from pgrole_controller.core.role import FIELD_NAMES, POWERS, ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Rival, Server
 
 #: Conditions are read by people: names beyond this number are only counted.
@@ -297,6 +298,11 @@ def _plan_owned(
     if claim.applied != applied or claim.released:
         drift = ()
     reported = drift if desired.report_only else ()
+    offer = _offer(desired, claim, target, server, changes, reported) if reported and server.keeps_approvals else ""
+    # What a password task finds may be drift, too.
+    approval: Approval | None = None
+    if offer and decided.password_task is None and desired.approval.covers(offer, claim.approve_handled):
+        approval, reported, offer = desired.approval, (), ""
     if reported:
         changes = tuple(change for change in changes if change.field not in reported)
         drift = ()
@@ -317,10 +323,35 @@ def _plan_owned(
         record=record,
         drift=drift,
         reported=(*reported, "connectionSecret") if decided.spoiled else reported,
+        approval=approval,
+        offer=offer,
+        unfit=bool(offer) and decided.password_task is None and desired.approval.is_open(claim.approve_handled),
         action=_action(
             changes, drift, target, decided, claimless=observed.claim is None and server.claims == "Database"
         ),
     )
+
+
+def _offer(
+    desired: Desired,
+    claim: Claim,
+    target: ObservedRole | None,
+    server: Server,
+    changes: tuple[Change, ...],
+    reported: tuple[str, ...],
+) -> str:
+    """Returns the digest by which a person approves the correction of the reported drift."""
+    place = (
+        server.system_identifier,
+        desired.owner.object_uid,
+        desired.generation,
+        claim.role_oid,
+        target.oid if target else 0,
+        reported,
+    )
+    observed = {name: getattr(target.role, name) for name, field in FIELD_NAMES.items() if target and field in reported}
+    made = [change for change in changes if change.field in reported]
+    return digest_role_drift(place, made, observed, claim.record.digest)
 
 
 def _digest(desired: Desired) -> str:

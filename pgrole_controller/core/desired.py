@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.validation import read_duration
 from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.core.approval import APPROVE, read_approval
 from pgrole_controller.core.claim import Owner, Proof
 from pgrole_controller.core.connection_secret import DesiredSecret
 from pgrole_controller.core.ddl import NAME_BYTES
@@ -145,6 +146,7 @@ def desired_of(
         reassign_result=brought if isinstance(brought, ReassignResult) else None,
         privileges=privileges_of(pgrole),
         privileges_ignored="privileges" in spec.drift.ignore,
+        approval=read_approval((pgrole.metadata.annotations or {}).get(APPROVE)),
     )
 
 
@@ -191,8 +193,9 @@ def proof_of(status: Mapping[str, Any], server_name: str) -> Proof | None:
             role.get("applied", ""),
             int(status.get("driftCount") or 0),
             str(status.get("passwordSecretVersion") or ""),
+            str((status.get("approval") or {}).get("handled") or ""),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 

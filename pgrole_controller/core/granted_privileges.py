@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pgrole_controller.core.approval import RoleOffer, join_parts
 from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_result import PrivilegeResult
@@ -14,6 +15,8 @@ _SHOWN = 5
 #: Of status.privileges; an object declares at most 16 databases, and may have given up others.
 _MOST_DATABASES = 32
 _MESSAGE_LIMIT = 1024
+_LONGEST_CHANGE = 512
+_NAME = 63
 
 
 def name_some(texts: Sequence[str], separator: str) -> str:
@@ -58,6 +61,18 @@ class GrantedPrivileges:
         return tuple(f"{words} (database {database})" for database, one in some if one for words in one.reported)
 
     @property
+    def unfit(self) -> bool:
+        """Whether the object's annotation approves something else than what some database reports."""
+        databases = self.grantee.databases if self.grantee else ()
+        return any(one.unfit for name in databases if (one := self.current_result(name)))
+
+    @property
+    def current_results(self) -> tuple[PrivilegeResult, ...]:
+        """The results about what is declared now, in the order of the databases."""
+        databases = sorted(self.grantee.databases) if self.grantee else ()
+        return tuple(one for name in databases if (one := self.current_result(name)))
+
+    @property
     def last_results(self) -> tuple[PrivilegeResult, ...]:
         """Every result of this object, current or not, in the order of the databases."""
         uid = self.grantee.uid if self.grantee else None
@@ -81,6 +96,36 @@ class GrantedPrivileges:
                 database, Reason.PROGRESSING, "privileges that spec.privileges no longer declares are revoked"
             )
         return {"database": database, "ready": True, "reason": Reason.RECONCILED.value}
+
+
+def describe_approval(offer: RoleOffer | None, privileges: GrantedPrivileges | None, handled: str) -> dict[str, Any]:
+    """Returns status.approval: what a person can approve, and which annotations were handled; empty for nothing."""
+    some = [one for one in privileges.current_results if one.offer or one.approve_handled] if privileges else []
+    some = some[:_MOST_DATABASES]
+    parts = ([offer.digest] if offer else []) + [one.offer.digest for one in some if one.offer]
+    described: dict[str, Any] = {}
+    if parts:
+        described["digest"] = join_parts(parts)
+    if offer:
+        described["fields"] = [_field(name, offer.values.get(name, {})) for name in offer.fields]
+    if some:
+        described["databases"] = [_database(one) for one in some]
+    if handled:
+        described["handled"] = handled
+    return described
+
+
+def _field(name: str, values: Mapping[str, str]) -> dict[str, str]:
+    return {"name": name, **{kind: make_legible(text, _LONGEST_CHANGE) for kind, text in values.items()}}
+
+
+def _database(result: PrivilegeResult) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": make_legible(result.database, _NAME)}
+    if result.offer:
+        described["changes"] = [make_legible(words, _LONGEST_CHANGE) for words in result.offer.changes]
+    if result.approve_handled:
+        described["handled"] = result.approve_handled
+    return described
 
 
 def _entry(database: str, reason: Reason, message: str) -> dict[str, Any]:

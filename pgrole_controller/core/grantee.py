@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.request import Key
 
 
@@ -91,6 +92,7 @@ class Grantee:
     - `oid`: of the role.
     - `owned`: oids of the roles that this object's namespace claims on this server.
     - `report_only`, `ignored`, `suspended`: as in the object's spec (`ignored`: drift.ignore lists privileges).
+    - `approval`: of reported drift, by annotation.
     """
 
     key: Key
@@ -105,6 +107,7 @@ class Grantee:
     report_only: bool = False
     ignored: bool = False
     suspended: bool = False
+    approval: Approval = field(default_factory=Approval)
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -87,6 +87,7 @@ def grantee_of(desired: Desired, kept: KeptPrivileges, oid: int) -> Grantee:
         report_only=desired.report_only,
         ignored=desired.privileges_ignored,
         suspended=desired.suspended,
+        approval=desired.approval,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.diff import Change
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
@@ -95,6 +96,8 @@ class Plan:
     that the claim is still `claim`. It writes `owner` and `applied` into the claim, unless `owner` is None, and records
     `acted_on` and `privileges` there, unless these are None. `drift` names the fields that someone else changed; they
     are set back, or left as they are if there are no changes. `pending` lists what waits for missing dependencies.
+    `offer` is the digest by which what is `reported` can be approved, if it can; `unfit`: an annotation approves
+    something else. `approval` is what these changes are made for; the claim records it as handled.
     """
 
     role_name: str
@@ -115,6 +118,9 @@ class Plan:
     action: Action = Action.NOTHING
     acted_on: Generations | None = None
     privileges: str | None = None
+    approval: Approval | None = None
+    offer: str = ""
+    unfit: bool = False
 
     @property
     def released(self) -> tuple[str, ...]:

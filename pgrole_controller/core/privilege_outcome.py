@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from pgrole_controller.core.approval import UNFIT
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.granted_privileges import GrantedPrivileges, name_some
 from pgrole_controller.core.grantee import Grantee
@@ -64,6 +65,8 @@ def _being_applied(databases: Sequence[str]) -> str:
 
 def _of_reported(outcome: Outcome, privileges: GrantedPrivileges) -> Outcome:
     words = name_some(privileges.reported, "; ")
+    if privileges.unfit and UNFIT not in outcome.message:
+        words = f"{words}; {UNFIT}"
     if outcome.reason is Reason.DRIFT_REPORTED:
         return replace(outcome, message=f"{outcome.message}; {words}")
     if privileges.grantee is not None and privileges.grantee.report_only:

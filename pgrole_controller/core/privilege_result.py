@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.request import Key
 
@@ -74,6 +75,8 @@ class PrivilegeResult:
     - `drift_count`: corrected in this database since the role was first applied there.
     - `last_drift`: the latest in this database. `reported`: what differs now and is not changed, in words.
     - `news`: since the last result of this key; whoever takes the result announces it.
+    - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected
+      last. `unfit`: the object's annotation approves something else.
     """
 
     key: Key
@@ -86,3 +89,6 @@ class PrivilegeResult:
     last_drift: PrivilegeDrift | None = None
     reported: tuple[str, ...] = ()
     news: tuple[PrivilegeNews, ...] = ()
+    offer: PrivilegeOffer | None = None
+    approve_handled: str = ""
+    unfit: bool = False

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Literal
 
+from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection_secret import Address, DesiredSecret
 from pgrole_controller.core.grantee import DatabasePrivileges
@@ -64,6 +65,7 @@ class Desired:
     - `privileges`: what the role may do, by database. A listed database is exact. None: not managed.
     - `privileges_ignored`: spec.drift.ignore lists privileges.
     - `privilege_results`: the latest result of each database's worker.
+    - `approval`: of reported drift, by annotation.
     """
 
     owner: Owner
@@ -89,6 +91,7 @@ class Desired:
     privileges: Mapping[str, DatabasePrivileges] | None = None
     privileges_ignored: bool = False
     privilege_results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
+    approval: Approval = field(default_factory=Approval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,11 @@ class Server:
         and not in status.
         """
         return self.claims == "Database" and self.notes_generations
+
+    @property
+    def keeps_approvals(self) -> bool:
+        """Whether claims there record which approval was handled."""
+        return self.claims == "Status" or self.notes_generations
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from pgrole_controller.core.approval import UNFIT, RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.drift_record import (
     DriftRecord,
@@ -16,7 +17,7 @@ from pgrole_controller.core.drift_record import (
     rfc3339,
 )
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.granted_privileges import GrantedPrivileges, describe_approval
 from pgrole_controller.core.password import version_of
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privilege_result import Culprit
@@ -82,7 +83,7 @@ def of_contest(summary: str, outcome: Outcome) -> Outcome:
 def of_read_back(plan: Plan) -> Outcome:
     """The outcome of the plan after read back: Ready only if nothing is left to do."""
     if plan.reported and not plan.writes:
-        fields = ", ".join(plan.reported)
+        fields = ", ".join(plan.reported) + (f"; {UNFIT}" if plan.unfit else "")
         return Outcome(
             Phase.PAUSED,
             Reason.DRIFT_REPORTED,
@@ -104,7 +105,7 @@ class StatusDetails:
     """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected.
 
     `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
-    known.
+    known. `offer`: drift of the role that can be approved.
     """
 
     server_name: str
@@ -113,6 +114,7 @@ class StatusDetails:
     next_rotation: datetime | None = None
     privileges: GrantedPrivileges | None = None
     cause: FoundCause | None = None
+    offer: RoleOffer | None = None
 
 
 def build_status(
@@ -142,8 +144,18 @@ def build_status(
             status["nextRotation"] = rfc3339(details.next_rotation)
     if privileges is not None and (described := privileges.describe()):
         status["privileges"] = described
+    if approval := describe_approval(details.offer, privileges, _handled(previous, claim)):
+        status["approval"] = approval
     _add_drifts(status, previous, details, now)
     return status
+
+
+def _handled(previous: Mapping[str, Any], claim: Claim | None) -> str:
+    """Where no schema is, status is the only record."""
+    if claim is not None:
+        return claim.approve_handled
+    before = previous.get("approval")
+    return str(before.get("handled") or "") if isinstance(before, dict) else ""
 
 
 def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: StatusDetails, now: datetime) -> None:

@@ -187,6 +187,8 @@ def _without(plan: Plan, missing: Sequence[MissingPrivilege]) -> Plan | None:
     """
     blocked = [one.change for one in missing]
     left = tuple(change for change in plan.changes if change not in blocked)
+    if plan.approval is not None:
+        return None  # a person approved all of it
     ours = plan.oid is not None and plan.claim is not None and plan.claim.owner == plan.owner
     if not (ours and blocked and left) or any(isinstance(change, Rename) for change in blocked):
         return None

@@ -343,6 +343,7 @@ def _claim(row: Row) -> Claim | None:
             row.find("claim_server_generation", int) or 0,
         ),
         privileges=_privileges(row),
+        approve_handled=row.find("claim_approve_handled", str) or "",
     )
 
 

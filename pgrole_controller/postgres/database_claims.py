@@ -157,6 +157,9 @@ def _claim_changes(plan: Plan) -> Iterator[str]:
             record.rotate,
             record.connection,
         )
+    if plan.approval and holder:
+        before = plan.claim.approve_handled if plan.claim else ""
+        yield _call("keep_approval", plan.role_name, holder, before, plan.approval.value)
     if plan.acted_on and holder:
         known = plan.acted_on
         yield _call("act_on", plan.role_name, holder, known.object, known.server_uid, known.server)

@@ -79,6 +79,7 @@ class AppliedDigest:
     digest: str
     drift_count: int
     last_drift: Mapping[str, object] | None = None
+    approve_handled: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,7 @@ class DatabaseSession:
                 one.get("digest", str),
                 one.get("drift_count", int),
                 one.find("last_drift", dict),
+                one.get("approve_handled", str),
             )
             for one in (row.objects("applied") if self.stores else ())
         }

@@ -213,6 +213,8 @@ class StatusClaims:
                 self._take(plan, oid)
             if plan.record is not None and (claim := self._claims.get(plan.role_name)) is not None:
                 self._put(replace(claim, record=plan.record))
+            if plan.approval is not None and (claim := self._claims.get(plan.role_name)) is not None:
+                self._put(replace(claim, approve_handled=plan.approval.value))
             if plan.forget:
                 self._remove(plan.role_name)
 
@@ -234,6 +236,7 @@ class StatusClaims:
             last_drift_fields=before.last_drift_fields if before and ours else (),
             # the sources of another object's password and Secret are not this object's
             record=record if ours else replace(record, source="", connection=""),
+            approve_handled=before.approve_handled if before and ours else "",
         )
         if plan.drift:
             claim = replace(claim, last_drift_at=datetime.now(UTC), last_drift_fields=plan.drift)

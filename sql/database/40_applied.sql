@@ -11,6 +11,9 @@ CREATE TABLE IF NOT EXISTS pgrole.applied (
     updated_at    timestamptz NOT NULL DEFAULT now()
 );
 
+-- The last handled approval of reported drift: the value of annotation pgrole.dev/approve.
+ALTER TABLE pgrole.applied ADD COLUMN IF NOT EXISTS approve_handled text NOT NULL DEFAULT '';
+
 -- Stores the digest, and adds `drifted` corrected drifts, the last of which is described by `drift`. Drifts of another role that
 -- had this oid, and of another object, do not count. Writes nothing if nothing differs.
 CREATE OR REPLACE FUNCTION pgrole.store_applied(
@@ -40,6 +43,14 @@ AS $$
         END,
         updated_at = clock_timestamp()
     WHERE drifted > 0 OR (a.role_name, a.holder, a.digest) <> (excluded.role_name, excluded.holder, excluded.digest)
+$$;
+
+-- Stores the approval by which this transaction corrects a drift, for a role that has a row.
+CREATE OR REPLACE FUNCTION pgrole.store_approval(of_role oid, of_holder text, handled text) RETURNS void
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE pgrole.applied SET approve_handled = handled WHERE role_oid = of_role AND holder = of_holder
 $$;
 
 -- For a role whose privileges here are no longer managed.

@@ -5,6 +5,7 @@ SELECT
     (
         SELECT textsend(jsonb_agg(jsonb_build_object(
             'role', a.role_oid::bigint, 'holder', a.holder, 'digest', a.digest, 'drift_count', a.drift_count,
+            'approve_handled', a.approve_handled,
             'last_drift', CASE WHEN $3::boolean THEN a.last_drift END
         ))::text)
         FROM pgrole.applied AS a

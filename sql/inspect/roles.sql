@@ -66,6 +66,7 @@ SELECT
     -- since version 4 of the schema
     (g.claim ->> 'object_generation')::bigint AS claim_object_generation, g.claim ->> 'server_uid' AS claim_server_uid,
     (g.claim ->> 'server_generation')::bigint AS claim_server_generation,
+    g.claim ->> 'approve_handled' AS claim_approve_handled,
     k.bytes AS claim_privileges_bytes,
     CASE WHEN k.bytes <= CASE WHEN cardinality($1::name[]) > 1 THEN 16384 ELSE 1048576 END
         THEN g.claim ->> 'privileges'

@@ -36,6 +36,10 @@ ALTER TABLE pgrole.claim
 ALTER TABLE pgrole.claim
     ADD COLUMN IF NOT EXISTS privileges text NOT NULL DEFAULT '';
 
+-- Since version 4. The last handled approval of reported drift: the value of annotation pgrole.dev/approve.
+ALTER TABLE pgrole.claim
+    ADD COLUMN IF NOT EXISTS approve_handled text NOT NULL DEFAULT '';
+
 CREATE INDEX IF NOT EXISTS claim_object ON pgrole.claim (cluster, namespace, object);
 
 -- Two objects never hold the same role. An oid of 0 means that the role was dropped and its oid reused. If version 1 let two

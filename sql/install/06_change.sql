@@ -173,6 +173,22 @@ BEGIN
 END
 $$;
 
+-- Since version 4. Stores in the claim the approval by which this transaction corrects a drift. `before`: the one handled last;
+-- if that is another one now, someone else has acted on an approval since the claim was read.
+CREATE OR REPLACE FUNCTION pgrole.keep_approval(claimed_name text, holder text, before text, handled text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE pgrole.claim AS c
+    SET approve_handled = handled
+    WHERE c.role_name = claimed_name AND c.object_uid = holder AND c.released_at IS NULL AND c.approve_handled = before;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the claim on role "%" changed since it was read', claimed_name USING ERRCODE = 'PGR01';
+    END IF;
+END
+$$;
+
 -- Since version 4. Verifies that the claim still has this holder, applied state and generations, before a process that cannot
 -- reach Kubernetes corrects a drift.
 CREATE OR REPLACE FUNCTION pgrole.expect_applied(

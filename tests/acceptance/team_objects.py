@@ -62,7 +62,8 @@ _SNAPSHOT = {
     "comments": "SELECT d.objoid::text, d.description, d.xmin::text FROM pg_shdescription AS d",
     # the generations last acted on are recorded by any release that knows them
     "claims": "SELECT c.role_name,"
-    " (to_jsonb(c) - ARRAY['object_generation', 'server_uid', 'server_generation', 'privileges']"
+    " (to_jsonb(c) - ARRAY['object_generation', 'server_uid', 'server_generation', 'privileges',"
+    " 'approve_handled']"
     ")::text FROM pgrole.claim AS c"
     " WHERE c.role_name <> 'canary'",
 }

@@ -210,3 +210,30 @@ async def test_more_than_a_hundred_claims_given_up_at_once_are_told_as_many(
         heard = await listener.so_far()
         assert len(heard) == (count if count == 100 else 1)
         assert (heard == [{"op": "many"}]) is (count > 100)
+
+
+class TestKeepApproval:
+    HANDLED = "SELECT approve_handled FROM pgrole.claim WHERE role_name = 'one'"
+
+    async def test_a_claim_records_it_once_and_keeps_it_when_it_is_taken_again(self, home: Connection) -> None:
+        await home.execute(take("one", await role_oid(home, "one")))
+        await home.execute("SELECT pgrole.keep_approval('one', 'one', '', 'first')")
+        assert await home.fetchval(self.HANDLED) == "first"
+        await home.execute(take("one", await role_oid(home, "one"), drifted="comment"))
+        assert await home.fetchval(self.HANDLED) == "first"
+        await home.execute("SELECT pgrole.keep_approval('one', 'one', 'first', 'second')")
+        assert await home.fetchval(self.HANDLED) == "second"
+
+    async def test_two_who_act_on_the_same_approval_do_not_both_succeed(self, home: Connection) -> None:
+        await home.execute(take("one", await role_oid(home, "one")))
+        script = "ALTER ROLE one CREATEDB; SELECT pgrole.keep_approval('one', 'one', '', 'first')"
+        assert not await is_stale(home, script)
+        await home.execute("ALTER ROLE one NOCREATEDB")
+        assert await is_stale(home, script)
+        assert not await home.fetchval("SELECT rolcreatedb FROM pg_roles WHERE rolname = 'one'")
+
+    async def test_another_holders_claim_and_a_released_one_record_nothing(self, home: Connection) -> None:
+        await home.execute(take("one", await role_oid(home, "one")))
+        assert await is_stale(home, "SELECT pgrole.keep_approval('one', 'other', '', 'first')")
+        await home.execute("SELECT pgrole.release_claim('one', 'one')")
+        assert await is_stale(home, "SELECT pgrole.keep_approval('one', 'one', '', 'first')")

@@ -479,6 +479,18 @@ async def test_events_are_pruned_by_age_and_by_number(connection: Connection) ->
     assert await read(connection, "SELECT identity FROM pgrole.ddl_event") == ["public.t3", "public.t4"]
 
 
+async def test_a_handled_approval_outlasts_what_is_applied_later(connection: Connection) -> None:
+    await install_database(connection, allowed=True)
+    handled = "SELECT approve_handled FROM pgrole.applied"
+    await connection.execute(
+        "SELECT pgrole.store_applied(10, 'postgres', 'u', 'one');"
+        "SELECT pgrole.store_approval(10, 'u', 'first');"
+        "SELECT pgrole.store_applied(10, 'postgres', 'u', 'two', 1);"
+        "SELECT pgrole.store_approval(10, 'other', 'second')"
+    )
+    assert await connection.fetchval(handled) == "first"
+
+
 async def test_what_was_applied_counts_the_drifts_of_one_role_and_one_object(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     await connection.execute(

@@ -16,6 +16,7 @@ from pgrole_controller.controller.database_worker import DatabaseContext, Databa
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
@@ -436,6 +437,73 @@ async def test_report_only_holds_for_changes_that_an_event_names(world: World) -
         assert result.error is None
         await world.hand.execute(f"REVOKE UPDATE ON app.orders FROM {world.role}")
         await world.wait(lambda result: not result.reported)
+
+
+async def test_an_approved_drift_is_corrected_once_and_another_worker_does_not_act_on_it_again(world: World) -> None:
+    plain = world.declare(READ, report_only=True)
+    drift = f"GRANT UPDATE, DELETE ON app.orders TO {world.role}"
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(drift)
+        offer = (await world.wait(lambda result: result.offer is not None)).offer
+        assert offer is not None
+        approval = read_approval(f"{offer.digest}/ticket-7")
+        approved = replace(plain, approval=approval)
+        world.grantees.publish(SERVER, approved)
+        result = await world.wait(lambda result: result.approve_handled == approval.value and not result.reported)
+        assert (result.offer, result.unfit, result.drift_count) == (None, False, 1)
+        assert not await world.may("DELETE", "app.orders")
+        assert any(
+            '"ticket-7" is unverified' in note for reason, note in world.news() if reason is News.DRIFT_CORRECTED
+        )
+        await world.hand.execute(drift)
+        await world.wait(lambda result: result.offer == offer)
+    world.grantees.withdraw(SERVER, KEY)
+    world.grantees.publish(SERVER, approved)
+    async with world.working() as worker:
+        await world.wait(lambda result: result.offer == offer)
+        worker.note_everything()
+        await world.hand.execute("CREATE TABLE app.later (id int)")
+        await world.wait_may("SELECT", "app.later")
+        assert await world.may("DELETE", "app.orders")
+        world.grantees.publish(SERVER, replace(plain, approval=read_approval(f"{offer.digest}/ticket-8")))
+        await world.wait_may("DELETE", "app.orders", expected=False)
+
+
+async def test_an_approval_of_another_drift_is_told_and_corrects_nothing(world: World) -> None:
+    plain = world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        offer = (await world.wait(lambda result: result.offer is not None)).offer
+        assert offer is not None
+        await world.hand.execute(f"GRANT UPDATE ON app.items TO {world.role}")
+        await world.wait(lambda result: result.offer not in (None, offer))
+        world.grantees.publish(SERVER, replace(plain, approval=read_approval(f"{offer.digest}/x")))
+        result = await world.wait(lambda result: result.unfit)
+        assert len(result.reported) == 2
+        assert result.approve_handled == ""
+        assert await world.may("UPDATE", "app.orders")
+
+
+async def test_an_approval_is_spent_if_only_a_part_of_the_drift_could_be_corrected(world: World) -> None:
+    plain = world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders, app.items TO {world.role}")
+        offer = (await world.wait(lambda result: len(result.reported) == 2 and result.offer is not None)).offer
+        assert offer is not None
+        async with world.hand.transaction():
+            await world.hand.execute("LOCK TABLE app.items IN ACCESS EXCLUSIVE MODE")
+            approval = read_approval(f"{offer.digest}/x")
+            world.grantees.publish(SERVER, replace(plain, approval=approval))
+            await world.wait(lambda result: result.error is not None)
+        result = await world.wait(lambda result: result.error is None and len(result.reported) == 1)
+        assert result.approve_handled == approval.value
+        assert not await world.may("UPDATE", "app.orders")
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait(lambda result: result.offer == offer)
+        assert await world.may("UPDATE", "app.orders")
 
 
 async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: World) -> None:

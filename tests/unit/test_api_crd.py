@@ -119,6 +119,7 @@ def test_fields_are_those_of_this_version_and_no_others() -> None:
         "driftCount",
         "driftHistory",
         "privileges",
+        "approval",
         "passwordSecretVersion",
         "nextRotation",
     }

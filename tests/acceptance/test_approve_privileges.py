@@ -1,0 +1,140 @@
+"""A person approves reported drift of privileges: each database corrects exactly what was shown, once."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.approval import APPROVE
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.test_privileges_keep import Place, make_place
+from tests.acceptance.world import Json, running, says
+from tests.servers import Servers
+
+pytestmark = pytest.mark.slow
+
+REPORT = {"policy": "Report"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Place]:
+    async with make_place(api_server, postgres, tmp_path) as made:
+        yield made
+
+
+def digest_of(obj: Json) -> str:
+    return str(obj.get("status", {}).get("approval", {}).get("digest", ""))
+
+
+async def wait_offer(place: Place, other_than: str = "") -> Json:
+    return await place.kube.wait_for("reader", lambda obj: digest_of(obj) not in ("", other_than), "an offer")
+
+
+async def annotate(place: Place, value: str) -> None:
+    await place.kube.patch("reader", {"metadata": {"annotations": {APPROVE: value}}})
+
+
+async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: Place) -> None:
+    async with running(place.controller()):
+        await place.declare(place.reads(), drift=REPORT)
+        await place.hand.execute(f"GRANT DELETE, UPDATE (id) ON app.orders TO {place.reader}")
+        await place.hand.execute(f"REVOKE SELECT ON app.orders FROM {place.reader}")
+        obj = await wait_offer(place)
+        (database,) = obj["status"]["approval"]["databases"]
+        assert database["name"] == place.name
+        assert set(database["changes"]) == {
+            "DELETE on table app.orders was granted",
+            "UPDATE on column app.orders.id was granted",
+            "SELECT on table app.orders was revoked",
+        }
+        value = f"{digest_of(obj)}/ticket-7"
+        await annotate(place, value)
+        await place.wait_may("DELETE", "app.orders", expected=False)
+        obj = await place.kube.wait_ready("reader")
+        assert obj["status"]["approval"] == {"databases": [{"name": place.name, "handled": value}]}
+        assert obj["status"]["driftCount"] == 1
+        assert (
+            await place.hand.fetchval("SELECT approve_handled FROM pgrole.applied WHERE approve_handled <> ''") == value
+        )
+        event = await place.kube.wait_event("DriftCorrected", about="reader")
+        assert 'the approver\'s text "ticket-7" is unverified' in event["note"]
+        await place.wait_may("SELECT", "app.orders")
+
+        await place.hand.execute(f"GRANT DELETE, UPDATE (id) ON app.orders TO {place.reader}")
+        await place.hand.execute(f"REVOKE SELECT ON app.orders FROM {place.reader}")
+        await place.kube.wait_for("reader", lambda obj: digest_of(obj) == value.partition("/")[0], "the same again")
+        await anyio.sleep(1.0)
+        await place.wait_may("DELETE", "app.orders")
+    controller = place.controller()
+    await controller.start()
+    digest = value.partition("/")[0]
+    await place.kube.wait_for("reader", lambda obj: digest_of(obj) == digest, "reported by the next")
+    await anyio.sleep(1.0)
+    await place.wait_may("DELETE", "app.orders")
+    await annotate(place, f"{digest}/ticket-8")
+    await place.wait_may("DELETE", "app.orders", expected=False)
+    await controller.kill()
+    await place.hand.execute(f"GRANT DELETE, UPDATE (id) ON app.orders TO {place.reader}")
+    await place.hand.execute(f"REVOKE SELECT ON app.orders FROM {place.reader}")
+    async with running(place.controller()) as controller:
+        await controller.wait_log("privileges reconciled")
+        await wait_offer(place)
+        await anyio.sleep(1.0)
+        await place.wait_may("DELETE", "app.orders")
+
+
+async def test_another_drift_in_between_and_the_parts_of_role_and_database(place: Place) -> None:
+    """Each part is corrected by itself: what was not shown stays."""
+    async with running(place.controller()):
+        await place.declare(place.reads(), drift=REPORT)
+        await place.hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")
+        before = digest_of(await wait_offer(place))
+        await place.hand.execute(f"GRANT TRUNCATE ON app.orders TO {place.reader}")
+        obj = await wait_offer(place, before)
+        await annotate(place, f"{before}/late")
+        await place.kube.wait_for("reader", lambda obj: says(obj, "DriftReported", APPROVE), "unfit")
+        await place.wait_may("DELETE", "app.orders")
+        assert "handled" not in obj["status"]["approval"]["databases"][0]
+
+        before = digest_of(obj)
+        await place.hand.execute(f"ALTER ROLE {place.reader} CREATEDB")
+        both = digest_of(await wait_offer(place, before))
+        assert both.endswith(f"+{before}")
+        await place.hand.execute(f"ALTER ROLE {place.reader} CREATEROLE")
+        await wait_offer(place, both)
+        await annotate(place, f"{both}/1")
+        await place.wait_may("DELETE", "app.orders", expected=False)
+        await place.wait_may("TRUNCATE", "app.orders", expected=False)
+        obj = await place.kube.wait_for("reader", lambda obj: says(obj, "DriftReported", APPROVE, "createdb"), "left")
+        powers = await place.hand.fetchrow(
+            "SELECT rolcreatedb, rolcreaterole FROM pg_roles WHERE rolname = $1", place.reader
+        )
+        assert tuple(powers or ()) == (True, True)
+        await annotate(place, f"{digest_of(obj)}/2")
+        await place.kube.wait_ready("reader")
+
+
+async def test_default_privileges_and_a_new_object(place: Place) -> None:
+    async with running(place.controller()):
+        declared = {**place.reads(), "createdBy": [place.owner]}
+        await place.declare(declared, drift=REPORT)
+        await place.hand.execute(
+            f"ALTER DEFAULT PRIVILEGES FOR ROLE {place.owner} IN SCHEMA app GRANT DELETE ON TABLES TO {place.reader}"
+        )
+        obj = await wait_offer(place)
+        await annotate(place, f"{digest_of(obj)}/1")
+        await place.kube.wait_ready("reader")
+        entries = (
+            "SELECT count(*) FROM pg_default_acl AS d, aclexplode(d.defaclacl) AS a WHERE a.privilege_type = 'DELETE'"
+        )
+        entries += f" AND a.grantee = '{place.reader}'::regrole"
+        assert await place.hand.fetchval(entries) == 0

@@ -1,0 +1,325 @@
+"""core/approval and core/decision: what a person approved is corrected, exactly and once. No I/O."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgrole_controller.api.status import PgRoleStatus
+from pgrole_controller.core.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
+from pgrole_controller.core.approval import (
+    APPROVE,
+    LONGEST,
+    Approval,
+    PrivilegeOffer,
+    RoleOffer,
+    digest_privilege_drift,
+    digest_role_drift,
+    read_approval,
+    tell_approval,
+)
+from pgrole_controller.core.claim import Claim, Generations, Owner
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.decision import decide
+from pgrole_controller.core.diff import SetAttribute
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.granted_privileges import GrantedPrivileges, describe_approval
+from pgrole_controller.core.grantee import DatabasePrivileges, Grantee
+from pgrole_controller.core.password import (
+    DesiredPassword,
+    ObservedSecrets,
+    PasswordOrigin,
+    PasswordRecord,
+    PasswordResult,
+    PasswordTask,
+    SecretVersion,
+)
+from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import Membership, ObservedRole, Password, Role, digest
+from pgrole_controller.core.scram import make_verifier
+from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.core.status import of_read_back
+from pgrole_controller.postgres.apply import _without
+from pgrole_controller.postgres.privileges import MissingPrivilege
+
+ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
+DESIRED = Role("app", login=True)
+OID = 20_000
+ADDRESS = Address("db", 5432, "app", "require")
+SERVER = Server(7, frozenset({"keeper"}), "cluster-a", ADDRESS, notes_generations=True)
+PART = "0123456789abcdef" * 2
+OURS, THEIRS, OTHERS = (make_verifier(one, b"0123456789abcdef", 4096) for one in ("ours", "theirs", "others"))
+
+
+def desired(approval: Approval | None = None, **values: Any) -> Desired:
+    return replace(Desired(ME, DESIRED, generation=3, report_only=True, approval=approval or Approval()), **values)
+
+
+def claim(**values: Any) -> Claim:
+    return replace(Claim("app", OID, 7, ME, digest(DESIRED), generations=Generations(3)), **values)
+
+
+def drifted(**values: Any) -> ObservedRole:
+    return ObservedRole(OID, replace(DESIRED, **values))
+
+
+DRIFT = drifted(createdb=True, comment="changed")
+
+
+def look(asked: Desired, found: ObservedRole | None = DRIFT, server: Server = SERVER, **of_claim: Any) -> Plan:
+    return decide(asked, Observed(named=found, claim=claim(**of_claim)), server, Policy())
+
+
+def approve(plan: Plan, text: str = "x") -> Approval:
+    assert plan.offer
+    return read_approval(f"{plan.offer}/{text}")
+
+
+class TestTheAnnotation:
+    def test_it_has_parts_and_a_text(self) -> None:
+        other = PART[::-1]
+        read = read_approval(f"{PART}+{other}/alice: see /7")
+        assert read == Approval(f"{PART}+{other}/alice: see /7", frozenset({PART, other}), "alice: see /7")
+
+    @pytest.mark.parametrize("empty", [None, ""])
+    def test_without_one_nothing_is_approved(self, empty: str | None) -> None:
+        assert read_approval(empty) == Approval()
+        assert not read_approval(empty).is_open("")
+
+    @pytest.mark.parametrize(
+        "made", [PART, f"{PART}/", f"/{PART}", f"{PART[1:]}/x", f"{PART.upper()}/x", f"+{PART}/x", f"{PART}++{PART}/x"]
+    )
+    def test_what_is_none_approves_nothing_and_is_told_from_none(self, made: str) -> None:
+        assert read_approval(made).parts == frozenset()
+        assert read_approval(made).is_open("")
+
+    @given(st.text(max_size=300))
+    def test_any_text_can_be_stored_and_told(self, text: str) -> None:
+        read = read_approval(f"{PART}/{text}")
+        assert len(read.value) <= 128
+        assert read.value.isascii()
+        assert read.value.isprintable()
+        assert len(tell_approval(read)) < 300
+        json.dumps(tell_approval(read)).encode()
+
+    def test_a_huge_one_is_not_looked_at(self) -> None:
+        assert read_approval(f"{PART}/" + "x" * LONGEST).parts == frozenset()
+
+    def test_a_long_text_still_makes_another_value(self) -> None:
+        one, two = (read_approval(f"{PART}/{'x' * 200}{number}") for number in "12")
+        assert one.value != two.value
+        assert one.parts == two.parts == {PART}
+
+    def test_a_value_is_handled_once(self) -> None:
+        read = read_approval(f"{PART}/x")
+        assert read.covers(PART, "")
+        assert read.covers(PART, f"{PART}/w")
+        assert not read.covers(PART, read.value)
+        assert not read.covers(PART[::-1], "")
+
+
+class TestTheDecision:
+    def test_a_reported_drift_is_offered_and_left(self) -> None:
+        plan = look(desired())
+        assert plan.reported == ("createdb", "comment")
+        assert len(plan.offer) == 32
+        assert not any([plan.writes, plan.unfit, plan.approval])
+
+    def test_the_approved_drift_is_corrected_as_under_correct_and_the_claim_records_it(self) -> None:
+        approval = approve(look(desired()))
+        plan, under_correct = look(desired(approval)), look(desired(report_only=False))
+        assert plan.changes
+        assert plan == replace(under_correct, approval=approval)
+        assert (plan.action, plan.drift, plan.reported) == (Action.CORRECTED, ("createdb", "comment"), ())
+
+    def test_a_handled_one_never_acts_again(self) -> None:
+        approval = approve(look(desired()))
+        plan = look(desired(approval), approve_handled=approval.value)
+        assert plan.reported
+        assert plan.offer in approval.parts
+        assert not any([plan.writes, plan.unfit])
+
+    def test_another_text_acts_again(self) -> None:
+        first, second = (approve(look(desired()), text) for text in "12")
+        assert look(desired(second), approve_handled=first.value).approval == second
+
+    @pytest.mark.parametrize(
+        "found",
+        [
+            drifted(createdb=True),
+            drifted(createdb=True, comment="changed again"),
+            drifted(createdb=True, comment="changed", login=False),
+            drifted(createdb=True, comment="changed", member_of=(Membership("admins"),)),
+            replace(DRIFT, oid=OID + 1),
+            None,
+        ],
+    )
+    def test_another_drift_is_left_and_the_object_says_so(self, found: ObservedRole | None) -> None:
+        plan = look(desired(approve(look(desired()))), found)
+        assert plan.unfit
+        assert not any([plan.writes, plan.changes, plan.approval])
+        assert APPROVE in of_read_back(plan).message
+
+    def test_another_object_generation_or_server_is_another_drift(self) -> None:
+        approval = approve(look(desired()))
+        assert look(desired(approval, generation=4)).unfit
+        owner = replace(ME, object_uid="uid-2")
+        assert look(desired(approval, owner=owner), owner=owner).unfit
+        elsewhere = replace(SERVER, system_identifier=8)
+        assert look(desired(approval), server=elsewhere, system_identifier=8).unfit
+
+    def test_without_drift_it_means_nothing(self) -> None:
+        plan = look(desired(approve(look(desired()))), ObservedRole(OID, DESIRED))
+        assert not any([plan.writes, plan.unfit, plan.reported])
+
+    def test_a_dropped_role_is_created_by_approval(self) -> None:
+        approval = approve(look(desired(), None))
+        assert look(desired(approval), None).changes == look(desired(report_only=False), None).changes
+
+    def test_a_role_of_another_oid_is_taken_by_approval(self) -> None:
+        other = ObservedRole(OID + 1, DESIRED)
+        plan = look(desired(), other)
+        assert (plan.reported, plan.writes) == (("role",), False)
+        assert look(desired(approve(plan)), other).owner == ME
+
+    def test_while_kubernetes_is_away_nothing_is_corrected(self) -> None:
+        with pytest.raises(PgRoleError):
+            look(desired(approve(look(desired()))), server=replace(SERVER, away=True))
+
+    def test_where_the_claim_cannot_record_it_nothing_is_offered(self) -> None:
+        """The schema of the release before."""
+        plan = look(desired(approve(look(desired()))), server=replace(SERVER, notes_generations=False))
+        assert plan.reported
+        assert not any([plan.offer, plan.unfit, plan.writes])
+
+    def test_where_claims_are_in_status_it_is_offered(self) -> None:
+        status = replace(SERVER, notes_generations=False, claims="Status")
+        approval = approve(look(desired(), server=status))
+        assert look(desired(approval), server=status).approval == approval
+
+    @given(
+        st.builds(
+            Role,
+            name=st.just("app"),
+            login=st.booleans(),
+            createdb=st.booleans(),
+            connection_limit=st.integers(-1, 3),
+            comment=st.sampled_from([None, "a", "b"]),
+            parameters=st.sampled_from([(), (("work_mem", "1MB"),), (("work_mem", "2MB"),)]),
+        ),
+        st.booleans(),
+    )
+    def test_whatever_was_approved_only_that_is_corrected(self, found: Role, handled: bool) -> None:
+        approval = approve(look(desired()))
+        seen = ObservedRole(OID, found)
+        plan = look(desired(approval), seen, approve_handled=approval.value if handled else "")
+        if found == DRIFT.role and not handled:
+            assert plan.changes == look(desired(report_only=False), seen).changes
+            assert plan.approval == approval
+        else:
+            assert not any([plan.changes, plan.owner, plan.approval])
+
+    def test_what_is_approved_is_corrected_as_a_whole_or_not_at_all(self) -> None:
+        """If the controller lacks a privilege for some of it, the rest would be another drift."""
+        plan = look(desired(approve(look(desired()))))
+        lacking = [MissingPrivilege(plan.changes[0], "ALTER ROLE app NOCREATEDB")]
+        assert _without(plan, lacking) is None
+        assert _without(replace(plan, approval=None), lacking) is not None
+
+
+class TestPasswords:
+    FROM_SECRET = DesiredPassword(PasswordOrigin.SECRET, secret="source", key="password")
+    SECRET = SecretVersion("s-uid", "1")
+    RECORD = PasswordRecord(source="s-uid/1/password", digest=OURS.digest)
+
+    def look(self, approval: Approval | None, stored: str, *, answered: bool = True, record: Any = None) -> Plan:
+        asked = desired(approval, password=self.FROM_SECRET, secrets=ObservedSecrets(password=self.SECRET))
+        found = drifted(password=Password(stored))
+        first = look(asked, found, record=record or self.RECORD)
+        assert isinstance(first.password_task, PasswordTask)
+        if not answered:
+            return first
+        salted = make_verifier("ours", stored[-16:].encode(), 4096)
+        brought = PasswordResult("s-uid/1/password", verifier=salted, password_task=first.password_task)
+        return look(replace(asked, password_result=brought), found, record=record or self.RECORD)
+
+    def test_the_digest_is_the_same_each_time_that_the_password_is_hashed(self) -> None:
+        plan = self.look(None, THEIRS.digest)
+        assert plan.reported == ("password",)
+        approval = approve(plan)
+        assert self.look(approval, THEIRS.digest).approval == approval
+
+    def test_another_password_is_another_drift(self) -> None:
+        assert self.look(approve(self.look(None, THEIRS.digest)), OTHERS.digest).unfit
+
+    def test_who_knows_the_verifier_cannot_compute_the_digest_without_the_claim(self) -> None:
+        others = replace(self.RECORD, digest=OTHERS.digest)
+        assert self.look(None, THEIRS.digest).offer != self.look(None, THEIRS.digest, record=others).offer
+
+    def test_nothing_is_decided_before_the_password_is_known(self) -> None:
+        """What is approved may be a part of what will then be reported."""
+        found = drifted(createdb=True, password=Password(THEIRS.digest))
+        asked = desired(password=self.FROM_SECRET, secrets=ObservedSecrets(password=self.SECRET))
+        plan = look(asked, found, record=self.RECORD)
+        assert plan.password_task
+        approval = approve(plan)
+        plan = look(replace(asked, approval=approval), found, record=self.RECORD)
+        assert not any([plan.changes, plan.approval, plan.unfit])
+
+
+class TestTheDigest:
+    def test_text_that_no_utf8_has_is_hashed(self) -> None:
+        change = SetAttribute("app", "comment", "\udcff")
+        assert len(digest_role_drift((1,), [change], {"comment": "\udcff"}, "")) == 32
+
+    def test_the_order_of_objects_does_not_matter_and_everything_else_does(self) -> None:
+        table = DatabaseObject(ObjectId("pg_class", 1), ObjectKind.TABLE, "app", "orders", 10, "postgres")
+        one = AclChange(table, 5, "app", ("DELETE",), revoke=True)
+        two = AclChange(replace(table, id=ObjectId("pg_class", 2), name="lines"), 5, "app", ("SELECT",))
+        default = DefaultAclChange(10, "postgres", "app", "r", 5, "app", ("SELECT",))
+        plain = digest_privilege_drift(("db",), [one, two], [default])
+        assert plain == digest_privilege_drift(("db",), [two, one], [default])
+        others = [
+            digest_privilege_drift(("other",), [one, two], [default]),
+            digest_privilege_drift(("db",), [one], [default]),
+            digest_privilege_drift(("db",), [one, two], []),
+            digest_privilege_drift(("db",), [one, replace(two, columns=("id",))], [default]),
+            digest_privilege_drift(("db",), [replace(one, revoke=False), two], [default]),
+            digest_privilege_drift(("db",), [replace(one, grantor="bob"), two], [default]),
+            digest_privilege_drift(("db",), [replace(one, option_only=True), two], [default]),
+            digest_privilege_drift(("db",), [one, two], [replace(default, privileges=("DELETE",))]),
+        ]
+        assert len({plain, *others}) == len(others) + 1
+
+
+class TestStatus:
+    GRANTEE = Grantee(Key("shop", "app"), "uid-1", 1, "app", OID, {"orders": DatabasePrivileges("orders")})
+
+    def known(self, **values: Any) -> GrantedPrivileges:
+        made = PrivilegeResult(self.GRANTEE.key, "uid-1", "orders", self.GRANTEE.digest_of("orders"), **values)
+        return GrantedPrivileges(self.GRANTEE, {"orders": made})
+
+    def test_it_names_every_part_and_fits_the_definition(self) -> None:
+        values: Mapping[str, Mapping[str, str]] = {"comment": {"declared": "", "observed": "\x1b[2J"}}
+        privileges = self.known(offer=PrivilegeOffer("b" * 32, ("DELETE on table app.orders was granted",)))
+        described = describe_approval(RoleOffer("a" * 32, ("comment", "password"), values), privileges, "before")
+        assert described == {
+            "digest": f"{'a' * 32}+{'b' * 32}",
+            "fields": [{"name": "comment", "declared": "", "observed": "\\x1b[2J"}, {"name": "password"}],
+            "databases": [{"name": "orders", "changes": ["DELETE on table app.orders was granted"]}],
+            "handled": "before",
+        }
+        PgRoleStatus.model_validate({"approval": described})
+
+    def test_without_drift_it_has_only_what_was_handled(self) -> None:
+        assert describe_approval(None, None, "") == {}
+        assert describe_approval(None, self.known(approve_handled="x"), "") == {
+            "databases": [{"name": "orders", "handled": "x"}]
+        }

@@ -1,0 +1,86 @@
+"""controller/privilege_approval: when an approval acts in one database. No I/O."""
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from pgrole_controller.controller.privilege_approval import build_approval_statements, consider_approval
+from pgrole_controller.controller.privilege_memory import AppliedState, RoleMemory
+from pgrole_controller.controller.privilege_progress import PrivilegeProgress
+from pgrole_controller.core.acl_decision import ObservedDatabase, decide_privileges
+from pgrole_controller.core.approval import Approval, read_approval
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.postgres.database_session import DatabaseSession
+from tests.unit.test_acl_decision import TABLE, entry, grantee, observe
+
+
+@dataclass(frozen=True, slots=True)
+class StillSession:
+    """What the decision depends on."""
+
+    stores: bool = True
+    enforcing: bool = False
+    database: str = "orders"
+    identity: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(system_identifier=7))
+
+
+def reporting(**values: object) -> Grantee:
+    return replace(grantee(), report_only=True, **values)  # type: ignore[arg-type]
+
+
+DRIFTED = observe((TABLE, (entry("SELECT"), entry("DELETE"))))
+
+
+def consider(
+    one: Grantee, observed: ObservedDatabase = DRIFTED, session: StillSession | None = None, handled: str = ""
+) -> PrivilegeProgress:
+    applied = AppliedState(one.digest_of("orders"), 0, handled)
+    decision = decide_privileges(one, observed, applied.digest, new_objects=frozenset())
+    progress = PrivilegeProgress(one, RoleMemory("uid-1"), applied, decision)
+    consider_approval(progress, observed, frozenset(), cast("DatabaseSession", session or StillSession()))
+    return progress
+
+
+def offered(**values: object) -> Approval:
+    offer = consider(reporting(**values)).role.offer
+    assert offer is not None
+    return read_approval(f"{offer.digest}/x")
+
+
+def test_reported_drift_is_offered_and_an_approval_corrects_it() -> None:
+    approval = offered()
+    one = consider(reporting(approval=approval))
+    assert one.approval == approval
+    assert [change.privileges for change in one.decision.changes] == [("DELETE",)]
+    assert one.role.offer is None
+    assert build_approval_statements([one]) == [f"SELECT pgrole.store_approval(16400, 'uid', '{approval.value}')"]
+
+
+@pytest.mark.parametrize(
+    "session", [StillSession(enforcing=True), StillSession(stores=False), StillSession(database="other")]
+)
+def test_it_does_not_act_while_kubernetes_is_away_without_a_record_or_elsewhere(session: StillSession) -> None:
+    one = consider(reporting(approval=offered()), session=session)
+    assert one.approval is None
+    assert one.decision.changes == ()
+
+
+def test_a_handled_one_does_not_act_again() -> None:
+    approval = offered()
+    one = consider(reporting(approval=approval), handled=approval.value)
+    assert one.approval is None
+    assert one.role.offer is not None
+
+
+def test_another_generation_and_a_partial_read_are_something_else() -> None:
+    approval = offered()
+    assert consider(reporting(approval=approval, generation=9)).approval is None
+    one = consider(reporting(approval=approval), replace(DRIFTED, complete=False))
+    assert (one.approval, one.role.offer) == (None, None)
+
+
+def test_under_correct_nothing_is_offered() -> None:
+    one = consider(replace(grantee(), approval=offered()))
+    assert (one.approval, one.role.offer) == (None, None)
