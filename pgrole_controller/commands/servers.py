@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.commands.arguments import ServerChoice
-from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
+from pgrole_controller.controller.declaration import ControllerConfig, declare, read_declaration
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.errors import Reason, Refused
@@ -54,6 +55,18 @@ async def read_server(client: Client, name: str, own_namespace: str) -> ServerCo
     except Invalid as error:
         raise Refused(Reason.INVALID_SPEC, f'PgServer "{name}": {error}') from error
     return await read_declaration(client, pack(obj), ControllerConfig(namespace=own_namespace))
+
+
+async def complete_server(client: Client | None, obj: dict[str, Any], own_namespace: str) -> ServerConfig:
+    """The server of a PgServer that need not exist in the cluster, as in a file; it must be valid.
+
+    Its endpoint comes from the Secret that it names; without a client it is None. `problem` says why it is unknown.
+    """
+    metadata = {"resourceVersion": "", **obj["metadata"], "uid": ""}
+    stored = pack({**obj, "metadata": metadata})
+    if client is None:
+        return declare(stored, read_pgserver(obj), ())
+    return await read_declaration(client, stored, ControllerConfig(namespace=own_namespace))
 
 
 def of_dsn(dsn: str) -> ServerConfig:
