@@ -46,8 +46,13 @@ def simulate(some: Sequence[SimulatedObject], server: Server) -> Simulation:
     references, created = existing, dict[str, Role]()
     decisions: tuple[Plan | PgRoleError, ...] = ()
     for _ in range(ROUNDS):
-        later = tuple(_decide(one, server, references) for one in some)
-        decisions = tuple(map(_keep, decisions, later)) if decisions else later
+        if not decisions:
+            decisions = tuple(_decide(one, server, references) for one in some)
+        else:
+            decisions = tuple(
+                _keep(before, _decide(one, server, references)) if _refers(one, created) else before
+                for one, before in zip(some, decisions, strict=True)
+            )
         found = {
             name: one.desired.role
             for one, decision in zip(some, decisions, strict=True)
@@ -95,6 +100,12 @@ def _decide(one: SimulatedObject, server: Server, references: References) -> Pla
         return error
     except Exception as error:  # noqa: BLE001 -- this object's error, whatever it holds
         return internal_error(error)
+
+
+def _refers(one: SimulatedObject, created: Mapping[str, Role]) -> bool:
+    """Whether the decision about it can depend on roles that other objects create."""
+    roles = (one.desired.role, *(rival.role for rival in one.desired.older_rivals))
+    return any(held.role in created for role in roles for held in role.member_of)
 
 
 def _keep(before: Plan | PgRoleError, later: Plan | PgRoleError) -> Plan | PgRoleError:
