@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pgrole_controller.api.reading import Invalid, read_pgrole, read_pgserver
+from pgrole_controller.api.unknown_fields import find_unknown_fields
 from pgrole_controller.api.validation import is_namespace_name, is_object_name
 from pgrole_controller.core.errors import Reason, Refused, make_legible
 from pgrole_controller.core.request import Key
@@ -154,6 +155,8 @@ class _Collected:
         except (Invalid, RecursionError) as error:
             self._refuse(place, str(error) or "the object is nested too deeply", key)
             return
+        if self._has_unknown_fields(place, obj, "PgRole", key):
+            return
         if key in self.roles:
             self._refuse(place, f"PgRole {key} is declared twice, first in {self.roles[key].place}: remove one", key)
             return
@@ -170,10 +173,19 @@ class _Collected:
         except (Invalid, RecursionError) as error:
             self._refuse(place, f'PgServer "{name}": {error}')
             return
+        if self._has_unknown_fields(place, obj, "PgServer"):
+            return
         if name in self.servers:
             self._refuse(place, f'PgServer "{name}" is declared twice, first in {self.servers[name].place}: remove one')
             return
         self.servers[name] = DeclaredServer(name, place, obj)
+
+    def _has_unknown_fields(self, place: str, obj: dict[str, Any], kind: str, key: Key | None = None) -> bool:
+        """As for kubectl, they are an error: a field that is misspelled would have no effect."""
+        unknown = find_unknown_fields(obj, kind)
+        if unknown:
+            self._refuse(place, f"{kind} has no such field: {', '.join(unknown)}: correct or remove it", key)
+        return bool(unknown)
 
     def _refuse(self, place: str, why: str, key: Key | None = None) -> None:
         self.wrong.append(WrongDocument(key, place, Refused(Reason.INVALID_SPEC, make_legible(why, _LONGEST))))

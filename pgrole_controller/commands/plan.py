@@ -25,6 +25,7 @@ from pgrole_controller.commands.planning import Subject, plan_server
 from pgrole_controller.commands.servers import complete_server, of_dsn, read_server
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.imports import gc_paused
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import mapping
 from pgrole_controller.settings import WrongSetting
@@ -40,9 +41,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(files: Sequence[str], choice: ServerChoice, output: str) -> int:
-    manifests = read_manifests(files, current_namespace(choice))
-    report = anyio.run(plan_files, manifests, choice)
-    return show(report, output)
+    with gc_paused():  # everything that is read is needed to the end
+        manifests = read_manifests(files, current_namespace(choice))
+        report = anyio.run(plan_files, manifests, choice)
+        return show(report, output)
 
 
 def show(report: PlanReport, output: str) -> int:
@@ -104,13 +106,17 @@ def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:
         raise WrongSetting(f"the DSN is of one server, but the objects name several ({names}): name it with --server")
     notes: list[str] = []
     if left:
-        notes.append(f"{left} objects left out: spec.serverRef names another PgServer than {choice.server}")
+        notes.append(f"{_count(left)} left out: spec.serverRef names another PgServer than {choice.server}")
     if moved:
         notes.append(
-            f"{moved} objects have no spec.serverRef: compared with {choice.server}, but the controller would use "
+            f"{_count(moved)} without spec.serverRef: compared with {choice.server}, but the controller would use "
             f"PgServer {DEFAULT_SERVER}"
         )
     return _Chosen(by_server, left, tuple(notes))
+
+
+def _count(objects: int) -> str:
+    return "1 object" if objects == 1 else f"{objects} objects"
 
 
 def _needs_cluster(servers: Collection[str], declared: dict[str, DeclaredServer], choice: ServerChoice) -> bool:

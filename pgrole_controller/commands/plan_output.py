@@ -39,7 +39,7 @@ def print_plan(console: Console, report: PlanReport) -> None:
         console.print(Text(f"note: {make_printable(note)}", style="dim"))
     for one in report.objects:
         if one.action is not PlannedAction.NOTHING:
-            console.print(_render(one))
+            console.print(_render(one), soft_wrap=True)
     console.print(_summarize(report))
 
 
@@ -107,10 +107,15 @@ def _problem(error: PgRoleError) -> str:
 
 def _summarize(report: PlanReport) -> Text:
     counted = report.count()
+    count = len(report.objects)
     if set(counted) <= {PlannedAction.NOTHING}:
-        return Text(f"nothing to do: {len(report.objects)} objects match", style="green")
+        return Text(f"nothing to do: {_objects(count)} as declared", style="green")
     words = ", ".join(f"{count} {action.value}" for action, count in counted.items())
-    return Text(f"{len(report.objects)} objects: {words}", style="bold")
+    return Text(f"{_objects(count)}: {words}", style="bold")
+
+
+def _objects(count: int) -> str:
+    return "1 object" if count == 1 else f"{count} objects"
 
 
 def _describe(one: PlannedObject) -> dict[str, Any]:

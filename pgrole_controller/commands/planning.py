@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 #: Objects of one read.
 _BATCH = 250
 
+#: Former roles of an object that a note names.
+_NAMED = 5
+
 #: Above every oid of PostgreSQL: stands for roles that the plan creates.
 _FIRST_PLACEHOLDER = 2**32
 
@@ -436,6 +439,12 @@ class _ServerPlan:
                 notes.append(_PASSWORDS)
         if spec.privileges and any(isinstance(one, Refused) for one in plan.pending):
             notes.append(_PRIVILEGES_LEFT)
+        if isinstance(case.observed, Observed) and (former := case.observed.former):
+            names = ", ".join(f'"{name}"' for name, _ in former[:_NAMED])
+            notes.append(
+                f"this object has a claim on role {names}: spec.name is immutable, so the API server rejects this "
+                "unless the object is deleted first"
+            )
         if plan.reassign is not None:
             notes.append("before the drop, what the role owns is handed over and its sessions are checked")
         return tuple(note for note in notes if note)

@@ -8,7 +8,7 @@ Guarantees: an error of one role does not end the transaction; what could not be
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.claim import Owner
@@ -55,15 +55,7 @@ class PlanSession:
 
     def of_cluster(self, cluster: str) -> Session:
         """The session for the objects of a cluster."""
-        session = self.session
-        return Session(
-            session.identity,
-            session.schema_state,
-            cluster,
-            session.claims,
-            session._connection,  # noqa: SLF001 -- its own kind
-            session.detection,
-        )
+        return replace(self.session, cluster=cluster)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,12 @@ from pgrole_controller.commands.diff import diff_cluster
 from pgrole_controller.commands.manifests import Manifests, parse_manifests
 from pgrole_controller.commands.plan import plan_files
 from pgrole_controller.commands.plan_model import PlannedAction, PlanReport
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.world import Database, Kube
+from tests.acceptance.servers import PgServers
+from tests.acceptance.service_account import OWN_NAMESPACE
+from tests.acceptance.world import Database, Kube, make_kube
 
 #: Everything of the roles with a prefix that a PgRole declares, without their oids.
 STATE = """
@@ -141,3 +145,41 @@ async def test_diff_names_an_object_that_does_not_exist(kube: Kube, choice: Serv
     report = await diff_cluster(choice, kube.namespace, ["nowhere"])
     assert report.failed
     assert "does not exist" in report.objects[0].errors[0].message
+
+
+async def test_a_pgserver_in_the_cluster_gives_policy_and_connection(
+    api_server: ApiServer, postgres_server: PostgresServer
+) -> None:
+    kube, pgservers = await make_kube(api_server), PgServers(api_server)
+    name = f"plan-{secrets.token_hex(3)}"
+    await create_namespace(api_server, OWN_NAMESPACE)
+    allow = {
+        "namespaces": {"matchLabels": {"kubernetes.io/metadata.name": kube.namespace}},
+        "roleNames": ["{namespace}_*"],
+    }
+    await pgservers.apply(name, postgres_server, allow=allow)
+    specs = {
+        "fine": {"serverRef": {"name": name}, "name": f"{kube.namespace}_app"},
+        "wrong": {"serverRef": {"name": name}, "name": "elsewhere_app"},
+        "lost": {"serverRef": {"name": f"{name}-missing"}, "name": f"{kube.namespace}_lost"},
+    }
+    choice = ServerChoice(
+        dsn=None,
+        server=None,
+        kubeconfig=str(api_server.kubeconfig),
+        context=None,
+        namespace=kube.namespace,
+        own_namespace=OWN_NAMESPACE,
+    )
+    try:
+        report = await plan_files(write(kube, specs), choice)
+        found = {one.name.partition("/")[2]: one for one in report.objects}
+        assert found["fine"].action is PlannedAction.CREATE
+        assert f"{kube.namespace}_*" in found["wrong"].refusals[0].message
+        assert f'PgServer "{name}-missing" does not exist' in found["lost"].errors[0].message
+        await kube.apply_all(specs)
+        report = await diff_cluster(choice, kube.namespace)
+        assert [one.action for one in report.objects] == ["create", "refuse", "fail"]
+    finally:
+        await kube.delete_all()
+        await pgservers.delete(name)

@@ -44,20 +44,24 @@ class PlanTrial:
     home: Connection
     prefix: str
 
+    @property
+    def namespace(self) -> str:
+        return f"shop-{self.prefix}"
+
     def name(self, role: str) -> str:
         return f"{self.prefix}_{role}"
 
     def write(self, *specs: dict[str, Any]) -> str:
-        """YAML of PgRoles in namespace shop; each is named by the last part of its role."""
+        """YAML of PgRoles in the namespace of the trial; each is named by the last part of its role."""
         documents = []
         for spec in specs:
             made = {key: value for key, value in spec.items() if key != "object"}
             name = spec.get("object") or spec["name"].removeprefix(f"{self.prefix}_").replace("_", "-")
-            documents.append({**SPEC, "metadata": {"name": name, "namespace": "shop"}, "spec": made})
+            documents.append({**SPEC, "metadata": {"name": name, "namespace": self.namespace}, "spec": made})
         return yaml.safe_dump_all(documents, allow_unicode=True)
 
     async def plan(self, *specs: dict[str, Any], text: str = "", dsn: str | None = None) -> PlanReport:
-        manifests = parse_manifests("roles.yaml", text + "\n---\n" + self.write(*specs), "shop")
+        manifests = parse_manifests("roles.yaml", text + "\n---\n" + self.write(*specs), self.namespace)
         return await plan_files(manifests, self.choice(dsn))
 
     async def plan_one(self, spec: dict[str, Any], *, text: str = "", dsn: str | None = None) -> PlannedObject:
@@ -77,13 +81,16 @@ class PlanTrial:
     async def claim(self, spec: dict[str, Any], *, applied: bool = True, name: str = "") -> None:
         """As the controller leaves it after it has applied the spec to an existing role."""
         object_name = name or spec["name"].removeprefix(f"{self.prefix}_").replace("_", "-")
-        made = PgRole.model_validate({**SPEC, "metadata": {"name": object_name, "namespace": "shop"}, "spec": spec})
+        made = PgRole.model_validate(
+            {**SPEC, "metadata": {"name": object_name, "namespace": self.namespace}, "spec": spec}
+        )
         oid = await self.home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", spec["name"])
         await self.home.execute(
-            "SELECT pgrole.take_claim($1, $2, $3, 'shop', $4, $5, $6, $7, '{}')",
+            "SELECT pgrole.take_claim($1, $2, $3, $4, $5, $6, $7, $8, '{}')",
             spec["name"],
             oid,
             CLUSTER,
+            self.namespace,
             NAMESPACE_UID,
             object_name,
             f"uid-{spec['name']}",
@@ -243,12 +250,12 @@ async def test_the_policy_of_a_server_in_the_files_counts(trial: PlanTrial) -> N
         "metadata": {"name": "default"},
         "spec": {
             "connection": {"hosts": ["pg.example"], "credentialsSecretRef": {"name": "pg"}},
-            "allow": {"namespaces": {"matchNames": ["shop"]}, "roleNames": ["{namespace}_*"]},
+            "allow": {"namespaces": {"matchNames": ["shop-*"]}, "roleNames": ["{namespace}_*"]},
         },
     }
     one = await trial.plan_one({"name": trial.name("app")}, text=yaml.safe_dump(server))
     assert one.action is PlannedAction.REFUSE
-    assert "shop_*" in one.refusals[0].message
+    assert f"{trial.namespace}_*" in one.refusals[0].message
 
 
 async def test_members_of_roles_that_the_plan_creates_do_not_wait(trial: PlanTrial) -> None:
@@ -273,6 +280,23 @@ async def test_a_membership_in_a_new_role_is_checked_by_what_that_reaches(trial:
     )
     assert [one.action for one in report.objects] == [PlannedAction.CREATE, PlannedAction.REFUSE]
     assert [wait.reason for wait in report.objects[0].waits] == ["MembershipPending"]
+
+
+async def test_a_renamed_role_gets_its_name_back(trial: PlanTrial) -> None:
+    spec = {"name": trial.name("app")}
+    await trial.home.execute(f"CREATE ROLE {spec['name']}")
+    await trial.claim(spec)
+    await trial.home.execute(f"ALTER ROLE {spec['name']} RENAME TO {trial.name('other')}")
+    one = await trial.plan_one(spec)
+    assert (one.action, one.drift) == (PlannedAction.CHANGE, ("name",))
+    assert lines(one) == [f'ALTER ROLE "{trial.name("other")}" RENAME TO "{spec["name"]}"']
+
+
+async def test_another_name_for_an_object_is_noted_as_impossible(trial: PlanTrial) -> None:
+    await trial.home.execute(f"CREATE ROLE {trial.name('before')}")
+    await trial.claim({"name": trial.name("before")}, name="app")
+    one = await trial.plan_one({"name": trial.name("after"), "object": "app"})
+    assert any(trial.name("before") in note and "immutable" in note for note in one.notes)
 
 
 async def test_two_objects_with_one_role_are_a_conflict_of_the_later(trial: PlanTrial) -> None:
@@ -387,7 +411,7 @@ async def test_an_invalid_document_hides_no_other(trial: PlanTrial) -> None:
     text = "apiVersion: pgrole.dev/v1alpha1\nkind: PgRole\nmetadata: {name: bad}\nspec: {connectionLimit: many}"
     report = await trial.plan({"name": trial.name("app")}, text=text)
     assert [one.action for one in report.objects] == [PlannedAction.FAIL, PlannedAction.CREATE]
-    assert (report.objects[0].name, report.objects[0].place) == ("shop/bad", "roles.yaml:1")
+    assert (report.objects[0].name, report.objects[0].place) == (f"{trial.namespace}/bad", "roles.yaml:1")
     assert "connectionLimit" in report.objects[0].errors[0].message
 
 

@@ -100,3 +100,24 @@ def test_a_server_is_read_and_an_invalid_one_is_an_error() -> None:
     found = parse_manifests("f.yaml", text, "shop")
     assert (found.servers, len(found.wrong)) == ((), 1)
     assert 'PgServer "main"' in found.wrong[0].error.message
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ("{conectionLimit: 5}", "spec.conectionLimit"),
+        ("{connection_limit: 5}", "spec.connection_limit"),
+        ("{memberOf: [{role: a}, {role: b, amdin: true}]}", "spec.memberOf[1].amdin"),
+        ("{privileges: [{database: d, schemas: [{name: s, access: [Read], excpet: [t]}]}]}", "schemas[0].excpet"),
+    ],
+)
+def test_a_misspelled_field_is_an_error_as_for_kubectl(spec: str, field: str) -> None:
+    found = parse_manifests("f.yaml", (ROLE % "a").replace("{}", spec), "shop")
+    assert found.roles == ()
+    assert field in found.wrong[0].error.message
+
+
+def test_maps_with_free_keys_have_no_unknown_fields() -> None:
+    spec = "{parameters: {app.tenant: x, work_mem: 8MB}, databaseParameters: [{database: d, parameters: {a.b: c}}]}"
+    found = parse_manifests("f.yaml", (ROLE % "a").replace("{}", spec), "shop")
+    assert found.wrong == ()
