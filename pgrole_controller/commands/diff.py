@@ -14,12 +14,13 @@ from pgrole_controller.commands.plan import show
 from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.planning import Subject, plan_server
-from pgrole_controller.commands.servers import of_dsn, read_server
+from pgrole_controller.commands.servers import of_dsn, read_server, unreachable_server
 from pgrole_controller.controller.objects import server_of
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.store import mapping
 from pgrole_controller.settings import WrongSetting
 
@@ -82,10 +83,11 @@ async def _find(client: Client, name: str, choice: ServerChoice) -> ServerConfig
     dsn = None if choice.dsn is None else of_dsn(choice.dsn)
     try:
         found = await read_server(client, name, choice.own_namespace)
-    except PgRoleError as error:
-        if dsn is not None and name == DEFAULT_SERVER:
+    except (PgRoleError, ApiError, BadStream, Unreachable) as error:
+        absent = isinstance(error, PgRoleError) and error.reason is Reason.SERVER_NOT_READY
+        if dsn is not None and name == DEFAULT_SERVER and absent:
             return dsn
-        return replace(of_dsn("postgresql://localhost/postgres"), name=name, endpoint=None, problem=error)
+        return unreachable_server(name, error)
     return found if dsn is None else replace(found, endpoint=dsn.endpoint, problem=None)
 
 

@@ -1,6 +1,7 @@
 """The command `plan`: what applying PgRole files would do. Needs no cluster if a DSN names the server."""
 
 import argparse
+import io
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
@@ -22,11 +23,12 @@ from pgrole_controller.commands.plan_cluster import (
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
 from pgrole_controller.commands.planning import Subject, plan_server
-from pgrole_controller.commands.servers import complete_server, of_dsn, read_server
+from pgrole_controller.commands.servers import complete_server, of_dsn, read_server, unreachable_server
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.imports import gc_paused
 from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.store import mapping
 from pgrole_controller.settings import WrongSetting
 
@@ -49,6 +51,8 @@ def _run(files: Sequence[str], choice: ServerChoice, output: str) -> int:
 
 def show(report: PlanReport, output: str) -> int:
     """Prints a report to standard output. Returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
     if output == "json":
         sys.stdout.write(render_json(report))
     elif output == "sql":
@@ -146,15 +150,11 @@ async def _find(
         if declared is not None:
             return await complete_server(client, declared.obj, choice.own_namespace), ""
         found = await read_server(client, name, choice.own_namespace)
-    except PgRoleError as error:
-        return replace(of_dsn(_NOWHERE), name=name, endpoint=None, problem=error), ""
+    except (PgRoleError, ApiError, BadStream, Unreachable) as error:
+        return unreachable_server(name, error), ""
     if choice.dsn is not None:
         found = replace(found, endpoint=of_dsn(choice.dsn).endpoint, problem=None)
     return found, ""
-
-
-#: A server of which only the name is known.
-_NOWHERE = "postgresql://localhost/postgres"
 
 
 def _subject(place: int, one: DeclaredRole, view: ClusterView) -> Subject:

@@ -278,18 +278,19 @@ class _ServerPlan:
             return None
         if isinstance(observed, Observed) and self._view.claims_unseen and observed.named and observed.claim is None:
             proof = target.desired.proof
-            if proof is None or not proves(proof, observed.named, self._server):
-                case.assumed = True
-                observed = replace(observed, claim=self._assume_claim(target.desired, observed.named))
+            proven = proof if proof is not None and proves(proof, observed.named, self._server) else None
+            case.assumed = proven is None
+            applied = "" if proven is None else proven.applied
+            observed = replace(observed, claim=self._assume_claim(target.desired, observed.named, applied))
         return SimulatedObject(target.desired, observed, target.policy)
 
-    def _assume_claim(self, desired: Desired, named: ObservedRole) -> Claim:
+    def _assume_claim(self, desired: Desired, named: ObservedRole, applied: str) -> Claim:
         return Claim(
             desired.role.name,
             named.oid,
             self._server.system_identifier,
             desired.owner,
-            applied="",
+            applied,
             privileges=unite(desired.privileges or {}, {}),
         )
 

@@ -9,8 +9,10 @@ from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.controller.declaration import ControllerConfig, declare, read_declaration
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
-from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.dsn import address_of
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError
@@ -55,6 +57,13 @@ async def read_server(client: Client, name: str, own_namespace: str) -> ServerCo
     except Invalid as error:
         raise Refused(Reason.INVALID_SPEC, f'PgServer "{name}": {error}') from error
     return await read_declaration(client, pack(obj), ControllerConfig(namespace=own_namespace))
+
+
+def unreachable_server(name: str, error: Exception) -> ServerConfig:
+    """A server of which only the name is known, because its PgServer could not be read."""
+    problem = error if isinstance(error, PgRoleError) else None
+    problem = problem or Transient(Reason.SERVER_NOT_READY, f'PgServer "{name}" cannot be read: {error}')
+    return ServerConfig(name, None, ServerPolicy(), Address("", 5432, "", ""), problem=problem)
 
 
 async def complete_server(client: Client | None, obj: dict[str, Any], own_namespace: str) -> ServerConfig:
