@@ -1,7 +1,114 @@
-"""The command `diff`."""
+"""The command `diff`: where roles differ from their PgRoles in the cluster now."""
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import anyio
+
+from pgrole_controller.api.reading import Invalid, read_pgrole
+from pgrole_controller.commands.arguments import ServerChoice, server_choice
+from pgrole_controller.commands.output import finish
+from pgrole_controller.commands.plan import show
+from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
+from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
+from pgrole_controller.commands.planning import Subject, plan_server
+from pgrole_controller.commands.servers import of_dsn, read_server, unreachable_server
+from pgrole_controller.controller.objects import server_of
+from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.request import Key
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.store import mapping
+from pgrole_controller.settings import WrongSetting
 
 
 def run(options: argparse.Namespace) -> int:
-    raise NotImplementedError(options)
+    """Raises WrongSetting."""
+    choice = server_choice(options)
+    if options.all_namespaces and (options.names or choice.namespace):
+        raise WrongSetting("--all-namespaces cannot be used together with NAME or --namespace")
+    return finish(lambda: _run(options, choice))
+
+
+def _run(options: argparse.Namespace, choice: ServerChoice) -> int:
+    namespace = None if options.all_namespaces else current_namespace(choice)
+    return show(anyio.run(diff_cluster, choice, namespace, options.names), options.output)
+
+
+async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Sequence[str] = ()) -> PlanReport:
+    """The PgRoles of a namespace (None: of all), or those with these names in it.
+
+    Raises WrongSetting, PgRoleError, ApiError, Unreachable, NotConfigured.
+    """
+    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        view = await read_cluster(client, None if namespace is None else {namespace}, required=True)
+        asked = frozenset(Key(namespace or "", name) for name in names) if names else None
+        missing = sorted((asked or frozenset()) - view.roles.keys())
+        reports = [PlanReport(tuple(map(_missing, missing)), view.notes)]
+        by_server: dict[str, list[Subject]] = {}
+        for key, obj in sorted(view.roles.items()):
+            server = server_of(obj)
+            if choice.server is not None and server != choice.server:
+                continue
+            found = _subject(key, obj, view)
+            if isinstance(found, Subject):
+                by_server.setdefault(server, []).append(found)
+            elif asked is None or key in asked:
+                reports.append(PlanReport((found,)))
+        if choice.dsn is not None and choice.server is None:
+            by_server = _on_one_server(by_server, asked)
+        for name, subjects in by_server.items():
+            if asked is None or any(one.key in asked for one in subjects):
+                config = await _find(client, name, choice)
+                reports.append(await plan_server(config, subjects, asked))
+    return join_reports(reports)
+
+
+def _on_one_server(by_server: dict[str, list[Subject]], asked: frozenset[Key] | None) -> dict[str, list[Subject]]:
+    """The server that the DSN is of. Raises WrongSetting if the objects name several."""
+    concerned = {
+        name: some for name, some in by_server.items() if asked is None or any(one.key in asked for one in some)
+    }
+    if len(concerned) > 1:
+        names = ", ".join(sorted(concerned))
+        raise WrongSetting(f"the DSN is of one server, but the PgRoles name several ({names}): name it with --server")
+    return concerned
+
+
+async def _find(client: Client, name: str, choice: ServerChoice) -> ServerConfig:
+    """The PgServer; or the server of the DSN where none is named `default`."""
+    dsn = None if choice.dsn is None else of_dsn(choice.dsn)
+    try:
+        found = await read_server(client, name, choice.own_namespace)
+    except (PgRoleError, ApiError, BadStream, Unreachable) as error:
+        absent = isinstance(error, PgRoleError) and error.reason is Reason.SERVER_NOT_READY
+        if dsn is not None and name == DEFAULT_SERVER and absent:
+            return dsn
+        return unreachable_server(name, error)
+    return found if dsn is None else replace(found, endpoint=dsn.endpoint, problem=None)
+
+
+def _subject(key: Key, obj: dict[str, Any], view: ClusterView) -> Subject | PlannedObject:
+    try:
+        pgrole = read_pgrole(obj)
+    except Invalid as error:
+        refused = Refused(Reason.INVALID_SPEC, str(error))
+        return PlannedObject(str(key), server=server_of(obj), action=PlannedAction.FAIL, errors=(refused,), key=key)
+    namespace = view.namespaces[key.namespace]
+    return Subject(
+        key,
+        pgrole,
+        uid=str(mapping(obj.get("metadata")).get("uid") or ""),
+        namespace_uid=namespace.uid,
+        labels=namespace.labels,
+        status=mapping(obj.get("status")),
+        created=created_at(obj),
+    )
+
+
+def _missing(key: Key) -> PlannedObject:
+    error = Refused(Reason.INVALID_SPEC, f"PgRole {key} does not exist")
+    return PlannedObject(str(key), action=PlannedAction.FAIL, errors=(error,), key=key)

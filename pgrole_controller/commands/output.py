@@ -25,6 +25,8 @@ def make_console(stream: TextIO | None = None) -> Console:
 
 def make_printable(text: str) -> str:
     """Escapes what a name can contain besides printable characters, such as terminal control sequences."""
+    if text.isprintable():
+        return text
     return "".join(
         sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode() for sign in text
     )

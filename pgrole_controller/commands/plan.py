@@ -1,7 +1,188 @@
-"""The command `plan`."""
+"""The command `plan`: what applying PgRole files would do. Needs no cluster if a DSN names the server."""
 
 import argparse
+import io
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import anyio
+
+from pgrole_controller.commands.arguments import DIFFERENT, DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.manifests import DeclaredRole, DeclaredServer, Manifests, WrongDocument, read_manifests
+from pgrole_controller.commands.output import finish, make_console
+from pgrole_controller.commands.plan_cluster import (
+    ClusterView,
+    created_at,
+    current_namespace,
+    open_client,
+    read_cluster,
+)
+from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
+from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
+from pgrole_controller.commands.planning import Subject, plan_server
+from pgrole_controller.commands.servers import complete_server, of_dsn, read_server, unreachable_server
+from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.imports import gc_paused
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.store import mapping
+from pgrole_controller.settings import WrongSetting
+
+#: Objects that are not in the cluster are younger than all that are, in the order of the files.
+_NOT_YET = datetime(9998, 1, 1, tzinfo=UTC)
 
 
 def run(options: argparse.Namespace) -> int:
-    raise NotImplementedError(options)
+    """Raises WrongSetting."""
+    choice = server_choice(options)
+    return finish(lambda: _run(options.files, choice, options.output))
+
+
+def _run(files: Sequence[str], choice: ServerChoice, output: str) -> int:
+    with gc_paused():  # everything that is read is needed to the end
+        manifests = read_manifests(files, current_namespace(choice))
+        report = anyio.run(plan_files, manifests, choice)
+        return show(report, output)
+
+
+def show(report: PlanReport, output: str) -> int:
+    """Prints a report to standard output. Returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
+    if output == "json":
+        sys.stdout.write(render_json(report))
+    elif output == "sql":
+        sys.stdout.write(render_sql(report))
+    else:
+        print_plan(make_console(), report)
+    if report.failed:
+        return FAILED
+    return DIFFERENT if report.differs else DONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Which of the files' objects are on which server. `left`: how many name another one than --server."""
+
+    by_server: dict[str, list[DeclaredRole]]
+    left: int
+    notes: tuple[str, ...]
+
+
+async def plan_files(manifests: Manifests, choice: ServerChoice) -> PlanReport:
+    """Raises WrongSetting, PgRoleError, ApiError, Unreachable, NotConfigured."""
+    chosen = _choose(manifests.roles, choice)
+    declared = {one.name: one for one in manifests.servers}
+    async with AsyncExitStack() as stack:
+        client = await open_client(stack, choice) if _needs_cluster(chosen.by_server, declared, choice) else None
+        roles = [one for some in chosen.by_server.values() for one in some]
+        view = ClusterView()
+        if client is not None:
+            view = await read_cluster(client, {one.key.namespace for one in roles}, required=False)
+        reports = [PlanReport(tuple(map(_wrong, manifests.wrong)), (*chosen.notes, *view.notes))]
+        subjects = {one.key: _subject(place, one, view) for place, one in enumerate(roles)}
+        for name, some in chosen.by_server.items():
+            config, note = await _find(name, declared.get(name), client, choice)
+            reports.append(await plan_server(config, [subjects[one.key] for one in some]))
+            if note:
+                reports.append(PlanReport((), (note,)))
+    return join_reports(reports)
+
+
+def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:
+    """By spec.serverRef. --server leaves out objects of others, and takes those that name none. Raises WrongSetting."""
+    by_server: dict[str, list[DeclaredRole]] = {}
+    left, moved = 0, 0
+    for one in roles:
+        name = one.server or DEFAULT_SERVER
+        if choice.server is not None and one.server is None and name != choice.server:
+            name, moved = choice.server, moved + 1
+        if choice.server is not None and name != choice.server:
+            left += 1
+            continue
+        by_server.setdefault(name, []).append(one)
+    if choice.dsn is not None and len(by_server) > 1:
+        names = ", ".join(sorted(by_server))
+        raise WrongSetting(f"the DSN is of one server, but the objects name several ({names}): name it with --server")
+    notes: list[str] = []
+    if left:
+        notes.append(f"{_count(left)} left out: spec.serverRef names another PgServer than {choice.server}")
+    if moved:
+        notes.append(
+            f"{_count(moved)} without spec.serverRef: compared with {choice.server}, but the controller would use "
+            f"PgServer {DEFAULT_SERVER}"
+        )
+    return _Chosen(by_server, left, tuple(notes))
+
+
+def _count(objects: int) -> str:
+    return "1 object" if objects == 1 else f"{objects} objects"
+
+
+def _needs_cluster(servers: Collection[str], declared: dict[str, DeclaredServer], choice: ServerChoice) -> bool:
+    """With a DSN, only if the caller names a cluster, or a PgServer that is not in the files."""
+    if not servers:
+        return False
+    if choice.dsn is None or choice.kubeconfig is not None or choice.context is not None:
+        return True
+    return choice.server is not None and choice.server not in declared
+
+
+async def _find(
+    name: str, declared: DeclaredServer | None, client: Client | None, choice: ServerChoice
+) -> tuple[ServerConfig, str]:
+    """The server with its endpoint, or why it has none; and a note on where its policy is from."""
+    if choice.dsn is not None:
+        from_dsn = of_dsn(choice.dsn)
+        if declared is not None:
+            found = await complete_server(None, declared.obj, choice.own_namespace)
+            return replace(found, endpoint=from_dsn.endpoint, address=from_dsn.address, problem=None), ""
+        if choice.server is None or client is None:
+            note = "no PgServer in the files: the policy is that of a controller with PGROLE_DSN"
+            return replace(from_dsn, name=name), note
+    try:
+        if client is None:
+            raise WrongSetting(f'no server: set PGROLE_DSN, or use --kubeconfig to find PgServer "{name}"')
+        if declared is not None:
+            return await complete_server(client, declared.obj, choice.own_namespace), ""
+        found = await read_server(client, name, choice.own_namespace)
+    except (PgRoleError, ApiError, BadStream, Unreachable) as error:
+        return unreachable_server(name, error), ""
+    if choice.dsn is not None:
+        found = replace(found, endpoint=of_dsn(choice.dsn).endpoint, problem=None)
+    return found, ""
+
+
+def _subject(place: int, one: DeclaredRole, view: ClusterView) -> Subject:
+    stored, namespace = view.roles.get(one.key), view.namespaces.get(one.key.namespace)
+    metadata = mapping((stored or {}).get("metadata"))
+    uid = str(metadata.get("uid") or "")
+    created = created_at(stored) if stored else None
+    created = created or _NOT_YET + timedelta(seconds=place)
+    known = one.pgrole.metadata.model_copy(
+        update={
+            "uid": uid or f"new-{place}",
+            "creation_timestamp": created,
+            "generation": int(metadata.get("generation") or 0),
+            "deletion_timestamp": None,
+        }
+    )
+    return Subject(
+        one.key,
+        one.pgrole.model_copy(update={"metadata": known, "status": None}),
+        one.place,
+        uid,
+        namespace.uid if namespace else "",
+        namespace.labels if namespace else None,
+        mapping((stored or {}).get("status")),
+        created,
+    )
+
+
+def _wrong(one: WrongDocument) -> PlannedObject:
+    name = str(one.key) if one.key else one.place
+    return PlannedObject(name, one.place, action=PlannedAction.FAIL, errors=(one.error,), key=one.key)

@@ -3,13 +3,16 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.commands.arguments import ServerChoice
-from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
+from pgrole_controller.controller.declaration import ControllerConfig, declare, read_declaration
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
-from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.dsn import address_of
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError
@@ -54,6 +57,25 @@ async def read_server(client: Client, name: str, own_namespace: str) -> ServerCo
     except Invalid as error:
         raise Refused(Reason.INVALID_SPEC, f'PgServer "{name}": {error}') from error
     return await read_declaration(client, pack(obj), ControllerConfig(namespace=own_namespace))
+
+
+def unreachable_server(name: str, error: Exception) -> ServerConfig:
+    """A server of which only the name is known, because its PgServer could not be read."""
+    problem = error if isinstance(error, PgRoleError) else None
+    problem = problem or Transient(Reason.SERVER_NOT_READY, f'PgServer "{name}" cannot be read: {error}')
+    return ServerConfig(name, None, ServerPolicy(), Address("", 5432, "", ""), problem=problem)
+
+
+async def complete_server(client: Client | None, obj: dict[str, Any], own_namespace: str) -> ServerConfig:
+    """The server of a PgServer that need not exist in the cluster, as in a file; it must be valid.
+
+    Its endpoint comes from the Secret that it names; without a client it is None. `problem` says why it is unknown.
+    """
+    metadata = {"resourceVersion": "", **obj["metadata"], "uid": ""}
+    stored = pack({**obj, "metadata": metadata})
+    if client is None:
+        return declare(stored, read_pgserver(obj), ())
+    return await read_declaration(client, stored, ControllerConfig(namespace=own_namespace))
 
 
 def of_dsn(dsn: str) -> ServerConfig:

@@ -54,7 +54,7 @@ async def read_declaration(client: Client, stored: Stored, controller_config: Co
         server = read_pgserver(stored.object())
     except Invalid as error:
         return unusable(stored, Refused(Reason.INVALID_SPEC, str(error)))
-    declared = _declare(stored, server, controller_config.forbidden_metadata)
+    declared = declare(stored, server, controller_config.forbidden_metadata)
     try:
         endpoint = await _read_endpoint(client, server.spec.connection, controller_config)
     except PgRoleError as error:
@@ -100,7 +100,8 @@ def _generation(stored: Stored) -> int:
     return int(stored.object()["metadata"].get("generation") or 0)
 
 
-def _declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, ...]) -> ServerConfig:
+def declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, ...]) -> ServerConfig:
+    """Everything that a PgServer declares, except how to connect: `endpoint` is None."""
     spec = server.spec
     connection, allow = spec.connection, spec.allow
     databases = _databases(spec)

@@ -1,0 +1,297 @@
+"""PgRoles and PgServers in YAML and JSON files, directories and standard input, for commands without a cluster.
+
+Guarantees: an invalid document is an error with its file and line, and hides no other; what is read is bounded,
+aliases included. Other kinds are ignored; a List is unfolded.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pgrole_controller.api.reading import Invalid, read_pgrole, read_pgserver
+from pgrole_controller.api.unknown_fields import find_unknown_fields
+from pgrole_controller.api.validation import is_namespace_name, is_object_name
+from pgrole_controller.core.errors import Reason, Refused, make_legible
+from pgrole_controller.core.request import Key
+from pgrole_controller.settings import WrongSetting
+
+if TYPE_CHECKING:
+    from pgrole_controller.api.pgrole import PgRole
+
+STDIN = "-"
+
+#: Bytes of one file, files of all directories, and values of one document after its aliases are expanded.
+LARGEST_FILE = 32 * 2**20
+MOST_FILES = 10_000
+MOST_VALUES = 500_000
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+_GROUP = "pgrole.dev/"
+_MARKER = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+_LONGEST = 1000
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Leaves timestamps as text, as Kubernetes does."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in some if tag != "tag:yaml.org,2002:timestamp"]
+    for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredRole:
+    """A PgRole as it is written. `place`: file and line. `obj`: as JSON, with its namespace."""
+
+    key: Key
+    place: str
+    obj: dict[str, Any]
+    pgrole: "PgRole"
+
+    @property
+    def server(self) -> str | None:
+        """The name of the PgServer that it names; None if it names none."""
+        reference = (self.obj.get("spec") or {}).get("serverRef") or {}
+        return reference.get("name") or None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredServer:
+    name: str
+    place: str
+    obj: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WrongDocument:
+    """Why a document is left out. `key`: of the object, as far as it is known."""
+
+    key: Key | None
+    place: str
+    error: Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """In the order of the files."""
+
+    roles: tuple[DeclaredRole, ...] = ()
+    servers: tuple[DeclaredServer, ...] = ()
+    wrong: tuple[WrongDocument, ...] = ()
+
+
+def read_manifests(names: Sequence[str], namespace: str) -> Manifests:
+    """Reads files, directories with their subdirectories, and standard input (`-`). `namespace`: of objects that name
+    none. Raises WrongSetting for a file that cannot be read.
+    """
+    collected = _Collected(namespace)
+    for place, text in _texts(names):
+        collected.add_text(place, text)
+    return Manifests(tuple(collected.roles.values()), tuple(collected.servers.values()), tuple(collected.wrong))
+
+
+def parse_manifests(place: str, text: str, namespace: str) -> Manifests:
+    """As `read_manifests`, of one text."""
+    collected = _Collected(namespace)
+    collected.add_text(place, text)
+    return Manifests(tuple(collected.roles.values()), tuple(collected.servers.values()), tuple(collected.wrong))
+
+
+class _Collected:
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self.roles: dict[Key, DeclaredRole] = {}
+        self.servers: dict[str, DeclaredServer] = {}
+        self.wrong: list[WrongDocument] = []
+
+    def add_text(self, name: str, text: str) -> None:
+        for line, document in _documents(text):
+            place = f"{name}:{line}"
+            try:
+                for place, value in _values(name, line, document):
+                    self._add(place, value)
+            except _Unusable as error:
+                self._refuse(error.place(name, place), str(error))
+
+    def _add(self, place: str, value: object) -> None:
+        if value is None:
+            return
+        if not isinstance(value, dict):
+            self._refuse(place, "the document is not an object: write apiVersion, kind, metadata and spec")
+            return
+        kind, items = value.get("kind"), value.get("items")
+        if isinstance(kind, str) and kind.endswith("List") and isinstance(items, list):
+            for item in items:
+                self._add(place, item)
+        elif str(value.get("apiVersion", "")).startswith(_GROUP):
+            if kind == "PgRole":
+                self._add_role(place, value)
+            elif kind == "PgServer":
+                self._add_server(place, value)
+
+    def _add_role(self, place: str, obj: dict[str, Any]) -> None:
+        metadata = obj.get("metadata")
+        metadata = dict(metadata) if isinstance(metadata, dict) else {}
+        namespace, name = metadata.get("namespace") or self._namespace, metadata.get("name")
+        if not isinstance(name, str) or not is_object_name(name):
+            self._refuse(place, "metadata.name must be a DNS subdomain name: lower-case letters, digits, - and .")
+            return
+        if not isinstance(namespace, str) or not is_namespace_name(namespace):
+            self._refuse(place, "metadata.namespace must be a DNS label: lower-case letters, digits and -")
+            return
+        key = Key(namespace, name)
+        metadata["namespace"] = namespace
+        obj = {**obj, "metadata": metadata}
+        try:
+            pgrole = read_pgrole(obj)
+        except (Invalid, RecursionError) as error:
+            self._refuse(place, str(error) or "the object is nested too deeply", key)
+            return
+        if self._has_unknown_fields(place, obj, "PgRole", key):
+            return
+        if key in self.roles:
+            self._refuse(place, f"PgRole {key} is declared twice, first in {self.roles[key].place}: remove one", key)
+            return
+        self.roles[key] = DeclaredRole(key, place, obj, pgrole)
+
+    def _add_server(self, place: str, obj: dict[str, Any]) -> None:
+        metadata = obj.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        if not isinstance(name, str) or not is_object_name(name):
+            self._refuse(place, "metadata.name must be a DNS subdomain name: lower-case letters, digits, - and .")
+            return
+        try:
+            read_pgserver(obj)
+        except (Invalid, RecursionError) as error:
+            self._refuse(place, f'PgServer "{name}": {error}')
+            return
+        if self._has_unknown_fields(place, obj, "PgServer"):
+            return
+        if name in self.servers:
+            self._refuse(place, f'PgServer "{name}" is declared twice, first in {self.servers[name].place}: remove one')
+            return
+        self.servers[name] = DeclaredServer(name, place, obj)
+
+    def _has_unknown_fields(self, place: str, obj: dict[str, Any], kind: str, key: Key | None = None) -> bool:
+        """As for kubectl, they are an error: a field that is misspelled would have no effect."""
+        unknown = find_unknown_fields(obj, kind)
+        if unknown:
+            self._refuse(place, f"{kind} has no such field: {', '.join(unknown)}: correct or remove it", key)
+        return bool(unknown)
+
+    def _refuse(self, place: str, why: str, key: Key | None = None) -> None:
+        self.wrong.append(WrongDocument(key, place, Refused(Reason.INVALID_SPEC, make_legible(why, _LONGEST))))
+
+
+class _Unusable(Exception):
+    """A document that is no YAML, or too large. `line`: of the file; None: not known."""
+
+    def __init__(self, why: str, line: int | None = None) -> None:
+        super().__init__(why)
+        self._line = line
+
+    def place(self, name: str, otherwise: str) -> str:
+        return otherwise if self._line is None else f"{name}:{self._line}"
+
+
+def _texts(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for name in dict.fromkeys(names):
+        if name == STDIN:
+            yield "standard input", _decode("-f -", sys.stdin.buffer.read(LARGEST_FILE + 1))
+            continue
+        path = Path(name)
+        for file in _files(path) if path.is_dir() else (path,):
+            try:
+                with file.open("rb") as opened:
+                    content = opened.read(LARGEST_FILE + 1)
+            except OSError as error:
+                raise WrongSetting(f"-f {file}: {error.strerror or type(error).__name__}") from error
+            yield str(file), _decode(f"-f {file}", content)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The manifests in a directory, without hidden files and directories."""
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(place, name) for name in sorted(names) if name.endswith(_SUFFIXES) and not name.startswith(".")]
+        if len(found) > MOST_FILES:
+            raise WrongSetting(f"-f {folder}: more than {MOST_FILES} files: name a smaller directory")
+    return found
+
+
+def _decode(what: str, content: bytes) -> str:
+    if len(content) > LARGEST_FILE:
+        raise WrongSetting(f"{what}: larger than {LARGEST_FILE // 2**20} MiB: split it")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise WrongSetting(f"{what}: not UTF-8 text") from None
+
+
+def _documents(text: str) -> Iterator[tuple[int, str]]:
+    """Each document with the number of its first line: an error in one does not hide the others."""
+    marks = [match.start() for match in _MARKER.finditer(text)]
+    starts = [0, *(mark for mark in marks if mark > 0)]
+    line, before = 1, 0
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        line += text.count("\n", before, start)
+        before = start
+        document = text[start:end]
+        yield line, "   " + document[3:] if _MARKER.match(document) else document
+
+
+def _values(name: str, line: int, document: str) -> Iterable[tuple[str, object]]:
+    """The value of one document, with the place where it begins. Raises _Unusable."""
+    loader = None
+    try:
+        loader = _Loader(document)
+        node = loader.get_single_node()
+        if node is None:
+            return []
+        _check_size(node)
+        return [(f"{name}:{line + node.start_mark.line}", loader.construct_document(node))]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = line + mark.line if mark else None
+        raise _Unusable(f"not YAML: {error.problem or error.context}", where) from error
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        raise _Unusable(f"not YAML: {type(error).__name__}") from error
+    except RecursionError:
+        raise _Unusable("the document is nested too deeply") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Raises _Unusable for a document whose aliases make it contain itself, or more values than an object may have."""
+    sizes: dict[int, int | None] = {}
+
+    def measure(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) in sizes:
+            known = sizes[id(node)]
+            if known is None:
+                raise _Unusable("an alias refers to the value that contains it")
+            return known
+        sizes[id(node)] = None
+        if isinstance(node, yaml.MappingNode):
+            size = 1 + sum(measure(key) + measure(value) for key, value in node.value)
+        else:
+            size = 1 + sum(measure(item) for item in node.value)
+        if size > MOST_VALUES:
+            raise _Unusable(f"more than {MOST_VALUES} values: split it")
+        sizes[id(node)] = size
+        return size
+
+    measure(root)

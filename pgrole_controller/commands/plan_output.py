@@ -1,0 +1,212 @@
+"""Prints a plan: as a coloured difference with its SQL, as JSON, or as an SQL script for psql."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from pgrole_controller.commands.output import make_printable
+from pgrole_controller.commands.plan_model import (
+    PlannedAction,
+    PlannedChange,
+    PlannedObject,
+    PlannedSql,
+    PlanReport,
+    Sign,
+)
+from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
+
+_COLOURS = {Sign.ADDED: "green", Sign.REMOVED: "red", Sign.CHANGED: "yellow"}
+_ACTIONS: dict[PlannedAction, tuple[str, str]] = {
+    PlannedAction.CREATE: ("+", "green"),
+    PlannedAction.CHANGE: ("~", "yellow"),
+    PlannedAction.ADOPT: ("~", "yellow"),
+    PlannedAction.DROP: ("-", "red"),
+    PlannedAction.REVOKE: ("-", "red"),
+    PlannedAction.REPORT: ("?", "cyan"),
+    PlannedAction.REFUSE: ("!", "red"),
+    PlannedAction.WAIT: (".", "cyan"),
+    PlannedAction.NOTHING: ("=", "dim"),
+    PlannedAction.FAIL: ("!", "bold red"),
+}
+
+
+def print_plan(console: Console, report: PlanReport) -> None:
+    """Prints what differs, and one line with counts at the end. Objects without differences are only counted."""
+    for note in report.notes:
+        console.print(Text(f"note: {make_printable(note)}", style="dim"))
+    for one in report.objects:
+        if one.action is not PlannedAction.NOTHING:
+            console.print(_render(one), soft_wrap=True)
+    console.print(_summarize(report))
+
+
+def render_json(report: PlanReport) -> str:
+    """The shape that docs/plan.md describes."""
+    counts = {action.value: count for action, count in report.count().items()}
+    shown = {"notes": list(report.notes), "counts": counts, "objects": [_describe(one) for one in report.objects]}
+    return json.dumps(shown, indent=2) + "\n"
+
+
+def render_sql(report: PlanReport) -> str:
+    """A script for psql: roles first, then memberships in roles that it creates, then privileges by database."""
+    lines = [
+        "-- What the controller would do. It does so by itself, and records it: this script is for reading.",
+        "-- Passwords are not part of it.",
+        *(f"-- note: {_comment(note)}" for note in report.notes),
+        r"\set ON_ERROR_STOP on",
+        r"\encoding UTF8",
+    ]
+    for one in report.objects:
+        lines += _remarks(one)
+    servers = list(dict.fromkeys(one.server for one in report.objects))
+    for server in servers:
+        if len(servers) > 1:
+            lines += ["", f"-- PgServer {_comment(server)}: connect to it before you run the following"]
+        lines += _script([one for one in report.objects if one.server == server])
+    return "\n".join(lines) + "\n"
+
+
+def _render(one: PlannedObject) -> Text:
+    sign, colour = _ACTIONS[one.action]
+    text = Text()
+    role = f' role "{make_printable(one.role)}"' if one.role else ""
+    server = f" on {make_printable(one.server)}" if one.server else ""
+    place = f"  ({make_printable(one.place)})" if one.place else ""
+    text.append(f"{sign} {make_printable(one.name)}: {one.action.value}{role}{server}", style=colour)
+    text.append(f"{place}\n", style="dim")
+    for change in one.changes:
+        text.append(f"    {_line(change)}\n", style=_COLOURS[change.sign])
+    for refusal in one.refusals:
+        text.append(f"    ! refused, {_problem(refusal)}\n", style="red")
+    for wait in one.waits:
+        text.append(f"    . waits, {_problem(wait)}\n", style="cyan")
+    for error in one.errors:
+        text.append(f"    ! not evaluated, {_problem(error)}\n", style="bold red")
+    for note in one.notes:
+        text.append(f"    {make_printable(note)}\n", style="dim")
+    for some in one.sql:
+        where = f' in database "{make_printable(some.database)}"' if some.database else ""
+        text.append(f"    SQL{where}:\n", style="dim")
+        for statement in some.statements:
+            text.append(f"      {make_printable(statement)};\n")
+    return text
+
+
+def _line(change: PlannedChange) -> str:
+    database = f' (database "{change.database}")' if change.database else ""
+    left = "" if change.corrected else " [only reported]"
+    return f"{change.sign} {make_printable(change.words + database)}{left}"
+
+
+def _problem(error: PgRoleError) -> str:
+    return f"{error.reason}: {make_printable(error.message)}"
+
+
+def _summarize(report: PlanReport) -> Text:
+    counted = report.count()
+    count = len(report.objects)
+    if set(counted) <= {PlannedAction.NOTHING}:
+        return Text(f"nothing to do: {_objects(count)} as declared", style="green")
+    words = ", ".join(f"{count} {action.value}" for action, count in counted.items())
+    return Text(f"{_objects(count)}: {words}", style="bold")
+
+
+def _objects(count: int) -> str:
+    return "1 object" if count == 1 else f"{count} objects"
+
+
+def _describe(one: PlannedObject) -> dict[str, Any]:
+    return {
+        "namespace": one.key.namespace if one.key else None,
+        "name": one.key.name if one.key else None,
+        "place": one.place or None,
+        "role": _text(one.role) or None,
+        "server": one.server or None,
+        "action": one.action.value,
+        "changes": [_describe_change(change) for change in one.changes],
+        "sql": [
+            {
+                "database": _text(some.database) or None,
+                "afterOthers": some.late,
+                "statements": [_text(statement) for statement in some.statements],
+            }
+            for some in one.sql
+        ],
+        "drift": list(one.drift),
+        "notes": list(one.notes),
+        "refusals": [_describe_error(error) for error in one.refusals],
+        "waits": [_describe_error(error) for error in one.waits],
+        "errors": [_describe_error(error) for error in one.errors],
+    }
+
+
+def _describe_change(change: PlannedChange) -> dict[str, Any]:
+    return {
+        "sign": change.sign.value,
+        "field": change.field,
+        "text": _text(change.words),
+        "database": _text(change.database) or None,
+        "corrected": change.corrected,
+    }
+
+
+def _describe_error(error: PgRoleError) -> dict[str, str]:
+    return {"reason": error.reason.value, "message": error.message}
+
+
+def _text(text: str) -> str:
+    """Names in another encoding are not valid JSON."""
+    return NOT_UTF8.sub(lambda found: make_printable(found[0]), text)
+
+
+def _remarks(one: PlannedObject) -> Iterator[str]:
+    """What the script cannot do."""
+    for word, some in (("refused", one.refusals), ("waits", one.waits), ("not evaluated", one.errors)):
+        for error in some:
+            yield f"-- {_comment(one.name)}: {word}, {error.reason}: {_comment(error.message)}"
+
+
+def _script(objects: Sequence[PlannedObject]) -> Iterator[str]:
+    for late in (False, True):
+        for one in objects:
+            for some in one.sql:
+                if not some.database and some.late is late:
+                    yield from _transaction(one, some)
+    for database in sorted({some.database for one in objects for some in one.sql if some.database}):
+        connect = _connect(database)
+        yield ""
+        if connect is None:
+            yield f"-- database {_comment(database)}: psql cannot be told this name, so its statements are left out"
+            continue
+        yield connect
+        for one in objects:
+            for some in one.sql:
+                if some.database == database:
+                    yield from _transaction(one, some)
+
+
+def _transaction(one: PlannedObject, some: PlannedSql) -> Iterator[str]:
+    yield ""
+    yield f"-- {_comment(one.name)}: {one.action.value}"
+    yield "BEGIN;"
+    yield from (f"{statement};" for statement in some.statements)
+    yield "COMMIT;"
+
+
+def _connect(database: str) -> str | None:
+    r"""The line `\connect`, as pg_dump writes it: in a connection string, a name cannot be taken for one. None for a
+    name that no line of psql can contain.
+    """
+    if NOT_UTF8.search(database) or any(not sign.isprintable() for sign in database):
+        return None
+    value = database.replace("\\", "\\\\").replace("'", "\\'")
+    name = f"dbname='{value}'".replace('"', '""')
+    return f'\\connect -reuse-previous=on "{name}"'
+
+
+def _comment(text: str) -> str:
+    """One line, whatever a name contains."""
+    return make_printable(text)

@@ -1,0 +1,196 @@
+"""What the controller would grant and revoke in each database: one READ ONLY transaction there, the same decisions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import anyio
+
+from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
+from pgrole_controller.commands.plan_words import describe_privileges
+from pgrole_controller.commands.servers import reading
+from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.ddl import make_sendable, render_identifier
+from pgrole_controller.core.errors import PgRoleError, internal_error
+from pgrole_controller.core.grant_ddl import GrantStatement, statements
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
+from pgrole_controller.core.privilege_outcome import find_problems
+from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.plan_reading import read_privileges
+
+#: Databases that are read at once.
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGrantee:
+    """A role to be compared. `exists` False: its oid is a placeholder, and it holds nothing yet.
+
+    `recorded`: databases whose declaration its claim holds already, so that it was probably applied.
+    """
+
+    grantee: Grantee
+    exists: bool
+    recorded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPrivileges:
+    """What would happen to the privileges of one role. `pending`: refusals and what waits. `drift`: some of it is."""
+
+    changes: tuple[PlannedChange, ...] = ()
+    sql: tuple[PlannedSql, ...] = ()
+    notes: tuple[str, ...] = ()
+    pending: tuple[PgRoleError, ...] = ()
+    errors: tuple[PgRoleError, ...] = ()
+    drift: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegesPlan:
+    """`of`: by object."""
+
+    of: Mapping[Key, PlannedPrivileges] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+async def plan_privileges(
+    endpoint: Endpoint, some: Sequence[PlannedGrantee], existing: frozenset[str], created: Mapping[str, int]
+) -> PrivilegesPlan:
+    """`existing`: databases. `created`: placeholders of the roles that the plan creates, by name.
+
+    A database that cannot be read is an error of the objects that name it.
+    """
+    found: dict[Key, list[PlannedPrivileges]] = {one.grantee.key: [] for one in some}
+    by_database: dict[str, list[PlannedGrantee]] = {}
+    for one in some:
+        problems = find_problems(one.grantee, existing)
+        if problems:
+            found[one.grantee.key].append(PlannedPrivileges(pending=tuple(problems.values())))
+        for database in sorted(one.grantee.databases - problems.keys()):
+            if database in existing:
+                by_database.setdefault(database, []).append(one)
+    unseen: list[str] = []
+    limit = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def run(database: str, grantees: Sequence[PlannedGrantee]) -> None:
+        async with limit:
+            results, stored = await _plan_in(endpoint, database, grantees, created)
+        if not stored:
+            unseen.append(database)
+        for one, result in zip(grantees, results, strict=True):
+            found[one.grantee.key].append(result)
+
+    async with anyio.create_task_group() as tasks:
+        for database, grantees in sorted(by_database.items()):
+            tasks.start_soon(run, database, grantees)
+    notes = (
+        (
+            f"what was last applied not read in {_name(sorted(unseen))}: what differs from a recorded declaration is "
+            f"taken for drift",
+        )
+        if unseen
+        else ()
+    )
+    return PrivilegesPlan({key: _join(results) for key, results in found.items()}, notes)
+
+
+def _name(databases: Sequence[str]) -> str:
+    more = f" and {len(databases) - 5} more" if len(databases) > 5 else ""
+    return f"{'databases' if len(databases) > 1 else 'database'} {', '.join(databases[:5])}{more}"
+
+
+def _join(some: Sequence[PlannedPrivileges]) -> PlannedPrivileges:
+    """In the order of the databases."""
+    ordered = sorted(some, key=_place)
+    return PlannedPrivileges(
+        tuple(each for one in ordered for each in one.changes),
+        tuple(each for one in ordered for each in one.sql),
+        tuple(each for one in ordered for each in one.notes),
+        tuple(each for one in ordered for each in one.pending),
+        tuple(each for one in ordered for each in one.errors),
+        any(one.drift for one in ordered),
+    )
+
+
+def _place(one: PlannedPrivileges) -> str:
+    databases = (*(each.database for each in one.sql), *(each.database for each in one.changes))
+    return databases[0] if databases else ""
+
+
+async def _plan_in(
+    endpoint: Endpoint, database: str, some: Sequence[PlannedGrantee], created: Mapping[str, int]
+) -> tuple[list[PlannedPrivileges], bool]:
+    """One result for each; and whether the database told, where it stores anything, what was last applied."""
+    reach = PrivilegeReach.of(database, [one.grantee for one in some])
+    oids = [one.grantee.oid for one in some if one.exists]
+    try:
+        async with reading(endpoint, database) as connection:
+            observed, applied = await read_privileges(connection, oids, reach)
+    except PgRoleError as error:
+        return [PlannedPrivileges(errors=(_in(database, error),)) for _ in some], True
+    roles = {name: oid for name, oid in created.items() if name in reach.creators}
+    observed = replace(observed, roles={**roles, **observed.roles})
+    return [_decide(database, one, observed, applied) for one in some], applied is not None or not any(
+        database in one.recorded for one in some
+    )
+
+
+def _in(database: str, error: PgRoleError) -> PgRoleError:
+    return type(error)(error.reason, f'database "{database}": {error.message}') if type(error) in _PLAIN else error
+
+
+_PLAIN = frozenset(PgRoleError.__subclasses__())
+
+
+def _decide(
+    database: str,
+    one: PlannedGrantee,
+    observed: ObservedDatabase,
+    applied: Mapping[int, tuple[str, str]] | None,
+) -> PlannedPrivileges:
+    grantee = one.grantee
+    try:
+        if applied is None:
+            digest = grantee.digest_of(database) if database in one.recorded else ""
+        else:
+            holder, stored = applied.get(grantee.oid, ("", ""))
+            digest = stored if holder == grantee.uid else ""
+        decision = decide_privileges(grantee, observed, digest)
+        return _describe(database, decision, observed.facts.version)
+    except PgRoleError as error:
+        return PlannedPrivileges(errors=(_in(database, error),))
+    except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
+        return PlannedPrivileges(errors=(_in(database, internal_error(error)),))
+
+
+def _describe(database: str, decision: PrivilegeDecision, version: int) -> PlannedPrivileges:
+    changes = describe_privileges(decision.changes, decision.default_changes, database)
+    left = tuple(_describe_left(one, database) for one in decision.reported[:100])
+    more = len(decision.reported) - len(left)
+    notes = (f"{more} more differences of privileges in database {database} are only reported",) if more > 0 else ()
+    lines = tuple(_lines(statements(decision.changes, decision.default_changes, version)))
+    return PlannedPrivileges(
+        (*changes, *left),
+        (PlannedSql(database, lines),) if lines else (),
+        notes,
+        decision.pending,
+        drift=bool(decision.drift),
+    )
+
+
+def _describe_left(one: PrivilegeDifference, database: str) -> PlannedChange:
+    (words,) = phrases([one])
+    return PlannedChange(Sign.REMOVED if one.held else Sign.ADDED, "privileges", words, database, corrected=False)
+
+
+def _lines(some: Sequence[GrantStatement]) -> list[str]:
+    lines: list[str] = []
+    for one in some:
+        if one.acting_as:
+            lines += [make_sendable(f"SET LOCAL ROLE {render_identifier(one.acting_as)}"), one.text, "RESET ROLE"]
+        else:
+            lines.append(one.text)
+    return lines

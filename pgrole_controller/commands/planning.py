@@ -1,0 +1,504 @@
+"""What the controller would do about some objects of one server: the controller's own decisions on a read-only view.
+
+Everything is read in one READ ONLY transaction, and in one more in each database with declared privileges. Objects are
+decided together, so that the plan is what the controller has done once it has converged.
+
+Without a cluster, an object is taken for the one whose claim has the same namespace and name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from heapq import nsmallest
+from typing import TYPE_CHECKING, Any
+
+from pgrole_controller.commands.plan_model import (
+    PlannedAction,
+    PlannedChange,
+    PlannedObject,
+    PlannedSql,
+    PlanReport,
+)
+from pgrole_controller.commands.plan_privileges import PlannedGrantee, PlannedPrivileges, plan_privileges
+from pgrole_controller.commands.plan_words import describe_changes, describe_password
+from pgrole_controller.commands.servers import reading
+from pgrole_controller.controller.objects import RIVALS, Target
+from pgrole_controller.controller.observation import read_observed
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.ddl import statements
+from pgrole_controller.core.desired import desired_of, proof_of
+from pgrole_controller.core.diff import Create
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting, internal_error
+from pgrole_controller.core.kept_privileges import grantee_of, unite
+from pgrole_controller.core.ownership import find_own_claim, proves
+from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
+from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate, split_late
+from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.postgres.plan_reading import PlanSession, open_plan_session, read_owners
+from pgrole_controller.postgres.session import Session
+
+if TYPE_CHECKING:
+    from pgrole_controller.api.pgrole import PgRole
+
+#: Objects of one read.
+_BATCH = 250
+
+#: Former roles of an object that a note names.
+_NAMED = 5
+
+#: Above every oid of PostgreSQL: stands for roles that the plan creates.
+_FIRST_PLACEHOLDER = 2**32
+
+OFFLINE = (
+    "no cluster was asked: each object is taken for the one whose claim in the database has its namespace and name"
+)
+_CLAIMS_UNSEEN = (
+    "claims not read, since the login may not read table pgrole.claim: existing roles are taken for those of the "
+    "objects that declare them, and privileges given up earlier are not seen. To see them: GRANT SELECT ON "
+    "pgrole.claim TO the login"
+)
+_PASSWORDS = "password: not compared"
+_PRIVILEGES_LEFT = "privileges: not compared, since the object is refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An object to be evaluated. `place`: file and line. Empty `uid`, `namespace_uid`: it is not in the cluster.
+
+    `labels`: of its namespace; None: not known. `status`: of the object in the cluster.
+    """
+
+    key: Key
+    pgrole: "PgRole"
+    place: str = ""
+    uid: str = ""
+    namespace_uid: str = ""
+    labels: Mapping[str, str] | None = None
+    status: Mapping[str, Any] = field(default_factory=dict)
+    created: datetime | None = None
+
+
+@dataclass(slots=True)
+class _Case:
+    """One object on its way to a result."""
+
+    subject: Subject
+    target: Target | None = None
+    observed: Observed | PgRoleError | None = None
+    decision: Plan | PgRoleError | None = None
+    assumed: bool = False
+    privileges: PlannedPrivileges | None = None
+
+
+async def plan_server(
+    config: ServerConfig, subjects: Sequence[Subject], asked: frozenset[Key] | None = None
+) -> PlanReport:
+    """What would happen to these objects of one server. `asked`: only these are reported; the others are their rivals.
+
+    Never raises PgRoleError: an error of the server is one of each object.
+    """
+    try:
+        if config.endpoint is None:
+            problem = config.problem or Transient(Reason.SERVER_NOT_READY, "nothing tells how to connect to the server")
+            return _failed(config, subjects, asked, problem)
+        async with reading(config.endpoint) as connection:
+            view = await open_plan_session(connection)
+            plan = _ServerPlan(config, view)
+            await plan.read(subjects)
+            plan.decide()
+            await plan.add_privileges()
+        return plan.report(asked)
+    except PgRoleError as error:
+        return _failed(config, subjects, asked, error)
+
+
+def _failed(
+    config: ServerConfig, subjects: Sequence[Subject], asked: frozenset[Key] | None, error: PgRoleError
+) -> PlanReport:
+    return PlanReport(
+        tuple(
+            PlannedObject(
+                str(one.key),
+                one.place,
+                one.pgrole.role_name,
+                config.name,
+                PlannedAction.FAIL,
+                errors=(error,),
+                key=one.key,
+            )
+            for one in subjects
+            if asked is None or one.key in asked
+        )
+    )
+
+
+class _ServerPlan:
+    def __init__(self, config: ServerConfig, view: PlanSession) -> None:
+        self._config = config
+        self._view = view
+        self._cases: list[_Case] = []
+        self._notes: dict[str, None] = {}
+        self._owners: dict[Key, Owner] = {}
+        self._cluster = ""
+        self._session: Session = view.session
+        self._server = self._server_of("")
+        self._simulation: Simulation | None = None
+
+    def _server_of(self, cluster: str) -> Server:
+        session = self._view.session
+        identity = session.identity
+        return Server(
+            identity.system_identifier,
+            identity.own_roles,
+            cluster,
+            self._config.address,
+            session.detection.claims,
+            self._config.uid,
+            self._config.generation,
+            notes_generations=session.notes_generations or self._view.claims_unseen,
+        )
+
+    async def read(self, subjects: Sequence[Subject]) -> None:
+        """Reads what is observed for each object. Raises PgRoleError."""
+        await self._read_owners(subjects)
+        self._server, self._session = self._server_of(self._cluster), self._view.of_cluster(self._cluster)
+        by_role: dict[str, list[Subject]] = {}
+        for one in subjects:
+            by_role.setdefault(one.pgrole.role_name, []).append(one)
+        for subject in subjects:
+            case = _Case(subject)
+            self._cases.append(case)
+            try:
+                case.target = self._target(subject, by_role[subject.pgrole.role_name])
+            except PgRoleError as error:
+                case.decision = error
+            except Exception as error:  # noqa: BLE001 -- this object's error, whatever it holds
+                case.decision = internal_error(error)
+        readable = [(case, case.target) for case in self._cases if case.target is not None]
+        for start in range(0, len(readable), _BATCH):
+            some = readable[start : start + _BATCH]
+            found = await read_observed([target for _, target in some], self._session, self._server)
+            for (case, _), observed in zip(some, found, strict=True):
+                case.observed = observed
+        self._note_unseen()
+
+    async def _read_owners(self, subjects: Sequence[Subject]) -> None:
+        """Which cluster's claims these are, and whose."""
+        owners = await read_owners(self._view, {one.key for one in subjects})
+        uids = {one.uid for one in subjects} - {""}
+        counts: dict[str, int] = {}
+        for owner in owners:
+            if not uids or owner.object_uid in uids:
+                counts[owner.cluster] = counts.get(owner.cluster, 0) + 1
+        if counts:
+            self._cluster = max(sorted(counts), key=lambda cluster: counts[cluster])
+        if len(counts) > 1:
+            others = ", ".join(sorted(set(counts) - {self._cluster}))
+            self._note(
+                f"several clusters have claims with these names: cluster {self._cluster} is assumed, not {others}"
+            )
+        self._owners = {Key(owner.namespace, owner.object): owner for owner in owners if owner.cluster == self._cluster}
+
+    def _note(self, words: str) -> None:
+        self._notes[words] = None
+
+    def _note_unseen(self) -> None:
+        if self._view.claims_unseen:
+            self._note(_CLAIMS_UNSEEN)
+        elif any(not case.subject.uid for case in self._cases):
+            self._note(OFFLINE)
+        if not self._view.session.identity.sees_passwords and any(
+            case.target and case.target.desired and case.subject.pgrole.spec.password for case in self._cases
+        ):
+            self._note(
+                "password verifiers not read, since the login may not read pg_authid: passwords are not compared"
+            )
+
+    def _target(self, subject: Subject, sharing: Sequence[Subject]) -> Target:
+        """Raises PgRoleError."""
+        policy = self._policy(subject)
+        older = nsmallest(RIVALS, (one for one in sharing if _age(one) < _age(subject)), key=_age)
+        had = [one for one in sharing if one is not subject and one.status.get("role")]
+        rivals = {one.key: one for one in (*older, *had)}.values()
+        desired = desired_of(
+            subject.pgrole,
+            self._owner(subject),
+            [(one.pgrole, self._policy(one)) for one in rivals],
+            proof_of(subject.status, self._config.name),
+        )
+        return Target(subject.key, None, self._without_secrets(desired), policy)
+
+    def _policy(self, subject: Subject) -> Policy:
+        server_policy, namespace = self._config.server_policy, subject.key.namespace
+        policy = server_policy.policy(namespace, subject.labels or {})
+        if subject.labels is None and server_policy.labels:
+            self._note(f"labels of namespace {namespace} not known: it is assumed that the server's policy admits it")
+            return replace(policy, admitted=True)
+        return policy
+
+    def _owner(self, subject: Subject) -> Owner:
+        key, known = subject.key, self._owners.get(subject.key)
+        if subject.uid:
+            namespace_uid = subject.namespace_uid or (known.namespace_uid if known else "")
+            return Owner(self._cluster, key.namespace, namespace_uid, key.name, subject.uid)
+        if known is not None and subject.namespace_uid in ("", known.namespace_uid):
+            return known
+        beside = (owner.namespace_uid for owner in self._owners.values() if owner.namespace == key.namespace)
+        namespace_uid = subject.namespace_uid or next(beside, "")
+        return Owner(self._cluster, key.namespace, namespace_uid, key.name, f"new/{key}")
+
+    def _without_secrets(self, desired: Desired) -> Desired:
+        """What is known without Secrets: whether the role has a password at all."""
+        seen = desired.password.origin is PasswordOrigin.NOWHERE and self._view.session.identity.sees_passwords
+        password = desired.password if seen else DesiredPassword()
+        return replace(desired, password=password, connection=None)
+
+    def decide(self) -> None:
+        some = [case for case in self._cases if case.target is not None and case.observed is not None]
+        objects = [one for case in some if (one := self._simulated(case)) is not None]
+        self._simulation = simulate(objects, self._server)
+        if any(case.assumed and one.desired.report_only for case, one in zip(some, objects, strict=True)):
+            # What others changed is told from what the spec changed by the state last applied, which is in the claim.
+            objects = [
+                _with_applied(one, decision) if case.assumed else one
+                for case, one, decision in zip(some, objects, self._simulation.decisions, strict=True)
+            ]
+            self._simulation = simulate(objects, self._server)
+        for case, one, decision in zip(some, objects, self._simulation.decisions, strict=True):
+            case.decision, case.observed = decision, one.observed
+
+    def _simulated(self, case: _Case) -> SimulatedObject | None:
+        target, observed = case.target, case.observed
+        if target is None or target.desired is None or observed is None:
+            return None
+        if isinstance(observed, Observed) and self._view.claims_unseen and observed.named and observed.claim is None:
+            proof = target.desired.proof
+            proven = proof if proof is not None and proves(proof, observed.named, self._server) else None
+            case.assumed = proven is None
+            applied = "" if proven is None else proven.applied
+            observed = replace(observed, claim=self._assume_claim(target.desired, observed.named, applied))
+        return SimulatedObject(target.desired, observed, target.policy)
+
+    def _assume_claim(self, desired: Desired, named: ObservedRole, applied: str) -> Claim:
+        return Claim(
+            desired.role.name,
+            named.oid,
+            self._server.system_identifier,
+            desired.owner,
+            applied,
+            privileges=unite(desired.privileges or {}, {}),
+        )
+
+    async def add_privileges(self) -> None:
+        """Raises PgRoleError if the home database fails."""
+        grantees = [
+            (case, made)
+            for place, case in enumerate(self._cases)
+            if (made := self._grantee(case, _FIRST_PLACEHOLDER + place)) is not None
+        ]
+        if not grantees or self._simulation is None or self._config.endpoint is None:
+            return
+        owned = await self._read_owned()
+        created = {
+            name: _FIRST_PLACEHOLDER + place
+            for place, case in enumerate(self._cases)
+            if isinstance(case.decision, Plan) and case.decision.oid is None
+            for name in [case.decision.role_name]
+        }
+        some = [
+            replace(made, grantee=replace(made.grantee, owned=owned.get(case.subject.key.namespace, frozenset())))
+            for case, made in grantees
+        ]
+        found = await plan_privileges(self._config.endpoint, some, self._simulation.references.databases, created)
+        for case, _ in grantees:
+            case.privileges = found.of.get(case.subject.key)
+        for note in found.notes:
+            self._note(note)
+
+    def _grantee(self, case: _Case, placeholder: int) -> PlannedGrantee | None:
+        """The role as its databases serve it once the plan is applied; None if no privileges are to be compared."""
+        desired = case.target.desired if case.target else None
+        plan, observed = case.decision, case.observed
+        if desired is None or case.target is None or not isinstance(plan, Plan) or not isinstance(observed, Observed):
+            return None
+        if desired.terminating or desired.suspended or any(isinstance(one, Refused) for one in plan.pending):
+            return None
+        try:
+            claim = find_own_claim(desired, observed, self._server)
+        except Refused:
+            return None
+        known = claim.privileges if claim else {}
+        kept = unite(desired.privileges or {}, known if self._server.keeps_privileges else {})
+        made = grantee_of(desired, kept, placeholder if plan.oid is None else plan.oid)
+        if not made.databases:
+            return None
+        recorded = frozenset(name for name, one in made.declared.items() if one in known.get(name, ()))
+        return PlannedGrantee(
+            replace(made, policy=case.target.policy.privileges), exists=plan.oid is not None, recorded=recorded
+        )
+
+    async def _read_owned(self) -> dict[str, frozenset[int]]:
+        """Oids of the roles of each namespace, once the plan is applied."""
+        places = {
+            (case.subject.key.namespace, owner.namespace_uid)
+            for case in self._cases
+            if case.target and case.target.desired and (owner := case.target.desired.owner).namespace_uid
+        }
+        found: dict[str, set[int]] = {}
+        if places and not self._view.claims_unseen:
+            for (namespace, _), oids in (await self._session.read_namespace_roles(sorted(places))).items():
+                found.setdefault(namespace, set()).update(oids)
+        for place, case in enumerate(self._cases):
+            plan = case.decision
+            if isinstance(plan, Plan) and not any(isinstance(one, Refused) for one in plan.pending):
+                oid = _FIRST_PLACEHOLDER + place if plan.oid is None else plan.oid
+                found.setdefault(case.subject.key.namespace, set()).add(oid)
+        return {namespace: frozenset(oids) for namespace, oids in found.items()}
+
+    def report(self, asked: frozenset[Key] | None) -> PlanReport:
+        chosen = [case for case in self._cases if asked is None or case.subject.key in asked]
+        return PlanReport(tuple(self._conclude(case) for case in chosen), tuple(self._notes))
+
+    def _conclude(self, case: _Case) -> PlannedObject:
+        subject, decision = case.subject, case.decision
+        made = PlannedObject(
+            str(subject.key), subject.place, subject.pgrole.role_name, self._config.name, key=subject.key
+        )
+        if decision is None:
+            return made
+        if isinstance(decision, PgRoleError):
+            return _without_plan(made, decision)
+        return self._of_plan(made, case, decision)
+
+    def _of_plan(self, made: PlannedObject, case: _Case, plan: Plan) -> PlannedObject:
+        desired = case.target.desired if case.target else None
+        observed, simulation, privileges = case.observed, self._simulation, case.privileges
+        if desired is None or not isinstance(observed, Observed) or simulation is None:
+            return made
+        existing = next((one.role for one in (observed.named, observed.claimed) if one and one.oid == plan.oid), None)
+        others = {name: role for name, role in simulation.created.items() if name != plan.role_name}
+        early, late = split_late(plan.changes, others)
+        options = simulation.references.options
+        sql = [
+            PlannedSql("", tuple(statements(some, options=options)), is_late)
+            for some, is_late in ((early, False), (late, True))
+            if some
+        ]
+        changes = describe_changes(plan.changes, existing)
+        changes += self._reported(case, plan)
+        notes = list(self._notes_of(case, plan))
+        refusals, waits, errors = _sort(plan.pending)
+        drift = (*plan.drift, *plan.reported)
+        if privileges is not None:
+            changes += privileges.changes
+            sql += privileges.sql
+            notes += privileges.notes
+            for known, more in zip((refusals, waits, errors), _sort(privileges.pending), strict=True):
+                known.extend(more)
+            errors += privileges.errors
+            drift += ("privileges",) if privileges.drift else ()
+        done = replace(
+            made,
+            changes=tuple(changes),
+            sql=tuple(sql),
+            drift=tuple(dict.fromkeys(drift)),
+            notes=tuple(notes),
+            refusals=tuple(refusals),
+            waits=tuple(waits),
+            errors=tuple(errors),
+        )
+        return replace(done, action=_action_of(done, plan))
+
+    def _reported(self, case: _Case, plan: Plan) -> tuple[PlannedChange, ...]:
+        """The differences that drift.policy Report leaves."""
+        target, observed = case.target, case.observed
+        if not plan.reported or target is None or target.desired is None or not isinstance(observed, Observed):
+            return ()
+        references = self._simulation.references if self._simulation else observed.references
+        one = SimulatedObject(
+            replace(target.desired, report_only=False), replace(observed, references=references), target.policy
+        )
+        (corrected,) = simulate([one], self._server).decisions
+        if not isinstance(corrected, Plan):
+            return ()
+        existing = next((each.role for each in (observed.named, observed.claimed) if each), None)
+        some = tuple(change for change in corrected.changes if change.field in plan.reported)
+        return describe_changes(some, existing, corrected=False)
+
+    def _notes_of(self, case: _Case, plan: Plan) -> tuple[str, ...]:
+        spec, notes = case.subject.pgrole.spec, list[str]()
+        desired = case.target.desired if case.target else None
+        if spec.password is not None and desired is not None and not desired.terminating:
+            if any(isinstance(change, Create) for change in plan.changes):
+                notes.append(_describe_new_password(spec.password))
+            elif desired.password.origin is PasswordOrigin.ELSEWHERE:
+                notes.append(_PASSWORDS)
+        if spec.privileges and any(isinstance(one, Refused) for one in plan.pending):
+            notes.append(_PRIVILEGES_LEFT)
+        if isinstance(case.observed, Observed) and (former := case.observed.former):
+            names = ", ".join(f'"{name}"' for name, _ in former[:_NAMED])
+            notes.append(
+                f"this object has a claim on role {names}: spec.name is immutable, so the API server rejects this "
+                "unless the object is deleted first"
+            )
+        if plan.reassign is not None:
+            notes.append("before the drop, what the role owns is handed over and its sessions are checked")
+        return tuple(note for note in notes if note)
+
+
+def _describe_new_password(password: Any) -> str:  # noqa: ANN401 -- PasswordSpec, which is imported late
+    if password.secret_ref is not None:
+        reference = password.secret_ref
+        return describe_password(DesiredPassword(PasswordOrigin.SECRET, reference.name, reference.key))
+    return describe_password(DesiredPassword(PasswordOrigin.GENERATED)) if password.generate is not None else ""
+
+
+def _age(subject: Subject) -> tuple[str, str]:
+    return (subject.created.isoformat() if subject.created else "", subject.uid or str(subject.key))
+
+
+def _with_applied(one: SimulatedObject, decision: Plan | PgRoleError) -> SimulatedObject:
+    """Under an assumed claim, what differs is taken for drift."""
+    if not isinstance(decision, Plan) or not isinstance(one.observed, Observed) or one.observed.claim is None:
+        return one
+    return replace(one, observed=replace(one.observed, claim=replace(one.observed.claim, applied=decision.applied)))
+
+
+def _without_plan(made: PlannedObject, error: PgRoleError) -> PlannedObject:
+    if error.reason is Reason.SUSPENDED:
+        return replace(made, notes=("suspended: spec.suspend is true",))
+    refusals, waits, errors = _sort([error])
+    action = PlannedAction.REFUSE if refusals else PlannedAction.WAIT if waits else PlannedAction.FAIL
+    return replace(made, action=action, refusals=tuple(refusals), waits=tuple(waits), errors=tuple(errors))
+
+
+def _sort(some: Sequence[PgRoleError]) -> tuple[list[PgRoleError], list[PgRoleError], list[PgRoleError]]:
+    """Refusals, what waits, and failures."""
+    refusals: list[PgRoleError] = [one for one in some if isinstance(one, Refused)]
+    waits: list[PgRoleError] = [one for one in some if isinstance(one, Waiting)]
+    return refusals, waits, [one for one in some if not isinstance(one, Refused | Waiting)]
+
+
+def _action_of(one: PlannedObject, plan: Plan) -> PlannedAction:
+    corrected = [change for change in one.changes if change.corrected]
+    if one.errors:
+        return PlannedAction.FAIL
+    if plan.action is Action.DROPPED:
+        return PlannedAction.DROP
+    if plan.action is Action.CREATED or any(isinstance(change, Create) for change in plan.changes):
+        return PlannedAction.CREATE
+    if plan.action is Action.ADOPTED:
+        return PlannedAction.ADOPT
+    if corrected:
+        refused = any(isinstance(error, Refused) for error in plan.pending)
+        return PlannedAction.REVOKE if refused else PlannedAction.CHANGE
+    if one.refusals:
+        return PlannedAction.REFUSE
+    if one.changes or plan.reported:
+        return PlannedAction.REPORT
+    return PlannedAction.WAIT if one.waits else PlannedAction.NOTHING

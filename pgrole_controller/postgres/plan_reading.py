@@ -1,0 +1,172 @@
+"""Reads a server for a plan, inside one READ ONLY transaction that the caller has begun, and under any login.
+
+Nothing in schema pgrole is called. Its tables are read if the login may, and if that runs no code of their owner: a
+login for plans is neither the controller's role nor a superuser, so it cannot verify the schema as a session does.
+
+Guarantees: an error of one role does not end the transaction; what could not be read is in `PlanSession`.
+"""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from pgrole_controller.core.acl_decision import ObservedDatabase
+from pgrole_controller.core.claim import Owner
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.state import Detection, Mode, Observed
+from pgrole_controller.postgres import catalog, queries
+from pgrole_controller.postgres.acl_catalog import read_database
+from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.claim_store import HomeConnection
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.rows import fetch, fetch_row
+from pgrole_controller.postgres.schema import SchemaState
+from pgrole_controller.postgres.session import Session
+from pgrole_controller.postgres.status_claims import StatusClaims
+
+#: As in sessions: the read of many roles uses indexes, whatever the statistics say.
+_PLANNING = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
+_PLANNED = "SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on"
+
+_SAVEPOINT = "SAVEPOINT reading"
+_BACK = "ROLLBACK TO SAVEPOINT reading"
+_RELEASE = "RELEASE SAVEPOINT reading"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A table of schema pgrole. `present`: the schema exists. `readable`: the table is there and can be read safely."""
+
+    present: bool
+    readable: bool
+    keeps_privileges: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSession:
+    """A session that only reads. `claims_unseen`: schema pgrole exists, but its claims cannot be read."""
+
+    session: Session
+    claims_unseen: bool
+
+    def of_cluster(self, cluster: str) -> Session:
+        """The session for the objects of a cluster."""
+        return replace(self.session, cluster=cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenClaims(DatabaseClaims):
+    """The claims in the table, without any function of the schema. `verifiers`: a source in sql/sources."""
+
+    verifiers: str = "no_verifiers"
+
+    async def read_roles(self, home: HomeConnection, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
+        query = queries.inspect_from("roles", claims="claims_in_database", verifiers=self.verifiers)
+        async with savepoint(home.connection):
+            await home.connection.execute(_PLANNING)
+            rows = await catalog.fetch_roles(home, query, asked)
+            await home.connection.execute(_PLANNED)
+        return catalog.parse_roles(rows, asked, claims=True)
+
+
+class _NoClaims(StatusClaims):
+    """As without schema pgrole."""
+
+    async def read_roles(self, home: HomeConnection, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
+        async with savepoint(home.connection):
+            return await super().read_roles(home, asked)
+
+
+@asynccontextmanager
+async def savepoint(connection: Connection) -> AsyncIterator[None]:
+    """After an error in it, the transaction goes on with what was before. Raises PgRoleError."""
+    with translate_errors():
+        await connection.execute(_SAVEPOINT)
+    try:
+        with translate_errors():
+            yield
+    except PgRoleError:
+        if not connection.is_closed():
+            with translate_errors():
+                await connection.execute(_BACK)
+                await connection.execute(_RELEASE)
+        raise
+    with translate_errors():
+        await connection.execute(_RELEASE)
+
+
+async def open_plan_session(connection: Connection) -> PlanSession:
+    """`connection`: to the home database, in a READ ONLY transaction whose first statement this is. Raises PgRoleError,
+    also for a standby, and for a server that is too old.
+    """
+    table = await find_table(connection, "claim")
+    identity = await identify(connection)
+    verifiers = queries.verifier_source(readable=identity.sees_passwords)
+    claims: DatabaseClaims | StatusClaims
+    if table.readable:
+        claims = _SeenClaims(current=table.keeps_privileges, verifiers=verifiers)
+    else:
+        claims = _NoClaims().open(identity.system_identifier)
+    session = Session(
+        identity,
+        SchemaState.PRESENT if table.present else SchemaState.NONE,
+        "",
+        claims,
+        connection,
+        Detection(Mode.RESYNC, identity.sees_passwords, "Database" if table.present else "Status"),
+    )
+    return PlanSession(session, claims_unseen=table.present and not table.readable)
+
+
+async def find_table(connection: Connection, name: str) -> StoredTable:
+    """Locks a table of schema pgrole if it is there, and tells whether it can be read. Raises PgRoleError."""
+    try:
+        async with savepoint(connection):
+            await connection.execute(f"LOCK TABLE pgrole.{name} IN ACCESS SHARE MODE")
+        locked = True
+    except PgRoleError:
+        if connection.is_closed():
+            raise
+        locked = False  # it is not there, or the login may not read it: the question tells which
+    row = await fetch_row(connection, "", queries.inspect("own_table"), name)
+    return StoredTable(
+        present=row.get("present", bool) and (row.get("has_table", bool) or name != "claim"),
+        readable=locked and row.get("readable", bool) and row.get("safe", bool),
+        keeps_privileges=row.get("keeps_privileges", bool),
+    )
+
+
+async def read_owners(plan_session: PlanSession, keys: Collection[Key]) -> list[Owner]:
+    """The objects of these namespaces and names that have claims, in any cluster. Raises PgRoleError."""
+    session = plan_session.session
+    if not isinstance(session.claims, DatabaseClaims) or not keys:
+        return []
+    some = sorted(keys)
+    rows = await fetch(
+        session._connection,  # noqa: SLF001 -- its own kind
+        "",
+        queries.inspect("owners"),
+        [key.namespace for key in some],
+        [key.name for key in some],
+    )
+    names = ("cluster", "namespace", "namespace_uid", "object", "object_uid")
+    return [Owner(*(row.get(name, str) for name in names)) for row in rows]
+
+
+async def read_privileges(
+    connection: Connection, oids: Sequence[int], reach: PrivilegeReach
+) -> tuple[ObservedDatabase, dict[int, tuple[str, str]] | None]:
+    """What these roles hold in the database of a connection in a READ ONLY transaction; and by oid, which object (uid)
+    applied which digest last: None if that cannot be read. Raises PgRoleError.
+    """
+    table = await find_table(connection, "applied")
+    applied: dict[int, tuple[str, str]] | None = None
+    if table.readable:
+        rows = await fetch(connection, "", queries.inspect("applied_digests"), list(oids))
+        applied = {row.get("role", int): (row.get("holder", str), row.get("digest", str)) for row in rows}
+    _, observed = await read_database(connection, oids, reach.creators, reach.touches, reach.has_columns)
+    return observed, applied

@@ -1,0 +1,185 @@
+"""`plan` and `diff` beside a running controller: it does exactly what the plan says, and then nothing is left to do."""
+
+import secrets
+from typing import Any
+
+import pytest
+import yaml
+
+from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.diff import diff_cluster
+from pgrole_controller.commands.manifests import Manifests, parse_manifests
+from pgrole_controller.commands.plan import plan_files
+from pgrole_controller.commands.plan_model import PlannedAction, PlanReport
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.manifests import create_namespace
+from pgrole_controller.local.postgres import PostgresServer
+from tests.acceptance.servers import PgServers
+from tests.acceptance.service_account import OWN_NAMESPACE
+from tests.acceptance.world import Database, Kube, make_kube
+
+#: Everything of the roles with a prefix that a PgRole declares, without their oids.
+STATE = """
+SELECT jsonb_build_object(
+    'roles', (
+        SELECT jsonb_agg(to_jsonb(r) - 'oid' || jsonb_build_object('comment', shobj_description(r.oid, 'pg_authid'))
+                         ORDER BY r.rolname)
+        FROM pg_roles AS r WHERE starts_with(r.rolname, $1)
+    ),
+    'members', (
+        SELECT jsonb_agg(to_jsonb(m) - ARRAY['oid', 'grantor', 'roleid', 'member'] || jsonb_build_object(
+            'role', m.roleid::regrole::text, 'of', m.member::regrole::text
+        ) ORDER BY m.roleid::regrole::text, m.member::regrole::text)
+        FROM pg_auth_members AS m JOIN pg_roles AS r ON r.oid = m.member WHERE starts_with(r.rolname, $1)
+    ),
+    'settings', (
+        SELECT jsonb_agg(jsonb_build_array(r.rolname, s.setdatabase, s.setconfig) ORDER BY r.rolname, s.setdatabase)
+        FROM pg_db_role_setting AS s JOIN pg_roles AS r ON r.oid = s.setrole WHERE starts_with(r.rolname, $1)
+    ),
+    'privileges', (
+        SELECT jsonb_agg(jsonb_build_array(c.relname, r.rolname, a.privilege_type, a.is_grantable)
+                         ORDER BY c.relname, r.rolname, a.privilege_type)
+        FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a JOIN pg_roles AS r ON r.oid = a.grantee
+        WHERE starts_with(r.rolname, $1)
+    )
+)::text
+"""
+
+
+def write(kube: Kube, specs: dict[str, dict[str, Any]]) -> Manifests:
+    documents = [
+        {
+            "apiVersion": "pgrole.dev/v1alpha1",
+            "kind": "PgRole",
+            "metadata": {"name": name, "namespace": kube.namespace},
+            "spec": spec,
+        }
+        for name, spec in specs.items()
+    ]
+    return parse_manifests("roles.yaml", yaml.safe_dump_all(documents), kube.namespace)
+
+
+@pytest.fixture
+def choice(kube: Kube, shared_postgres: PostgresServer) -> ServerChoice:
+    return ServerChoice(
+        dsn=shared_postgres.dsn(),
+        server=None,
+        kubeconfig=str(kube.server.kubeconfig),
+        context=None,
+        namespace=kube.namespace,
+        own_namespace="pgrole-system",
+    )
+
+
+async def foresee(database: Database, report: PlanReport, prefix: str) -> str:
+    """The state after the statements of a plan, which are rolled back."""
+    transaction = database.connection.transaction()
+    await transaction.start()
+    try:
+        for late in (False, True):
+            for one in report.objects:
+                for some in one.sql:
+                    if some.late is late:
+                        for statement in some.statements:
+                            await database.execute(statement)
+        return str(await database.fetchval(STATE, prefix))
+    finally:
+        await transaction.rollback()
+
+
+@pytest.mark.slow
+async def test_the_controller_does_what_the_plan_says_and_then_nothing_is_left(
+    kube: Kube, database: Database, choice: ServerChoice
+) -> None:
+    prefix = f"plan{secrets.token_hex(3)}"
+    await database.execute(f"CREATE SCHEMA {prefix}; CREATE TABLE {prefix}.orders (id int)")
+    await database.execute(f"CREATE ROLE {prefix}_old CREATEDB; GRANT DELETE ON {prefix}.orders TO {prefix}_old")
+    read = [{"database": "postgres", "schemas": [{"name": prefix, "access": ["Read"]}]}]
+    specs: dict[str, dict[str, Any]] = {
+        "app": {
+            "name": f"{prefix}_app",
+            "login": True,
+            "comment": "an app",
+            "memberOf": [{"role": f"{prefix}_readers"}],
+            "parameters": {"work_mem": "8MB", "search_path": "app, public"},
+            "databaseParameters": [{"database": "postgres", "parameters": {"lock_timeout": "1s"}}],
+        },
+        "old": {"name": f"{prefix}_old", "adopt": True, "privileges": read},
+        "readers": {"name": f"{prefix}_readers", "privileges": read},
+        "super": {"name": f"{prefix}_super", "superuser": True},
+    }
+    report = await plan_files(write(kube, specs), choice)
+    actions = [one.action for one in report.objects]
+    assert actions == [PlannedAction.CREATE, PlannedAction.ADOPT, PlannedAction.CREATE, PlannedAction.REFUSE]
+    expected = await foresee(database, report, prefix)
+    await kube.apply_all(specs)
+    for name in ("app", "old", "readers"):
+        await kube.wait_ready(name)
+    await kube.wait_reason("super", "NotAllowed")
+    assert await database.fetchval(STATE, prefix) == expected
+    del specs["super"]
+    again = await plan_files(write(kube, specs), choice)
+    assert not again.differs
+    differing = [one for one in (await diff_cluster(choice, kube.namespace)).objects if one.action != "nothing"]
+    assert [one.name for one in differing] == [f"{kube.namespace}/super"]
+    changed = await plan_files(write(kube, {"app": {**specs["app"], "memberOf": [], "comment": ""}}), choice)
+    expected = await foresee(database, changed, prefix)
+    await kube.apply("app", **{**specs["app"], "memberOf": [], "comment": ""})
+    await kube.wait_ready("app")
+    assert await database.fetchval(STATE, prefix) == expected
+
+
+async def test_diff_shows_drift_that_is_only_reported(kube: Kube, database: Database, choice: ServerChoice) -> None:
+    role = f"diff_{secrets.token_hex(3)}"
+    await kube.apply("app", name=role, login=True, drift={"policy": "Report"})
+    await kube.wait_ready("app")
+    await database.execute(f"ALTER ROLE {role} CREATEDB")
+    await kube.wait_reason("app", "DriftReported")
+    (one,) = (await diff_cluster(choice, kube.namespace, ["app"])).objects
+    assert (one.action, one.drift) == (PlannedAction.REPORT, ("createdb",))
+    assert [change.words for change in one.changes] == ["createdb: true -> false"]
+    assert one.sql == ()
+
+
+async def test_diff_names_an_object_that_does_not_exist(kube: Kube, choice: ServerChoice) -> None:
+    report = await diff_cluster(choice, kube.namespace, ["nowhere"])
+    assert report.failed
+    assert "does not exist" in report.objects[0].errors[0].message
+
+
+async def test_a_pgserver_in_the_cluster_gives_policy_and_connection(
+    api_server: ApiServer, postgres_server: PostgresServer
+) -> None:
+    kube, pgservers = await make_kube(api_server), PgServers(api_server)
+    name = f"plan-{secrets.token_hex(3)}"
+    await create_namespace(api_server, OWN_NAMESPACE)
+    allow = {
+        "namespaces": {"matchLabels": {"kubernetes.io/metadata.name": kube.namespace}},
+        "roleNames": ["{namespace}_*"],
+    }
+    await pgservers.apply(name, postgres_server, allow=allow)
+    specs = {
+        "fine": {"serverRef": {"name": name}, "name": f"{kube.namespace}_app"},
+        "wrong": {"serverRef": {"name": name}, "name": "elsewhere_app"},
+        "lost": {"serverRef": {"name": f"{name}-missing"}, "name": f"{kube.namespace}_lost"},
+    }
+    choice = ServerChoice(
+        dsn=None,
+        server=None,
+        kubeconfig=str(api_server.kubeconfig),
+        context=None,
+        namespace=kube.namespace,
+        own_namespace=OWN_NAMESPACE,
+    )
+    try:
+        report = await plan_files(write(kube, specs), choice)
+        found = {one.name.partition("/")[2]: one for one in report.objects}
+        assert found["fine"].action is PlannedAction.CREATE
+        assert f"{kube.namespace}_*" in found["wrong"].refusals[0].message
+        assert f'PgServer "{name}-missing" does not exist' in found["lost"].errors[0].message
+        await kube.apply_all(specs)
+        report = await diff_cluster(choice, kube.namespace)
+        assert [one.action for one in report.objects] == ["create", "refuse", "fail"]
+    finally:
+        await kube.delete_all()
+        await pgservers.delete(name)

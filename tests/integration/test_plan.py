@@ -1,0 +1,516 @@
+"""`plan` against a real PostgreSQL: what it finds, that it writes nothing, and that a login with pg_monitor will do."""
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import asyncpg
+import pytest
+import pytest_asyncio
+import yaml
+
+from pgrole_controller.api.pgrole import PgRole
+from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.manifests import parse_manifests
+from pgrole_controller.commands.plan import plan_files
+from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
+from pgrole_controller.commands.plan_output import render_json, render_sql
+from pgrole_controller.core.ddl import quote_identifier
+from pgrole_controller.core.desired import desired_role_of
+from pgrole_controller.core.role import digest
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.schema import install
+from tests.servers import Servers
+
+SPEC: dict[str, Any] = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole"}
+PASSWORD = "for-tests"
+CLUSTER, NAMESPACE_UID = "c-1", "ns-uid"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTrial:
+    """A server with schema pgrole in its home database, whose roles of one test have a prefix of their own."""
+
+    server: PostgresServer
+    home: Connection
+    prefix: str
+
+    @property
+    def namespace(self) -> str:
+        return f"shop-{self.prefix}"
+
+    def name(self, role: str) -> str:
+        return f"{self.prefix}_{role}"
+
+    def write(self, *specs: dict[str, Any]) -> str:
+        """YAML of PgRoles in the namespace of the trial; each is named by the last part of its role."""
+        documents = []
+        for spec in specs:
+            made = {key: value for key, value in spec.items() if key != "object"}
+            name = spec.get("object") or spec["name"].removeprefix(f"{self.prefix}_").replace("_", "-")
+            documents.append({**SPEC, "metadata": {"name": name, "namespace": self.namespace}, "spec": made})
+        return yaml.safe_dump_all(documents, allow_unicode=True)
+
+    async def plan(self, *specs: dict[str, Any], text: str = "", dsn: str | None = None) -> PlanReport:
+        manifests = parse_manifests("roles.yaml", text + "\n---\n" + self.write(*specs), self.namespace)
+        return await plan_files(manifests, self.choice(dsn))
+
+    async def plan_one(self, spec: dict[str, Any], *, text: str = "", dsn: str | None = None) -> PlannedObject:
+        (one,) = (await self.plan(spec, text=text, dsn=dsn)).objects
+        return one
+
+    def choice(self, dsn: str | None = None) -> ServerChoice:
+        return ServerChoice(
+            dsn=dsn or self.server.dsn(),
+            server=None,
+            kubeconfig=None,
+            context=None,
+            namespace=None,
+            own_namespace="pgrole-system",
+        )
+
+    async def claim(self, spec: dict[str, Any], *, applied: bool = True, name: str = "") -> None:
+        """As the controller leaves it after it has applied the spec to an existing role."""
+        object_name = name or spec["name"].removeprefix(f"{self.prefix}_").replace("_", "-")
+        made = PgRole.model_validate(
+            {**SPEC, "metadata": {"name": object_name, "namespace": self.namespace}, "spec": spec}
+        )
+        oid = await self.home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", spec["name"])
+        await self.home.execute(
+            "SELECT pgrole.take_claim($1, $2, $3, $4, $5, $6, $7, $8, '{}')",
+            spec["name"],
+            oid,
+            CLUSTER,
+            self.namespace,
+            NAMESPACE_UID,
+            object_name,
+            f"uid-{spec['name']}",
+            digest(desired_role_of(made)) if applied else "sha256:earlier",
+        )
+
+    async def apply(self, report: PlanReport) -> None:
+        """Runs the script of a plan by psql."""
+        script = render_sql(report)
+        await anyio.run_process(
+            [str(self.server.psql), "-X", "-q", "-d", self.server.dsn()], input=script.encode(), stderr=None
+        )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        connection = await asyncpg.connect(own.dsn())
+        await install(connection)
+        await connection.close()
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def trial(server: PostgresServer) -> AsyncIterator[PlanTrial]:
+    connection = await asyncpg.connect(server.dsn())
+    yield PlanTrial(server, connection, f"p{secrets.token_hex(3)}")
+    await connection.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def place(trial: PlanTrial) -> AsyncIterator[Connection]:
+    """A database with schema app and table app.orders; its name is the prefix."""
+    await trial.home.execute(f"CREATE DATABASE {trial.prefix}")
+    connection = await asyncpg.connect(trial.server.dsn(database=trial.prefix))
+    await connection.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int); CREATE TABLE app.other (id int)")
+    yield connection
+    await connection.close()
+
+
+def words(one: PlannedObject) -> list[str]:
+    return [f"{change.sign}{change.words}" for change in one.changes]
+
+
+def lines(one: PlannedObject) -> list[str]:
+    return [statement for some in one.sql for statement in some.statements]
+
+
+async def test_a_new_role_is_created_with_everything_that_is_declared(trial: PlanTrial) -> None:
+    name = trial.name("app")
+    one = await trial.plan_one(
+        {
+            "name": name,
+            "login": True,
+            "connectionLimit": 5,
+            "comment": "it's \\ mine",
+            "parameters": {"statement_timeout": "30s", "search_path": "app, public"},
+            "password": {"secretRef": {"name": "app-password"}},
+        }
+    )
+    assert one.action is PlannedAction.CREATE
+    assert lines(one) == [
+        f'CREATE ROLE "{name}" WITH LOGIN CONNECTION LIMIT 5',
+        f"COMMENT ON ROLE \"{name}\" IS E'it''s \\\\ mine'",
+        f"ALTER ROLE \"{name}\" SET \"search_path\" = 'app', 'public'",
+        f'ALTER ROLE "{name}" SET "statement_timeout" = \'30s\'',
+    ]
+    assert '+statement_timeout: "30s"' in words(one)
+    assert one.notes == ('password: from Secret "app-password", key "password"',)
+    assert await trial.home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", name) == 0
+
+
+async def test_what_differs_is_shown_with_both_values(trial: PlanTrial) -> None:
+    spec = {"name": trial.name("app"), "login": True, "comment": "new", "parameters": {"work_mem": "8MB"}}
+    await trial.home.execute(
+        f"CREATE ROLE {spec['name']} CREATEDB; COMMENT ON ROLE {spec['name']} IS 'old';"
+        f"ALTER ROLE {spec['name']} SET work_mem = '4MB'; ALTER ROLE {spec['name']} SET lock_timeout = '1s'"
+    )
+    await trial.claim(spec, applied=False)
+    one = await trial.plan_one(spec)
+    assert one.action is PlannedAction.CHANGE
+    assert words(one) == [
+        "~login: false -> true",
+        "~createdb: true -> false",
+        '~comment: "old" -> "new"',
+        '-lock_timeout: "1s"',
+        '~work_mem: "4MB" -> "8MB"',
+    ]
+    assert one.drift == ()
+
+
+async def test_what_others_changed_since_is_drift(trial: PlanTrial) -> None:
+    spec = {"name": trial.name("app"), "login": True}
+    await trial.home.execute(f"CREATE ROLE {spec['name']} LOGIN CREATEDB")
+    await trial.claim(spec)
+    one = await trial.plan_one(spec)
+    assert (one.action, one.drift, words(one)) == (PlannedAction.CHANGE, ("createdb",), ["~createdb: true -> false"])
+
+
+async def test_under_report_the_difference_is_shown_and_no_statement(trial: PlanTrial) -> None:
+    spec = {"name": trial.name("app"), "login": True, "drift": {"policy": "Report"}}
+    await trial.home.execute(f"CREATE ROLE {spec['name']} LOGIN CREATEDB")
+    await trial.claim(spec)
+    report = await trial.plan(spec)
+    (one,) = report.objects
+    assert (one.action, one.drift, lines(one)) == (PlannedAction.REPORT, ("createdb",), [])
+    assert [(change.words, change.corrected) for change in one.changes] == [("createdb: true -> false", False)]
+    assert report.differs
+
+
+async def test_a_role_as_declared_needs_nothing(trial: PlanTrial) -> None:
+    spec = {"name": trial.name("app"), "login": True, "password": {"secretRef": {"name": "app"}}}
+    await trial.home.execute(f"CREATE ROLE {spec['name']} LOGIN")
+    await trial.claim(spec)
+    report = await trial.plan(spec)
+    assert not report.differs
+    assert not report.failed
+    assert report.objects[0].notes == ("password: not compared",)
+
+
+async def test_an_existing_role_needs_adopt_and_then_is_adopted(trial: PlanTrial) -> None:
+    spec: dict[str, Any] = {"name": trial.name("app"), "login": True}
+    await trial.home.execute(f"CREATE ROLE {spec['name']}")
+    refused = await trial.plan_one(spec)
+    assert refused.action is PlannedAction.REFUSE
+    assert "spec.adopt: true" in refused.refusals[0].message
+    adopted = await trial.plan_one({**spec, "adopt": True})
+    assert (adopted.action, words(adopted)) == (PlannedAction.ADOPT, ["~login: false -> true"])
+
+
+async def test_rules_refuse_with_their_remedy_and_nothing_else(trial: PlanTrial) -> None:
+    report = await trial.plan(
+        {"name": "postgres", "object": "initial"},
+        {"name": trial.name("super"), "superuser": True},
+        {"name": trial.name("fine")},
+    )
+    actions = [one.action for one in report.objects]
+    assert actions == [PlannedAction.REFUSE, PlannedAction.REFUSE, PlannedAction.CREATE]
+    assert [one.refusals[0].reason for one in report.objects[:2]] == ["Protected", "NotAllowed"]
+    assert [lines(one) for one in report.objects[:2]] == [[], []]
+
+
+async def test_a_refused_object_loses_what_others_granted(trial: PlanTrial) -> None:
+    spec = {"name": trial.name("app"), "replication": True}
+    await trial.home.execute(f"CREATE ROLE {spec['name']} CREATEROLE")
+    await trial.claim(spec)
+    one = await trial.plan_one(spec)
+    assert one.action is PlannedAction.REVOKE
+    assert lines(one) == [f'ALTER ROLE "{spec["name"]}" WITH NOCREATEROLE']
+    assert one.refusals[0].reason == "NotAllowed"
+
+
+async def test_the_policy_of_a_server_in_the_files_counts(trial: PlanTrial) -> None:
+    server = {
+        "apiVersion": "pgrole.dev/v1alpha1",
+        "kind": "PgServer",
+        "metadata": {"name": "default"},
+        "spec": {
+            "connection": {"hosts": ["pg.example"], "credentialsSecretRef": {"name": "pg"}},
+            "allow": {"namespaces": {"matchNames": ["shop-*"]}, "roleNames": ["{namespace}_*"]},
+        },
+    }
+    one = await trial.plan_one({"name": trial.name("app")}, text=yaml.safe_dump(server))
+    assert one.action is PlannedAction.REFUSE
+    assert f"{trial.namespace}_*" in one.refusals[0].message
+
+
+async def test_members_of_roles_that_the_plan_creates_do_not_wait(trial: PlanTrial) -> None:
+    top, middle, low = trial.name("a_low"), trial.name("middle"), trial.name("z_top")
+    report = await trial.plan(
+        {"name": top, "login": True, "memberOf": [{"role": middle}]},
+        {"name": middle, "memberOf": [{"role": low}, {"role": trial.name("nowhere")}]},
+        {"name": low},
+    )
+    actions = [one.action for one in report.objects]
+    assert actions == [PlannedAction.CREATE] * 3
+    assert [[wait.reason for wait in one.waits] for one in report.objects] == [[], ["MembershipPending"], []]
+    await trial.apply(report)
+    granted = await trial.home.fetchval("SELECT pg_has_role($1::name, $2::name, 'MEMBER')", top, low)
+    assert granted
+
+
+async def test_a_membership_in_a_new_role_is_checked_by_what_that_reaches(trial: PlanTrial) -> None:
+    report = await trial.plan(
+        {"name": trial.name("app"), "memberOf": [{"role": trial.name("readers")}]},
+        {"name": trial.name("readers"), "memberOf": [{"role": "pg_write_all_data"}]},
+    )
+    assert [one.action for one in report.objects] == [PlannedAction.CREATE, PlannedAction.REFUSE]
+    assert [wait.reason for wait in report.objects[0].waits] == ["MembershipPending"]
+
+
+async def test_a_renamed_role_gets_its_name_back(trial: PlanTrial) -> None:
+    spec = {"name": trial.name("app")}
+    await trial.home.execute(f"CREATE ROLE {spec['name']}")
+    await trial.claim(spec)
+    await trial.home.execute(f"ALTER ROLE {spec['name']} RENAME TO {trial.name('other')}")
+    one = await trial.plan_one(spec)
+    assert (one.action, one.drift) == (PlannedAction.CHANGE, ("name",))
+    assert lines(one) == [f'ALTER ROLE "{trial.name("other")}" RENAME TO "{spec["name"]}"']
+
+
+async def test_another_name_for_an_object_is_noted_as_impossible(trial: PlanTrial) -> None:
+    await trial.home.execute(f"CREATE ROLE {trial.name('before')}")
+    await trial.claim({"name": trial.name("before")}, name="app")
+    one = await trial.plan_one({"name": trial.name("after"), "object": "app"})
+    assert any(trial.name("before") in note and "immutable" in note for note in one.notes)
+
+
+async def test_two_objects_with_one_role_are_a_conflict_of_the_later(trial: PlanTrial) -> None:
+    name = trial.name("app")
+    report = await trial.plan({"name": name, "object": "zz-first"}, {"name": name, "object": "aa-second"})
+    assert [one.action for one in report.objects] == [PlannedAction.CREATE, PlannedAction.REFUSE]
+    assert report.objects[1].refusals[0].reason == "Conflict"
+
+
+async def test_the_claim_of_another_object_is_a_conflict(trial: PlanTrial) -> None:
+    spec = {"name": trial.name("app")}
+    await trial.home.execute(f"CREATE ROLE {spec['name']}")
+    await trial.claim(spec, name="someone-else")
+    one = await trial.plan_one(spec)
+    assert one.action is PlannedAction.REFUSE
+    assert "someone-else" in one.refusals[0].message
+
+
+async def test_privileges_of_a_new_role_and_of_an_existing_one(trial: PlanTrial, place: Connection) -> None:
+    new, old = trial.name("new"), trial.name("old")
+    declared = [{"database": trial.prefix, "schemas": [{"name": "app", "access": ["Read"]}]}]
+    await trial.home.execute(f"CREATE ROLE {old}")
+    await place.execute(f"GRANT USAGE ON SCHEMA app TO {old}; GRANT DELETE, SELECT ON app.orders TO {old}")
+    await trial.claim({"name": old})
+    specs = [{"name": name, "privileges": declared} for name in (new, old)]
+    report = await trial.plan(*specs)
+    created, changed = report.objects
+    assert (created.action, changed.action) == (PlannedAction.CREATE, PlannedAction.CHANGE)
+    assert set(words(created)) == {"+USAGE on schema app", "+SELECT on table app.orders", "+SELECT on table app.other"}
+    assert set(words(changed)) == {"-DELETE on table app.orders", "+SELECT on table app.other"}
+    await trial.apply(report)
+    await trial.claim(specs[0])
+    again = await trial.plan(*specs)
+    assert not again.differs
+    assert await place.fetchval(f"SELECT has_table_privilege('{new}', 'app.other', 'SELECT')")
+
+
+async def test_default_privileges_of_a_role_that_the_plan_creates(trial: PlanTrial, place: Connection) -> None:
+    owner, reader = trial.name("owner"), trial.name("reader")
+    report = await trial.plan(
+        {
+            "name": reader,
+            "privileges": [
+                {
+                    "database": trial.prefix,
+                    "schemas": [{"name": "app", "access": ["Read"]}],
+                    "createdBy": [owner],
+                }
+            ],
+        },
+        {"name": owner},
+    )
+    assert any("ALTER DEFAULT PRIVILEGES" in line and owner in line for line in lines(report.objects[0]))
+    await trial.apply(report)
+
+
+async def test_a_pattern_of_many_objects_is_counted_in_words(trial: PlanTrial, place: Connection) -> None:
+    await place.execute("".join(f"CREATE TABLE app.t{number} (id int);" for number in range(20)))
+    one = await trial.plan_one(
+        {
+            "name": trial.name("app"),
+            "privileges": [{"database": trial.prefix, "schemas": [{"name": "app", "access": ["Read"]}]}],
+        }
+    )
+    assert "+SELECT on 22 tables and views in schema app" in words(one)
+
+
+async def test_a_missing_database_is_waited_for_and_a_closed_one_fails_its_objects(
+    trial: PlanTrial, place: Connection
+) -> None:
+    await trial.home.execute(f"CREATE DATABASE {trial.prefix}_closed ALLOW_CONNECTIONS false")
+    report = await trial.plan(
+        {"name": trial.name("a"), "privileges": [{"database": trial.name("nowhere"), "onDatabase": ["CONNECT"]}]},
+        {"name": trial.name("b"), "privileges": [{"database": trial.name("closed"), "onDatabase": ["CONNECT"]}]},
+        {"name": trial.name("c"), "privileges": [{"database": trial.prefix, "onDatabase": ["CONNECT"]}]},
+    )
+    waiting, failed, fine = report.objects
+    assert (waiting.action, waiting.waits[0].reason) == (PlannedAction.CREATE, "PrivilegePending")
+    assert failed.action is PlannedAction.FAIL
+    assert trial.name("closed") in failed.errors[0].message
+    assert words(fine) == [f"+CONNECT on database {trial.prefix}"]
+    assert report.failed
+
+
+HOSTILE = ('"; DROP ROLE postgres; --', "\\connect other", "a\x1b[31mred\u202e", "new\nline", "it's E'", ":name")
+
+
+async def test_hostile_names_stay_names(trial: PlanTrial) -> None:
+    specs = [
+        {"name": f"{trial.prefix}{name}", "object": f"hostile-{place}", "comment": name, "login": True}
+        for place, name in enumerate(HOSTILE)
+    ]
+    report = await trial.plan(*specs)
+    assert {one.action for one in report.objects} == {PlannedAction.CREATE}
+    assert "\x1b" not in render_json(report)
+    await trial.apply(report)
+    found = await trial.home.fetch("SELECT rolname FROM pg_roles WHERE starts_with(rolname, $1)", trial.prefix)
+    assert {row[0] for row in found} == {spec["name"] for spec in specs}
+
+
+async def test_a_hostile_database_name_stays_one_in_the_script(trial: PlanTrial) -> None:
+    name = f"{trial.prefix} host='evil' \"quoted\" \\x"
+    await trial.home.execute(f"CREATE DATABASE {quote_identifier(name)}")
+    role = trial.name("app")
+    report = await trial.plan({"name": role, "privileges": [{"database": name, "onDatabase": ["CONNECT"]}]})
+    await trial.apply(report)
+    granted = await trial.home.fetchval("SELECT datacl::text FROM pg_database WHERE datname = $1", name)
+    assert f"{role}=c/" in granted
+
+
+async def test_an_invalid_document_hides_no_other(trial: PlanTrial) -> None:
+    text = "apiVersion: pgrole.dev/v1alpha1\nkind: PgRole\nmetadata: {name: bad}\nspec: {connectionLimit: many}"
+    report = await trial.plan({"name": trial.name("app")}, text=text)
+    assert [one.action for one in report.objects] == [PlannedAction.FAIL, PlannedAction.CREATE]
+    assert (report.objects[0].name, report.objects[0].place) == (f"{trial.namespace}/bad", "roles.yaml:1")
+    assert "connectionLimit" in report.objects[0].errors[0].message
+
+
+async def test_nothing_is_written_and_no_transaction_id_is_used(trial: PlanTrial, place: Connection) -> None:
+    name = trial.name("old")
+    await trial.home.execute(f"CREATE ROLE {name} CREATEDB")
+    await trial.claim({"name": name})
+    declared = [{"database": trial.prefix, "schemas": [{"name": "app", "access": ["Read"]}]}]
+    before = await trial.home.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())")
+    report = await trial.plan({"name": name, "privileges": declared}, {"name": trial.name("new")})
+    assert report.differs
+    assert await trial.home.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())") == before
+
+
+async def test_a_login_with_pg_monitor_alone_is_told_what_it_did_not_see(trial: PlanTrial, place: Connection) -> None:
+    login, old = trial.name("ci"), trial.name("old")
+    await trial.home.execute(
+        f"CREATE ROLE {login} LOGIN PASSWORD '{PASSWORD}' IN ROLE pg_monitor; CREATE ROLE {old} CREATEDB LOGIN"
+    )
+    spec = {
+        "name": old,
+        "login": True,
+        "password": {"disabled": True},
+        "privileges": [{"database": trial.prefix, "onDatabase": ["CONNECT"]}],
+    }
+    await trial.claim(spec)
+    report = await trial.plan(spec, {**spec, "name": trial.name("new")}, dsn=trial.server.dsn(login, password=PASSWORD))
+    changed, created = report.objects
+    assert (changed.action, created.action) == (PlannedAction.CHANGE, PlannedAction.CREATE)
+    assert words(changed) == ["~createdb: true -> false", f"+CONNECT on database {trial.prefix}"]
+    assert changed.notes == ("password: not compared",)
+    assert any("pgrole.claim" in note for note in report.notes)
+    assert any("pg_authid" in note for note in report.notes)
+
+
+async def test_a_login_that_may_read_claims_sees_whose_a_role_is(trial: PlanTrial) -> None:
+    login, old = trial.name("ci"), trial.name("old")
+    await trial.home.execute(
+        f"CREATE ROLE {login} LOGIN PASSWORD '{PASSWORD}' IN ROLE pg_monitor; CREATE ROLE {old};"
+        f"GRANT SELECT ON pgrole.claim TO {login}"
+    )
+    report = await trial.plan({"name": old}, dsn=trial.server.dsn(login, password=PASSWORD))
+    assert report.objects[0].action is PlannedAction.REFUSE
+    assert not any("pgrole.claim" in note for note in report.notes)
+
+
+async def test_a_schema_that_would_run_code_is_not_read(servers: Servers, database: str) -> None:
+    """In a database without the controller's schema, someone made one."""
+    connection = await asyncpg.connect(database)
+    try:
+        await connection.execute(
+            "CREATE SCHEMA pgrole; CREATE SEQUENCE pgrole.called;"
+            "CREATE VIEW pgrole.claim AS SELECT 'x'::text AS role_name WHERE 1 / (nextval('pgrole.called') - 1) > 0"
+        )
+        manifests = parse_manifests("a.yaml", json.dumps({**SPEC, "metadata": {"name": "p-trap"}, "spec": {}}), "shop")
+        choice = ServerChoice(
+            dsn=database, server=None, kubeconfig=None, context=None, namespace=None, own_namespace="pgrole-system"
+        )
+        report = await plan_files(manifests, choice)
+        assert [one.action for one in report.objects] == [PlannedAction.CREATE]
+        assert not await connection.fetchval("SELECT is_called FROM pgrole.called")
+    finally:
+        await connection.close()
+
+
+async def test_a_server_that_does_not_answer_fails_every_object(trial: PlanTrial) -> None:
+    report = await trial.plan({"name": trial.name("app")}, dsn="postgresql://nobody@127.0.0.1:1/nowhere")
+    assert report.failed
+    assert report.objects[0].errors[0].reason == "ServerNotReady"
+
+
+@pytest.mark.parametrize(("output", "code"), [("text", 3), ("json", 3), ("sql", 3)], ids=["text", "json", "sql"])
+async def test_the_command_itself(trial: PlanTrial, tmp_path: Path, output: str, code: int) -> None:
+    file = tmp_path / "roles.yaml"
+    file.write_text(trial.write({"name": trial.name("app"), "login": True}), encoding="utf-8")
+    ended = await run_command(trial.server.dsn(), "-f", str(tmp_path), "-o", output)
+    assert ended.returncode == code, ended.stderr
+    assert trial.name("app") in ended.stdout
+    if output == "json":
+        (one,) = json.loads(ended.stdout)["objects"]
+        assert (one["action"], one["place"]) == ("create", f"{file}:1")
+
+
+async def test_the_exit_code_tells_what_happened(trial: PlanTrial, tmp_path: Path) -> None:
+    name = trial.name("app")
+    await trial.home.execute(f"CREATE ROLE {name}")
+    await trial.claim({"name": name})
+    file = tmp_path / "roles.yaml"
+    file.write_text(trial.write({"name": name}), encoding="utf-8")
+    dsn = trial.server.dsn()
+    assert (await run_command(dsn, "-f", str(file))).returncode == 0
+    assert (await run_command(dsn, "-f", str(tmp_path / "missing.yaml"))).returncode == 2
+    file.write_text("kind: PgRole\napiVersion: pgrole.dev/v1alpha1\nmetadata: {name: x}\nspec: 1", encoding="utf-8")
+    assert (await run_command(dsn, "-f", str(file))).returncode == 1
+
+
+async def run_command(dsn: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = {"PGROLE_DSN": dsn, "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    command = [sys.executable, "-m", "pgrole_controller", "plan", *arguments]
+    run = partial(subprocess.run, command, env=environment, capture_output=True, text=True, check=False)
+    ended: subprocess.CompletedProcess[str] = await anyio.to_thread.run_sync(run)
+    return ended

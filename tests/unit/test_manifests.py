@@ -1,0 +1,123 @@
+"""commands/manifests.py: what is read of files, and that an error is one of its own document."""
+
+from pathlib import Path
+
+import pytest
+
+from pgrole_controller.commands import manifests
+from pgrole_controller.commands.manifests import parse_manifests, read_manifests
+from pgrole_controller.core.request import Key
+from pgrole_controller.settings import WrongSetting
+
+ROLE = "apiVersion: pgrole.dev/v1alpha1\nkind: PgRole\nmetadata: {name: %s}\nspec: {}\n"
+
+
+def test_documents_of_any_form_are_read_and_other_kinds_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{ROLE % 'a'}---\napiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\n")
+    (tmp_path / "b.json").write_text(
+        '{"kind": "List", "apiVersion": "v1", "items": [{"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole",'
+        '"metadata": {"name": "b", "namespace": "bank"}, "spec": {"login": true}}]}'
+    )
+    (tmp_path / "notes.txt").write_text("not: [yaml")
+    (tmp_path / ".hidden.yaml").write_text("not: [yaml")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.yml").write_text(ROLE % "c")
+    found = read_manifests([str(tmp_path)], "shop")
+    assert [one.key for one in found.roles] == [Key("shop", "a"), Key("bank", "b"), Key("shop", "c")]
+    assert found.roles[1].pgrole.spec.login
+    assert found.wrong == ()
+
+
+def test_each_error_has_its_line_and_hides_no_other() -> None:
+    text = (
+        ROLE % "a"
+        + "---\n"
+        + ROLE % "Wrong_Name"
+        + "---\nnot: [yaml\n---\n"
+        + (ROLE % "bad").replace("spec: {}", "spec: {connectionLimit: many}")
+        + "---\njust text\n---\n"
+        + ROLE % "a"
+        + "---\n"
+        + ROLE % "b"
+    )
+    found = parse_manifests("f.yaml", text, "shop")
+    assert [one.key.name for one in found.roles] == ["a", "b"]
+    assert [one.place for one in found.wrong] == ["f.yaml:6", "f.yaml:12", "f.yaml:13", "f.yaml:18", "f.yaml:20"]
+    messages = [one.error.message for one in found.wrong]
+    assert "metadata.name" in messages[0]
+    assert "not YAML" in messages[1]
+    assert "connectionLimit" in messages[2]
+    assert found.wrong[2].key == Key("shop", "bad")
+    assert "twice, first in f.yaml:1" in messages[4]
+
+
+def test_times_stay_text_as_in_kubernetes() -> None:
+    text = (ROLE % "a").replace("spec: {}", "spec: {comment: 2027-01-01, validUntil: 2027-01-01T00:00:00Z}")
+    (one,) = parse_manifests("f.yaml", text, "shop").roles
+    assert one.pgrole.spec.comment == "2027-01-01"
+    assert one.pgrole.spec.valid_until is not None
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        (
+            "a: &a [1,1,1,1,1,1,1,1]\n"
+            + "".join(f"b{n}: &b{n} [{'*a,' * 9 if not n else f'*b{n - 1},' * 9}]\n" for n in range(9)),
+            "values",
+        ),
+        ("&a [*a]", "contains it"),
+        ("[" * 5000, "not YAML"),
+        ("a: !!python/object/apply:os.system [echo]", "not YAML"),
+        ("? [a]\n: b", "not YAML"),
+    ],
+    ids=["laughs", "cycle", "deep", "python", "list as key"],
+)
+def test_hostile_documents_are_refused_at_once(document: str, why: str) -> None:
+    found = parse_manifests("f.yaml", f"{document}\n---\n{ROLE % 'fine'}", "shop")
+    assert [one.key.name for one in found.roles] == ["fine"]
+    assert why in found.wrong[0].error.message or "nested" in found.wrong[0].error.message
+
+
+def test_the_size_of_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "LARGEST_FILE", 2**20)
+    (tmp_path / "a.yaml").write_text("#" * (2**20 + 1))
+    with pytest.raises(WrongSetting, match="larger than 1 MiB"):
+        read_manifests([str(tmp_path / "a.yaml")], "shop")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", None], ids=["not UTF-8", "missing"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "a.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(WrongSetting, match=r"a\.yaml"):
+        read_manifests([str(file)], "shop")
+
+
+def test_a_server_is_read_and_an_invalid_one_is_an_error() -> None:
+    text = "apiVersion: pgrole.dev/v1alpha1\nkind: PgServer\nmetadata: {name: main}\nspec: {}\n"
+    found = parse_manifests("f.yaml", text, "shop")
+    assert (found.servers, len(found.wrong)) == ((), 1)
+    assert 'PgServer "main"' in found.wrong[0].error.message
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ("{conectionLimit: 5}", "spec.conectionLimit"),
+        ("{connection_limit: 5}", "spec.connection_limit"),
+        ("{memberOf: [{role: a}, {role: b, amdin: true}]}", "spec.memberOf[1].amdin"),
+        ("{privileges: [{database: d, schemas: [{name: s, access: [Read], excpet: [t]}]}]}", "schemas[0].excpet"),
+    ],
+)
+def test_a_misspelled_field_is_an_error_as_for_kubectl(spec: str, field: str) -> None:
+    found = parse_manifests("f.yaml", (ROLE % "a").replace("{}", spec), "shop")
+    assert found.roles == ()
+    assert field in found.wrong[0].error.message
+
+
+def test_maps_with_free_keys_have_no_unknown_fields() -> None:
+    spec = "{parameters: {app.tenant: x, work_mem: 8MB}, databaseParameters: [{database: d, parameters: {a.b: c}}]}"
+    found = parse_manifests("f.yaml", (ROLE % "a").replace("{}", spec), "shop")
+    assert found.wrong == ()

@@ -1,0 +1,87 @@
+"""commands/plan_output.py: what is printed, whatever a name contains."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from pgrole_controller.commands.plan_model import (
+    PlannedAction,
+    PlannedChange,
+    PlannedObject,
+    PlannedSql,
+    PlanReport,
+    Sign,
+)
+from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.request import Key
+
+HOSTILE = "a\x1b[2J\nb\u202e\udc80"
+
+
+def planned(text: str) -> PlannedObject:
+    return PlannedObject(
+        "shop/app",
+        "roles.yaml:1",
+        text,
+        "default",
+        PlannedAction.CHANGE,
+        (PlannedChange(Sign.ADDED, "login", text, text),),
+        (PlannedSql("", (f"-- {text}",)), PlannedSql(text, ("SELECT 1",))),
+        refusals=(Refused(Reason.NOT_ALLOWED, text),),
+        notes=(text,),
+        key=Key("shop", "app"),
+    )
+
+
+def printed(report: PlanReport, *, terminal: bool) -> str:
+    stream = io.StringIO()
+    print_plan(Console(file=stream, markup=False, highlight=False, force_terminal=terminal, no_color=False), report)
+    return stream.getvalue()
+
+
+def test_nothing_in_a_name_reaches_the_terminal() -> None:
+    said = printed(PlanReport((planned(HOSTILE),), (HOSTILE,)), terminal=False)
+    assert not {"\x1b", "\u202e", "\udc80"} & set(said)
+    assert "\\x1b[2J\\nb" in said
+
+
+def test_additions_are_green_on_a_terminal_only() -> None:
+    report = PlanReport((planned("plain"),))
+    assert "\x1b[32m    + plain" in printed(report, terminal=True)
+    assert "\x1b" not in printed(report, terminal=False)
+
+
+def test_json_is_valid_whatever_a_name_contains() -> None:
+    found = json.loads(render_json(PlanReport((planned(HOSTILE),))))
+    assert found["counts"] == {"change": 1}
+    assert found["objects"][0]["refusals"][0]["reason"] == "NotAllowed"
+    render_json(PlanReport((planned(HOSTILE),))).encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("database", "line"),
+    [
+        ("orders", "\\connect -reuse-previous=on \"dbname='orders'\""),
+        ("a'b\\c\"d", '\\connect -reuse-previous=on "dbname=\'a\\\'b\\\\c""d\'"'),
+        ("postgresql://evil/x", "\\connect -reuse-previous=on \"dbname='postgresql://evil/x'\""),
+    ],
+)
+def test_a_database_is_connected_to_by_its_name(database: str, line: str) -> None:
+    one = PlannedObject("shop/app", sql=(PlannedSql(database, ("SELECT 1",)),), action=PlannedAction.CHANGE)
+    assert line in render_sql(PlanReport((one,))).splitlines()
+
+
+def test_a_database_that_no_line_can_name_is_left_out_of_the_script() -> None:
+    one = PlannedObject("shop/app", sql=(PlannedSql("a\nb", ("SELECT 1",)),), action=PlannedAction.CHANGE)
+    script = render_sql(PlanReport((one,)))
+    assert "SELECT 1" not in script
+    assert "left out" in script
+    assert all(line.startswith(("--", "\\")) for line in script.splitlines() if line)
+
+
+def test_the_last_line_counts() -> None:
+    assert printed(PlanReport(()), terminal=False).splitlines()[-1] == "nothing to do: 0 objects as declared"
+    assert printed(PlanReport((planned("x"),)), terminal=False).splitlines()[-1] == "1 object: 1 change"

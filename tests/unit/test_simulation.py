@@ -1,0 +1,78 @@
+"""core/simulation.py: what one object creates is there for the others."""
+
+from dataclasses import replace
+
+from pgrole_controller.core.claim import Owner
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.diff import Create, GrantMembership
+from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.policy import Policy, Reached, References
+from pgrole_controller.core.role import Membership, Role
+from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate, split_late
+from pgrole_controller.core.state import Desired, Observed, Server
+
+SERVER = Server(1, frozenset({"controller"}), "cluster", Address("host", 5432, "postgres", "disable"))
+POLICY = Policy(attributes=frozenset({"createdb", "superuser"}))
+
+
+def one(name: str, *groups: str, policy: Policy = POLICY, superuser: bool = False) -> SimulatedObject:
+    role = Role(name, superuser=superuser, member_of=tuple(Membership(group) for group in sorted(groups)))
+    return SimulatedObject(Desired(Owner("cluster", "shop", "ns", name, f"uid-{name}"), role), Observed(), policy)
+
+
+def joined(simulation: Simulation, place: int) -> list[str]:
+    plan = simulation.decisions[place]
+    assert isinstance(plan, Plan)
+    return [change.membership.role for change in plan.changes if isinstance(change, GrantMembership)]
+
+
+def test_a_chain_is_joined_in_any_order() -> None:
+    for objects in ([one("a", "b"), one("b", "c"), one("c")], [one("c"), one("b", "c"), one("a", "b")]):
+        found = simulate(objects, SERVER)
+        assert set(found.created) == {"a", "b", "c"}
+        assert sorted(group for place in range(3) for group in joined(found, place)) == ["b", "c"]
+
+
+def test_what_nobody_creates_is_still_waited_for() -> None:
+    found = simulate([one("a", "b", "nowhere"), one("b")], SERVER)
+    assert joined(found, 0) == ["b"]
+    plan = found.decisions[0]
+    assert isinstance(plan, Plan)
+    assert [error.reason for error in plan.pending] == [Reason.MEMBERSHIP_PENDING]
+
+
+def test_a_new_superuser_cannot_be_joined_by_a_pattern() -> None:
+    found = simulate([one("a", "b"), one("b", superuser=True)], SERVER)
+    plan = found.decisions[0]
+    assert isinstance(plan, Plan)
+    assert [type(change) for change in plan.changes] == [Create], "as in the controller's first round"
+    assert isinstance(plan.pending[0], Refused)
+    named = replace(POLICY, member_of=("b",))
+    assert joined(simulate([one("a", "b", policy=named), one("b", superuser=True)], SERVER), 0) == ["b"]
+
+
+def test_what_a_new_role_reaches_in_existing_ones_counts() -> None:
+    references = References(groups={"files": ("pg_read_server_files",)}, reached={"files": (Reached("files"),)})
+    low = one("a", "b")
+    middle = one("b", "files", policy=replace(POLICY, member_of=("*", "files", "pg_read_server_files")))
+    middle = replace(middle, observed=Observed(references=references))
+    plan = simulate([low, middle], SERVER).decisions[0]
+    assert isinstance(plan, Plan)
+    assert "pg_read_server_files" in plan.pending[0].message
+
+
+def test_an_error_of_one_object_is_its_own() -> None:
+    error = Transient(Reason.DATABASE_ERROR, "not readable")
+    found = simulate([replace(one("a"), observed=error), one("b")], SERVER)
+    assert found.decisions[0] is error
+    assert isinstance(found.decisions[1], Plan)
+
+
+def test_memberships_in_new_roles_come_late() -> None:
+    found = simulate([one("a", "b"), one("b")], SERVER)
+    plan = found.decisions[0]
+    assert isinstance(plan, Plan)
+    early, late = split_late(plan.changes, found.created)
+    assert [type(change) for change in early] == [Create]
+    assert [type(change) for change in late] == [GrantMembership]
