@@ -30,6 +30,7 @@ class ObjectUsers:
     """Who may use an object.
 
     `users`: roles that have more than every role has, without superusers, by name: the first of `total`.
+    `public_obstacles`: what not every role has that it needs besides.
     """
 
     object: DatabaseObject
@@ -37,6 +38,7 @@ class ObjectUsers:
     superusers: tuple[int, ...]
     users: tuple[RoleAccess, ...]
     total: int
+    public_obstacles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def who_can(judge: AccessJudge, of: AccessObject, around: Surroundings, most: in
             break
         privileges = SubjectJudge(judge, oid).privileges(of)
         own = tuple(one for one in privileges if any(route.source is not Source.PUBLIC for route in one.routes))
-        if own:
+        if own and not _is_predefined(own):
             acting = own[0].routes[0].chain.acting
             users.append(RoleAccess(oid, own, obstacles.of(acting, oid, around.schema)))
     return ObjectUsers(
@@ -97,6 +99,16 @@ def who_can(judge: AccessJudge, of: AccessObject, around: Surroundings, most: in
         superusers=tuple(sorted(judge.superusers, key=graph.name)),
         users=tuple(users),
         total=total or len(users),
+        public_obstacles=obstacles.of(PUBLIC, PUBLIC, around.schema),
+    )
+
+
+def _is_predefined(privileges: Sequence[EffectivePrivilege]) -> bool:
+    """Whether it is pg_read_all_data or the like itself. Their members are shown."""
+    return all(
+        len(route.chain.roles) == 1 and route.source in (Source.PREDEFINED, Source.PUBLIC)
+        for one in privileges
+        for route in one.routes
     )
 
 
@@ -148,7 +160,7 @@ def what_can(
         within = schemas.get(obj.schema) if obj.kind is not ObjectKind.SCHEMA else None
         for privileges in _by_route(one.privileges(group.acl)):
             acting = privileges[0].routes[0].chain.acting
-            lacking = () if obj.kind is ObjectKind.DATABASE else obstacles.of(acting, subject, within)
+            lacking = obstacles.of(acting, subject, within)
             schema = "" if obj.kind is ObjectKind.SCHEMA else obj.schema
             key = (obj.kind, schema, tuple(map(_signature, privileges)), lacking)
             count = group.acl.count

@@ -148,6 +148,9 @@ class _State(NamedTuple):
 class ChainSearch:
     """Finds the chains from any role to one holder. It reads the part of the graph that leads to the holder, once.
 
+    Each chain of roles is found once: `SET ROLE` names the first role from which on all memberships inherit, but never
+    the subject.
+
     `itself`: SET ROLE must name the holder, because what it has is not inherited: SUPERUSER.
     """
 
@@ -165,14 +168,15 @@ class ChainSearch:
                     left.append(before)
 
     def _preceding(self, state: _State) -> Iterator[_State]:
+        """States from which this one follows, unless they are the subject's."""
         for edge in self._graph.members(state.role):
             if state.acting and edge.inherit:
                 yield _State(edge.member, acting=True)
-            if edge.set_role:
+            if edge.set_role and not (state.acting and edge.inherit):
                 yield _State(edge.member, acting=False)
 
     def _following(self, state: _State, *, first: bool) -> Iterator[_State]:
-        """Each chain of roles is found once: `SET ROLE` names the first role from which on all memberships inherit."""
+        """`first`: the state is the subject's."""
         for edge in self._graph.groups(state.role):
             if state.acting:
                 if edge.inherit:
@@ -189,10 +193,10 @@ class ChainSearch:
     def chains(self, subject: int, *, after_set_role: bool, most: int) -> tuple[tuple[Chain, ...], int]:
         """The shortest chains, at most `most`, and how many there are (MOST_COUNTED: that many or more)."""
         start = _State(subject, acting=not after_set_role)
-        if start not in self._away:
+        if start != self._end and not any(self._following(start, first=True)):
             return (), 0
         found: list[Chain] = []
-        heap: list[tuple[int, tuple[int, ...], int, bool]] = [(self._away[start], (subject,), 0, start.acting)]
+        heap: list[tuple[int, tuple[int, ...], int, bool]] = [(0, (subject,), 0, start.acting)]
         for _ in range(_MOST_STEPS):
             if not heap or len(found) >= most:
                 break
@@ -206,7 +210,18 @@ class ChainSearch:
                     place = len(roles) if after.acting and not acting else switch
                     length = len(roles) + self._away[after]
                     heappush(heap, (length, (*roles, after.role), place, after.acting))
-        return tuple(found), max(len(found), self._count(start))
+        return tuple(found) or (self._shortest(start),), max(1, len(found), self._count(start))
+
+    def _shortest(self, start: _State) -> Chain:
+        """For chains with more roles than a search has steps."""
+        roles, state, switch = [start.role], start, 0
+        while state != self._end:
+            after = min(self._following(state, first=len(roles) == 1), key=self._away.__getitem__)
+            if after.acting and not state.acting:
+                switch = len(roles)
+            roles.append(after.role)
+            state = after
+        return Chain(tuple(roles), switch if state.acting else len(roles) - 1)
 
     def _count(self, start: _State) -> int:
         """The number of chains; of those through a cycle, which does not exist, none is counted."""

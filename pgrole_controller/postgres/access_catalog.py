@@ -4,7 +4,7 @@ Names are sent as bytes: they need not be UTF-8 (`rows.Row.text`).
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
@@ -14,11 +14,12 @@ from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.effective_access import AccessObject
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.object_patterns import normalize_arguments
 from pgrole_controller.core.role_graph import AccessRole, GroupEdge, RoleGraph
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_rows import CATALOGS, kind_of, pair, read_entries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.rows import Row, fetch, first
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 
 #: server_version_num of the first version in which each membership has its own INHERIT.
 INHERIT_BY_GRANT_SINCE = 160000
@@ -27,7 +28,6 @@ INHERIT_BY_GRANT_SINCE = 160000
 MOST_ACLS = 20_000
 MOST_NAMES = 10_000
 
-_MOST_OVERLOADS = 100
 _MOST_NEAR = 5
 _CATALOG_OIDS = {name: oid for oid, name in CATALOGS.items()}
 
@@ -86,6 +86,22 @@ async def read_role_graph(connection: Connection) -> RoleGraph:
     return RoleGraph(roles, edges)
 
 
+async def read_version(connection: Connection) -> int:
+    """server_version_num. Raises PgRoleError."""
+    row = await fetch_row(connection, "", "SELECT current_setting('server_version_num')::int AS version")
+    return row.get("version", int)
+
+
+def find_role(graph: RoleGraph, name: str) -> int:
+    """The oid of the role with this name. Raises Refused, with near names, if there is none."""
+    for oid, role in graph.roles.items():
+        if role.name == name:
+            return oid
+    near = get_close_matches(name, (role.name for role in graph.roles.values()), n=_MOST_NEAR)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise Refused(Reason.INVALID_SPEC, f'role "{name}" does not exist{hint}')
+
+
 async def read_databases(connection: Connection) -> list[SeenDatabase]:
     """The databases of the server by name, without templates. Raises PgRoleError."""
     found = []
@@ -115,8 +131,15 @@ class ObjectName:
     arguments: str | None = None
 
     def __str__(self) -> str:
-        words = quote_identifier(self.schema) + ("" if self.name is None else f".{quote_identifier(self.name)}")
+        words = ".".join(_spell(part) for part in (self.schema, self.name) if part is not None)
         return words if self.arguments is None else f"{words}({self.arguments})"
+
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
+
+
+def _spell(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else quote_identifier(name)
 
 
 _PART = re.compile(r'"((?:[^"]|"")+)"|([^\s".(]+)')
@@ -176,44 +199,85 @@ async def find_object(connection: Connection, name: ObjectName, database: Access
 
 
 async def _locate(connection: Connection, name: ObjectName) -> tuple[str, int]:
-    routine = 0
+    found = await fetch(connection, "", _query(connection, "find"), name.schema, name.name)
+    places = [(CATALOGS.get(row.get("catalog", int), ""), row.get("oid", int), row.text("arguments")) for row in found]
+    relations = [] if name.arguments is not None else [place for place in places if place[0] != "pg_proc"]
+    routines = [place for place in places if place[0] == "pg_proc"]
     if name.arguments is not None:
-        row = first(await fetch(connection, "", "SELECT coalesce(to_regprocedure($1)::oid, 0::oid) AS oid", str(name)))
-        routine = row.get("oid", int)
-    found = []
-    if name.arguments is None or routine:
-        found = await fetch(connection, "", queries.access("find"), name.schema, name.name, routine)
-    places = [(CATALOGS.get(row.get("catalog", int), ""), row.get("oid", int)) for row in found]
-    relations = [place for place in places if place[0] != "pg_proc"]
-    if relations or len(places) == 1:
-        return (relations or places)[0]
-    if places:
-        shown = ", ".join(f"{name}({row.get('arguments', str)})" for row in found[:_MOST_NEAR])
-        raise Refused(Reason.INVALID_SPEC, f"{name} is the name of {len(places)} routines: choose one, e.g. {shown}")
+        wanted = _canonical_types(name.arguments)
+        fitting = [place for place in routines if wanted == _canonical_types(place[2])]
+        if not fitting and routines:
+            raise Refused(Reason.INVALID_SPEC, f"{name} does not exist in this database; {_list(name, routines)}")
+        routines = fitting
+    if relations or len(routines) == 1:
+        catalog, oid, _ = (relations or routines)[0]
+        return catalog, oid
+    if routines:
+        raise Refused(Reason.INVALID_SPEC, f"{name} is the name of several routines; {_list(name, routines)}")
     raise Refused(Reason.INVALID_SPEC, await _explain_missing(connection, name))
 
 
+#: Names of types that SQL has besides those that PostgreSQL shows.
+_ALIASES = {
+    "int": "integer",
+    "int2": "smallint",
+    "int4": "integer",
+    "int8": "bigint",
+    "float4": "real",
+    "float8": "double precision",
+    "bool": "boolean",
+    "varchar": "character varying",
+    "char": "character",
+    "decimal": "numeric",
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+    "time": "time without time zone",
+    "timetz": "time with time zone",
+}
+
+
+def _canonical_types(arguments: str) -> list[str]:
+    found = []
+    for one in normalize_arguments(arguments).split(","):
+        plain = one.strip().removeprefix("pg_catalog.")
+        array = "[]" if plain.endswith("[]") else ""
+        element = plain.removesuffix("[]")
+        found.append(_ALIASES.get(element, element) + array)
+    return found
+
+
+def _list(name: ObjectName, routines: Sequence[tuple[str, int, str]]) -> str:
+    shown = [str(replace(name, arguments=arguments)) for _, _, arguments in sorted(routines)[:_MOST_NEAR]]
+    more = f" and {len(routines) - _MOST_NEAR} more" if len(routines) > _MOST_NEAR else ""
+    return f"there are {', '.join(shown)}{more}"
+
+
 async def _explain_missing(connection: Connection, name: ObjectName) -> str:
-    database = connection.get_settings()
-    del database
     rows = await fetch(connection, "", _query(connection, "near"), name.schema, name.name)
-    known = {(row.text("schema"), row.text("name")) for row in rows}
-    schemas = sorted({schema for schema, one in known if not one})
-    if name.schema not in schemas:
-        what, near = f"schema {quote_identifier(name.schema)} does not exist", [ObjectName(one) for one in schemas]
+    known = [ObjectName(row.text("schema"), row.text("name") or None) for row in rows]
+    exists = any(one == ObjectName(name.schema) for one in known)
+    what = str(name) if exists or name.name is None else f"schema {ObjectName(name.schema)}"
+    what = f"schema {name}" if name.name is None else what
+    if exists or name.name is None:
+        wanted, near = (name.name or name.schema), [one for one in known if (one.name is None) == (name.name is None)]
     else:
-        what = f"{name} does not exist"
-        near = [ObjectName(schema, one) for schema, one in sorted(known) if one and schema == name.schema]
-    near += [ObjectName(schema, one) for schema, one in sorted(known) if one and schema != name.schema]
-    words = {str(one).lower().replace('"', ""): str(one) for one in reversed(near)}
-    wanted = str(ObjectName(name.schema, name.name)).lower().replace('"', "")
-    if name.schema not in schemas and name.name is not None:
-        wanted = name.schema.lower()
-    close = get_close_matches(wanted, list(words), n=_MOST_NEAR, cutoff=0.6)
-    same = [str(one) for one in near if name.name is not None and (one.name or "").lower() == name.name.lower()]
-    shown = list(dict.fromkeys([*same[:_MOST_NEAR], *(words[one] for one in close)]))[:_MOST_NEAR]
+        wanted, near = name.schema, [one for one in known if one.name is None or one.name.lower() == name.name.lower()]
+    shown = _nearest(wanted, near)
     hint = f"; did you mean {' or '.join(shown)}?" if shown else ""
-    return f"{what} in this database{hint}"
+    return f"{what} does not exist in this database{hint}"
+
+
+def _nearest(wanted: str, names: Sequence[ObjectName]) -> list[str]:
+    """The names whose last part is like this one: the same but for case, one in the other, or almost the same."""
+    by_part: dict[str, list[str]] = {}
+    for one in names:
+        by_part.setdefault((one.name or one.schema).lower(), []).append(str(one))
+    wanted = wanted.lower()
+    containing = [
+        part for part in by_part if len(wanted) > 1 and (wanted in part or (len(part) > 2 and part in wanted))
+    ]
+    parts = [wanted, *sorted(containing, key=len), *get_close_matches(wanted, list(by_part), n=_MOST_NEAR)]
+    return list(dict.fromkeys(one for part in parts for one in by_part.get(part, ())))[:_MOST_NEAR]
 
 
 async def read_objects(connection: Connection, roles: Collection[int], *, everything: bool) -> ReadObjects:

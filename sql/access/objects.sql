@@ -83,7 +83,7 @@ CROSS JOIN LATERAL (
     FROM aclexplode(coalesce(g.acl, acldefault(g.initial, g.owner))) AS a
     WHERE a.grantee = ANY ($1::oid[]) OR a.grantee = 0
 ) AS e
-WHERE g.catalog = 'pg_namespace'::regclass OR e.named OR b.relation IS NOT NULL
-   OR (g.usual AND (e.grantees IS NOT NULL OR $2))
+WHERE e.named OR b.relation IS NOT NULL
+   OR (g.usual AND (e.grantees IS NOT NULL OR $2 OR g.catalog = 'pg_namespace'::regclass))
 ORDER BY g.catalog, n.nspname, g.kind, g.oid
 LIMIT 20001
