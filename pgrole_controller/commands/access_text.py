@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -158,10 +159,12 @@ def _print_table(console: Console, table: Table) -> None:
     if console.is_terminal:
         console.print(table)
         return
-    with console.capture() as capture:
-        console.print(table)
-    for line in capture.get().splitlines():
-        console.print(line.rstrip())
+    # rich takes half a second for 1,000 rows
+    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    widths = [max(map(cell_len, column)) for column in columns]
+    for row in zip(*columns, strict=True):
+        cells = [cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        console.file.write("  ".join(cells).rstrip() + "\n")
 
 
 def _attributes(role: AccessRole) -> Iterable[str]:

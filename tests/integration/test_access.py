@@ -343,7 +343,8 @@ async def monitored(postgres_server: PostgresServer, database: str) -> AsyncIter
             CREATE ROLE {watcher} LOGIN PASSWORD 'watching'; GRANT pg_monitor TO {watcher};
             CREATE ROLE {owner}; CREATE ROLE {reader}; CREATE ROLE {hostile} LOGIN; GRANT {reader} TO {hostile};
             CREATE SCHEMA app AUTHORIZATION {owner}; CREATE SCHEMA "My Schema"; SET ROLE {owner};
-            CREATE TABLE app.orders (id int, name text); CREATE TABLE app.items (id int); CREATE TABLE app.lines (id int);
+            CREATE TABLE app.orders (id int, name text);
+            CREATE TABLE app.items (id int); CREATE TABLE app.lines (id int);
             CREATE FUNCTION app.fn(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
             CREATE FUNCTION app.fn(text[]) RETURNS int LANGUAGE sql AS 'SELECT 1';
             GRANT SELECT ON ALL TABLES IN SCHEMA app TO {reader}; GRANT UPDATE (name) ON app.orders TO {reader};
@@ -378,7 +379,7 @@ async def test_a_monitoring_login_sees_who_reads_a_table_and_through_what(monito
     assert "\x1b" not in text
     suffix = report.found.acl.object.owner_name.rpartition("_")[2]
     (line,) = [line for line in text.splitlines() if "DROP ROLE" in line]
-    assert line.split("  ")[-1] == f"access_reader_{suffix}"
+    assert line.split()[-1] == f"access_reader_{suffix}"
     assert re.search(r"yes +SELECT, UPDATE \(name\) ", line)
     stored = json.loads(describe_users(report))
     (role,) = [one for one in stored["roles"] if one["role"] == HOSTILE + suffix]
@@ -399,7 +400,7 @@ async def test_a_database_that_it_may_not_enter_is_named_with_the_reason(monitor
     owner = (await look_at_object(monitored.choice, "app", None)).found.acl.object.owner_name
     text = said(await look_at_role(monitored.choice, owner, monitored.database))
     assert "its objects were not read: the login lacks CONNECT on it" in text
-    assert f"database {monitored.database}  TEMPORARY" in text
+    assert re.search(f"database {monitored.database} +TEMPORARY", text)
 
 
 @pytest.mark.parametrize(
