@@ -1,7 +1,66 @@
-"""The command `access`."""
+"""The command `access`: what a role may do and through what, or who may use an object."""
 
 import argparse
+import sys
+from functools import partial
+
+import anyio
+
+from pgrole_controller.commands.access_json import describe_role, describe_users
+from pgrole_controller.commands.access_reading import ObjectReport, look_at_object, look_at_role
+from pgrole_controller.commands.access_text import print_role, print_users
+from pgrole_controller.commands.arguments import DONE, server_choice
+from pgrole_controller.commands.output import finish, make_console
+from pgrole_controller.core.graph_svg import render_svg
+from pgrole_controller.core.membership_graph import MembershipGraph, around_role, render_dot, towards_object
 
 
 def run(options: argparse.Namespace) -> int:
-    raise NotImplementedError(options)
+    """Returns the exit code. Raises WrongSetting if no server is named."""
+    return finish(partial(anyio.run, _run, options))
+
+
+async def _run(options: argparse.Namespace) -> int:
+    choice, form = server_choice(options), options.output
+    if options.on is None:
+        report = await look_at_role(choice, options.role, options.database)
+        if form == "text":
+            print_role(make_console(), report)
+        elif form == "json":
+            sys.stdout.write(describe_role(report))
+        else:
+            _draw(around_role(report.graph, report.role), form)
+    else:
+        users = await look_at_object(choice, options.on, options.database)
+        if form == "text":
+            print_users(make_console(), users)
+        elif form == "json":
+            sys.stdout.write(describe_users(users))
+        else:
+            _draw(_picture(users), form)
+    return DONE
+
+
+def _draw(graph: MembershipGraph, form: str) -> None:
+    sys.stdout.write(render_dot(graph) if form == "dot" else render_svg(graph))
+
+
+def _picture(report: ObjectReport) -> MembershipGraph:
+    """The roles that the object's ACL names; predefined roles and superusers only if a user's shortest way has them."""
+    holders: dict[int, list[str]] = {}
+    for entry in report.found.acl.entries:
+        shown = f"{entry.privilege} ({entry.column})" if entry.column else entry.privilege
+        names = holders.setdefault(entry.grantee, [])
+        if shown not in names:
+            names.append(shown)
+    for user in report.users.users:
+        for privilege in user.privileges:
+            end = privilege.routes[0].chain.roles[-1]
+            if end not in report.graph.roles or privilege.privilege in holders.setdefault(end, []):
+                continue
+            if not privilege.column:
+                holders[end].append(privilege.privilege)
+    obj = report.found.acl.object
+    label = obj.label.removeprefix(f"{obj.kind.value.lower()} ")
+    note = f"{obj.kind.value.lower()} in {report.database}, owner {obj.owner_name}"
+    return towards_object(report.graph, label, {role: names for role, names in holders.items() if names}, note)

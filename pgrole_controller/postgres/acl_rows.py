@@ -59,6 +59,14 @@ class AclGroup:
     versions: tuple[int, ...]
 
 
+def kind_of(catalog: int, kind: str) -> ObjectKind | None:
+    """`catalog`: its oid. `kind`: relkind, for relations. None: not a kind with an ACL."""
+    name = CATALOGS.get(catalog)
+    if name is None:
+        return None
+    return _RELATION_KINDS.get(kind) if name == "pg_class" else _KINDS[name]
+
+
 def read_group(row: Row) -> AclGroup:
     catalog = CATALOGS.get(row.get("catalog", int))
     if catalog is None:

@@ -56,6 +56,13 @@ def privileges(name: str, *, objects: str = "", raw: bool = False) -> str:
 
 
 @cache
+def access(name: str, *, raw: bool = False) -> str:
+    """One question about who may use what. `raw`: as in `privileges`."""
+    question = resources.text("sql", "access", f"{name}.sql")
+    return _SENT.sub(r"convert_to(\1, 'SQL_ASCII')", question) if raw else question
+
+
+@cache
 def install() -> str:
     """All of schema pgrole in the home database as one script, in the order of the file names in both folders."""
     return "\n".join(text for _, text in sorted(_home_only() + _every_database()))

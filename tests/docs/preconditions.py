@@ -35,6 +35,21 @@ END
 until kubectl get pgs reports -o jsonpath='{{.metadata.finalizers}}' | grep pgrole.dev/in-use; do :; done
 kubectl delete pgs reports --wait=false
 """,
+    "docs/access.md": """
+psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN" <<'END'
+CREATE ROLE orders_owner; CREATE ROLE orders_writer; CREATE ROLE orders_reader; CREATE ROLE orders_app LOGIN;
+CREATE ROLE alice LOGIN; CREATE ROLE bob LOGIN;
+GRANT orders_reader TO orders_writer; GRANT orders_writer TO orders_app; GRANT orders_reader TO bob WITH INHERIT FALSE;
+CREATE DATABASE orders;
+\\connect orders
+CREATE SCHEMA app AUTHORIZATION orders_owner;
+SET ROLE orders_owner;
+CREATE TABLE app.orders (id int, name text); CREATE TABLE app.t1 (id int); CREATE TABLE app.t2 (id int);
+GRANT USAGE ON SCHEMA app TO orders_reader; GRANT SELECT ON ALL TABLES IN SCHEMA app TO orders_reader;
+GRANT INSERT, UPDATE ON app.orders TO orders_writer; GRANT SELECT (name), UPDATE (name) ON app.orders TO alice;
+END
+export PGROLE_DSN="${ADMIN_DSN%/*}/orders"
+""",
     "docs/claims.md": """
 pgrole-controller sql | psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN"
 psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN" <<'END'

@@ -1,0 +1,200 @@
+"""Who may use one object, and what one role may do in a database, folded into few lines."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pgrole_controller.core.acl import DatabaseObject, ObjectKind
+from pgrole_controller.core.effective_access import (
+    PUBLIC,
+    AccessJudge,
+    AccessObject,
+    EffectivePrivilege,
+    Route,
+    Source,
+    SubjectJudge,
+)
+from pgrole_controller.core.role_graph import Chain
+
+
+@dataclass(frozen=True, slots=True)
+class RoleAccess:
+    """What one role may do with one object. `obstacles`: what else it lacks to use that, in words."""
+
+    role: int
+    privileges: tuple[EffectivePrivilege, ...]
+    obstacles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectUsers:
+    """Who may use an object.
+
+    `users`: roles that have more than every role has, without superusers, by name: the first of `total`.
+    `public_obstacles`: what not every role has that it needs besides.
+    """
+
+    object: DatabaseObject
+    public: tuple[EffectivePrivilege, ...]
+    superusers: tuple[int, ...]
+    users: tuple[RoleAccess, ...]
+    total: int
+    public_obstacles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an object is in: without USAGE on the schema, or CONNECT on the database, privileges on it are useless."""
+
+    database: AccessObject | None = None
+    schema: AccessObject | None = None
+
+
+class Obstacles:
+    """Which roles lack CONNECT on the database or USAGE on a schema."""
+
+    def __init__(self, judge: AccessJudge, database: AccessObject | None) -> None:
+        self._judge = judge
+        self._database = database
+        self._connecting = None if database is None else judge.holders(database, "CONNECT")
+        self._using: dict[int, set[int]] = {}
+
+    def of(self, acting: int, subject: int, schema: AccessObject | None) -> tuple[str, ...]:
+        """What a role lacks, in words. `acting`: the role that it sets to use the privilege, or itself."""
+        lacking = []
+        role = self._judge.graph.roles.get(subject)
+        if self._database is not None and self._connecting is not None and (role is None or role.login):  # noqa: SIM102
+            if not self._connecting & {subject, PUBLIC}:
+                lacking.append(f"CONNECT on database {self._database.object.name}")
+        if schema is not None:
+            using = self._using.get(schema.object.id.oid)
+            if using is None:
+                using = self._using[schema.object.id.oid] = self._judge.holders(schema, "USAGE")
+            if not using & {acting, PUBLIC}:
+                lacking.append(f"USAGE on schema {schema.object.name}")
+        return tuple(lacking)
+
+
+def who_can(judge: AccessJudge, of: AccessObject, around: Surroundings, most: int) -> ObjectUsers:
+    """The roles that may use an object; at most `most` of them with their privileges."""
+    graph = judge.graph
+    direct = judge.holders(of) - {PUBLIC}
+    names = graph.roles
+    found = {oid for oid in graph.setting(direct) if oid in names} - judge.superusers
+    ordered = sorted(found, key=lambda oid: (graph.name(oid), oid))
+    obstacles = Obstacles(judge, around.database)
+    users: list[RoleAccess] = []
+    total = 0
+    for oid in ordered:
+        if len(users) >= most:
+            total = len(ordered)
+            break
+        privileges = SubjectJudge(judge, oid).privileges(of)
+        own = tuple(one for one in privileges if any(route.source is not Source.PUBLIC for route in one.routes))
+        if own and not _is_predefined(own):
+            acting = own[0].routes[0].chain.acting
+            users.append(RoleAccess(oid, own, obstacles.of(acting, oid, around.schema)))
+    return ObjectUsers(
+        object=of.object,
+        public=tuple(_public(of)),
+        superusers=tuple(sorted(judge.superusers, key=graph.name)),
+        users=tuple(users),
+        total=total or len(users),
+        public_obstacles=obstacles.of(PUBLIC, PUBLIC, around.schema),
+    )
+
+
+def _is_predefined(privileges: Sequence[EffectivePrivilege]) -> bool:
+    """Whether it is pg_read_all_data or the like itself. Their members are shown."""
+    return all(
+        len(route.chain.roles) == 1 and route.source in (Source.PREDEFINED, Source.PUBLIC)
+        for one in privileges
+        for route in one.routes
+    )
+
+
+def _public(of: AccessObject) -> Iterable[EffectivePrivilege]:
+    for entry in of.entries:
+        if entry.grantee == PUBLIC:
+            route = Route(Chain((PUBLIC,)), Source.PUBLIC, entry.grantor_name)
+            yield EffectivePrivilege(entry.privilege, entry.column, (route,), 1, entry.grantable)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLine:
+    """Objects of one kind and schema on which a role has the same privileges by the same route.
+
+    `names`: the first of `count`, sorted. `total`: how many objects of the kind the schema has; 0: unknown.
+    """
+
+    kind: ObjectKind
+    schema: str
+    names: tuple[str, ...]
+    count: int
+    total: int
+    privileges: tuple[EffectivePrivilege, ...]
+    obstacles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedObjects:
+    """Objects with the same owner and ACL. `names`: of the first of them; of routines with their arguments."""
+
+    acl: AccessObject
+    names: tuple[str, ...]
+
+
+def what_can(
+    judge: AccessJudge,
+    subject: int,
+    groups: Sequence[NamedObjects],
+    totals: Mapping[tuple[str, ObjectKind], int],
+    around: Surroundings,
+    schemas: Mapping[str, AccessObject],
+) -> list[AccessLine]:
+    """What a role may do with these objects, the database and schemas first. `totals`: objects by schema and kind."""
+    one = SubjectJudge(judge, subject)
+    obstacles = Obstacles(judge, around.database)
+    folded: dict[tuple[object, ...], AccessLine] = {}
+    for group in groups:
+        obj = group.acl.object
+        within = schemas.get(obj.schema) if obj.kind is not ObjectKind.SCHEMA else None
+        for privileges in _by_route(one.privileges(group.acl)):
+            acting = privileges[0].routes[0].chain.acting
+            lacking = obstacles.of(acting, subject, within)
+            schema = "" if obj.kind is ObjectKind.SCHEMA else obj.schema
+            key = (obj.kind, schema, tuple(map(_signature, privileges)), lacking)
+            count = group.acl.count
+            before = folded.get(key)
+            total = totals.get((schema, obj.kind), 0)
+            names = group.names if before is None else (*before.names, *group.names)
+            count += 0 if before is None else before.count
+            folded[key] = AccessLine(obj.kind, schema, tuple(sorted(names)), count, total, privileges, lacking)
+    return sorted(
+        folded.values(), key=lambda line: (_ORDER[line.kind], line.schema, line.kind, -line.count, line.names)
+    )
+
+
+_FIRST = (ObjectKind.DATABASE, ObjectKind.SCHEMA)
+_LATER = (
+    ObjectKind.TYPE,
+    ObjectKind.LANGUAGE,
+    ObjectKind.FOREIGN_DATA_WRAPPER,
+    ObjectKind.FOREIGN_SERVER,
+    ObjectKind.LARGE_OBJECT,
+)
+#: The database, then schemas, then what is in schemas, then kinds that no PgRole can declare.
+_ORDER = {
+    kind: _FIRST.index(kind) if kind in _FIRST else 3 + _LATER.index(kind) if kind in _LATER else 2
+    for kind in ObjectKind
+}
+
+
+def _signature(one: EffectivePrivilege) -> tuple[object, ...]:
+    return (one.privilege, one.column, one.grantable, one.routes[0].chain, one.routes[0].source)
+
+
+def _by_route(privileges: Iterable[EffectivePrivilege]) -> Iterable[tuple[EffectivePrivilege, ...]]:
+    found: dict[tuple[object, ...], list[EffectivePrivilege]] = {}
+    for one in privileges:
+        found.setdefault((one.routes[0].chain, one.routes[0].source), []).append(one)
+    return map(tuple, found.values())

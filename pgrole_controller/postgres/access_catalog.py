@@ -1,0 +1,346 @@
+"""Reads who may use what: roles, memberships, and ACLs with all their entries. A login without privileges can read it.
+
+Names are sent as bytes: they need not be UTF-8 (`rows.Row.text`).
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from difflib import get_close_matches
+
+from pgrole_controller.core.access_report import NamedObjects, Surroundings
+from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.ddl import quote_identifier
+from pgrole_controller.core.effective_access import AccessObject
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.object_patterns import normalize_arguments
+from pgrole_controller.core.role_graph import AccessRole, GroupEdge, RoleGraph
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.acl_rows import CATALOGS, kind_of, pair, read_entries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row
+
+#: server_version_num of the first version in which each membership has its own INHERIT.
+INHERIT_BY_GRANT_SINCE = 160000
+
+#: Distinct ACLs that are read of one database, and names of objects that have the same one.
+MOST_ACLS = 20_000
+MOST_NAMES = 10_000
+
+_MOST_NEAR = 5
+_CATALOG_OIDS = {name: oid for oid, name in CATALOGS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDatabase:
+    """A database of the server. `refusal`: why its objects cannot be read; empty if they may be."""
+
+    acl: AccessObject
+    current: bool
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundObject:
+    """The object that was asked for, and what it is in. `unchanged_since`: its ACL was last written then or earlier."""
+
+    acl: AccessObject
+    around: Surroundings
+    unchanged_since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadObjects:
+    """Objects of one database by their ACLs. `cut`: there are more ACLs than MOST_ACLS."""
+
+    groups: tuple[NamedObjects, ...]
+    totals: Mapping[tuple[str, ObjectKind], int]
+    schemas: Mapping[str, AccessObject]
+    cut: bool
+
+
+async def read_role_graph(connection: Connection) -> RoleGraph:
+    """All roles and memberships of the server. Raises PgRoleError."""
+    roles = [
+        AccessRole(
+            row.get("oid", int),
+            row.text("name"),
+            superuser=row.get("superuser", bool),
+            login=row.get("login", bool),
+            inherit=row.get("inherit", bool),
+            bypass_rls=row.get("bypass_rls", bool),
+        )
+        for row in await fetch(connection, "", _query(connection, "roles"))
+    ]
+    edges = [
+        GroupEdge(
+            row.get("member", int),
+            row.get("group_role", int),
+            inherit=row.get("inherit", bool),
+            set_role=row.get("set_role", bool),
+            admin=row.get("admin", bool),
+        )
+        for row in await fetch(connection, "", _query(connection, "memberships"))
+    ]
+    return RoleGraph(roles, edges)
+
+
+async def read_version(connection: Connection) -> int:
+    """server_version_num. Raises PgRoleError."""
+    row = await fetch_row(connection, "", "SELECT current_setting('server_version_num')::int AS version")
+    return row.get("version", int)
+
+
+def find_role(graph: RoleGraph, name: str) -> int:
+    """The oid of the role with this name. Raises Refused, with near names, if there is none."""
+    for oid, role in graph.roles.items():
+        if role.name == name:
+            return oid
+    near = get_close_matches(name, (role.name for role in graph.roles.values()), n=_MOST_NEAR)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise Refused(Reason.INVALID_SPEC, f'role "{name}" does not exist{hint}')
+
+
+async def read_databases(connection: Connection) -> list[SeenDatabase]:
+    """The databases of the server by name, without templates. Raises PgRoleError."""
+    found = []
+    for row in await fetch(connection, "", _query(connection, "databases")):
+        name, owner = row.text("name"), row.get("owner", int)
+        obj = DatabaseObject(ObjectId("pg_database", row.get("oid", int)), ObjectKind.DATABASE, "", name, owner, "")
+        refusal = ""
+        if not row.get("allowed", bool):
+            refusal = "it takes no connections (ALLOW_CONNECTIONS false)"
+        elif not row.get("connects", bool):
+            refusal = "the login lacks CONNECT on it"
+        elif _UNSENDABLE.search(name):
+            refusal = "its name is not UTF-8"
+        found.append(SeenDatabase(AccessObject(obj, tuple(read_entries(row))), row.get("current", bool), refusal))
+    return found
+
+
+_UNSENDABLE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectName:
+    """A name as users write it. `name` None: of a schema. `arguments` None: none were given."""
+
+    schema: str
+    name: str | None = None
+    arguments: str | None = None
+
+    def __str__(self) -> str:
+        words = ".".join(_spell(part) for part in (self.schema, self.name) if part is not None)
+        return words if self.arguments is None else f"{words}({self.arguments})"
+
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
+
+
+def _spell(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else quote_identifier(name)
+
+
+_PART = re.compile(r'"((?:[^"]|"")+)"|([^\s".(]+)')
+
+
+def read_object_name(text: str) -> ObjectName:
+    """Reads SCHEMA, SCHEMA.NAME or SCHEMA.NAME(TYPES), by PostgreSQL's rules for quotes and case. Raises Refused."""
+    parts: list[str] = []
+    place, arguments = 0, None
+    text = text.strip()
+    while place < len(text):
+        found = _PART.match(text, place)
+        if found is None or len(parts) == 2:
+            raise _misspelt(text)
+        quoted, plain = found.groups()
+        parts.append(quoted.replace('""', '"') if quoted is not None else plain.lower())
+        place = found.end()
+        if text[place : place + 1] == "." and place + 1 < len(text):
+            place += 1
+        elif text[place : place + 1] == "(" and text.endswith(")") and len(parts) == 2:
+            arguments, place = text[place + 1 : -1].strip(), len(text)
+        elif place < len(text):
+            raise _misspelt(text)
+    if not parts or "\0" in text:
+        raise _misspelt(text)
+    return ObjectName(parts[0], parts[1] if len(parts) > 1 else None, arguments)
+
+
+def _misspelt(text: str) -> Refused:
+    return Refused(
+        Reason.INVALID_SPEC,
+        f'--on {text}: expected SCHEMA.NAME, SCHEMA.ROUTINE(TYPES) or SCHEMA; quote odd names: "My Schema"."a.b"',
+    )
+
+
+async def find_object(connection: Connection, name: ObjectName, database: AccessObject) -> FoundObject:
+    """The object with this name, with its ACL. Raises Refused, with near names, unless there is exactly one."""
+    place = ObjectId(*await _locate(connection, name))
+    rows = await fetch(connection, "", _query(connection, "object"), _CATALOG_OIDS[place.catalog], place.oid)
+    acls: dict[ObjectId, AccessObject] = {}
+    changed: list[datetime] = []
+    for row in rows:
+        one = _access_object(row)
+        column = row.text("column_name")
+        entries = tuple(replace(entry, column=column) for entry in one.entries) if column else one.entries
+        known = acls.get(one.object.id)
+        acls[one.object.id] = one if known is None else replace(known, entries=(*known.entries, *entries))
+        if column and known is None:
+            acls[one.object.id] = replace(one, entries=entries)
+        at = row.find("changed_at", datetime)
+        if at is not None and one.object.id == place:
+            changed.append(at)
+    if place not in acls:
+        raise Refused(Reason.INVALID_SPEC, f"{name} was dropped meanwhile: run the command again")
+    schema = next((one for key, one in acls.items() if key.catalog == "pg_namespace" and key != place), None)
+    return FoundObject(acls[place], Surroundings(database, schema), max(changed, default=None))
+
+
+async def _locate(connection: Connection, name: ObjectName) -> tuple[str, int]:
+    found = await fetch(connection, "", _query(connection, "find"), name.schema, name.name)
+    places = [(CATALOGS.get(row.get("catalog", int), ""), row.get("oid", int), row.text("arguments")) for row in found]
+    relations = [] if name.arguments is not None else [place for place in places if place[0] != "pg_proc"]
+    routines = [place for place in places if place[0] == "pg_proc"]
+    if name.arguments is not None:
+        wanted = _canonical_types(name.arguments)
+        fitting = [place for place in routines if wanted == _canonical_types(place[2])]
+        if not fitting and routines:
+            raise Refused(Reason.INVALID_SPEC, f"{name} does not exist in this database; {_list(name, routines)}")
+        routines = fitting
+    if relations or len(routines) == 1:
+        catalog, oid, _ = (relations or routines)[0]
+        return catalog, oid
+    if routines:
+        raise Refused(Reason.INVALID_SPEC, f"{name} is the name of several routines; {_list(name, routines)}")
+    raise Refused(Reason.INVALID_SPEC, await _explain_missing(connection, name))
+
+
+#: Names of types that SQL has besides those that PostgreSQL shows.
+_ALIASES = {
+    "int": "integer",
+    "int2": "smallint",
+    "int4": "integer",
+    "int8": "bigint",
+    "float4": "real",
+    "float8": "double precision",
+    "bool": "boolean",
+    "varchar": "character varying",
+    "char": "character",
+    "decimal": "numeric",
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+    "time": "time without time zone",
+    "timetz": "time with time zone",
+}
+
+
+def _canonical_types(arguments: str) -> list[str]:
+    found = []
+    for one in normalize_arguments(arguments).split(","):
+        plain = one.strip().removeprefix("pg_catalog.")
+        array = "[]" if plain.endswith("[]") else ""
+        element = plain.removesuffix("[]")
+        found.append(_ALIASES.get(element, element) + array)
+    return found
+
+
+def _list(name: ObjectName, routines: Sequence[tuple[str, int, str]]) -> str:
+    shown = [str(replace(name, arguments=arguments)) for _, _, arguments in sorted(routines)[:_MOST_NEAR]]
+    more = f" and {len(routines) - _MOST_NEAR} more" if len(routines) > _MOST_NEAR else ""
+    return f"there are {', '.join(shown)}{more}"
+
+
+async def _explain_missing(connection: Connection, name: ObjectName) -> str:
+    rows = await fetch(connection, "", _query(connection, "near"), name.schema, name.name)
+    known = [ObjectName(row.text("schema"), row.text("name") or None) for row in rows]
+    exists = any(one == ObjectName(name.schema) for one in known)
+    what = str(name) if exists or name.name is None else f"schema {ObjectName(name.schema)}"
+    what = f"schema {name}" if name.name is None else what
+    if exists or name.name is None:
+        wanted, near = (name.name or name.schema), [one for one in known if (one.name is None) == (name.name is None)]
+    else:
+        wanted, near = name.schema, [one for one in known if one.name is None or one.name.lower() == name.name.lower()]
+    shown = _nearest(wanted, near)
+    hint = f"; did you mean {' or '.join(shown)}?" if shown else ""
+    return f"{what} does not exist in this database{hint}"
+
+
+def _nearest(wanted: str, names: Sequence[ObjectName]) -> list[str]:
+    """The names whose last part is like this one: the same but for case, one in the other, or almost the same."""
+    by_part: dict[str, list[str]] = {}
+    for one in names:
+        by_part.setdefault((one.name or one.schema).lower(), []).append(str(one))
+    wanted = wanted.lower()
+    containing = [
+        part for part in by_part if len(wanted) > 1 and (wanted in part or (len(part) > 2 and part in wanted))
+    ]
+    parts = [wanted, *sorted(containing, key=len), *get_close_matches(wanted, list(by_part), n=_MOST_NEAR)]
+    return list(dict.fromkeys(one for part in parts for one in by_part.get(part, ())))[:_MOST_NEAR]
+
+
+async def read_objects(connection: Connection, roles: Collection[int], *, everything: bool) -> ReadObjects:
+    """Objects on which one of these roles, or every role, holds something, in the database of the connection.
+
+    `everything`: objects of PostgreSQL users without such entries, too. Raises PgRoleError.
+    """
+    rows = await fetch(
+        connection, "", _query(connection, "objects"), sorted(roles), everything, MOST_NAMES, seconds=_SECONDS
+    )
+    groups = [NamedObjects(*one) for one in map(_group, rows[:MOST_ACLS])]
+    totals: dict[tuple[str, ObjectKind], int] = {}
+    for row in await fetch(connection, "", _query(connection, "totals")):
+        key = row.text("schema"), _kind(row)
+        totals[key] = totals.get(key, 0) + row.get("count", int)
+    schemas = {one.acl.object.name: one.acl for one in groups if one.acl.object.kind is ObjectKind.SCHEMA}
+    return ReadObjects(tuple(groups), totals, schemas, cut=len(rows) > MOST_ACLS)
+
+
+#: Time limit of the one long query, in seconds.
+_SECONDS = 60.0
+
+
+def _group(row: Row) -> tuple[AccessObject, tuple[str, ...]]:
+    names = row.texts("names")
+    kind = _kind(row)
+    obj = DatabaseObject(
+        id=ObjectId(CATALOGS[row.get("catalog", int)], row.get("oid", int)),
+        kind=kind,
+        schema=row.text("schema"),
+        name=names[0] if names else "",
+        owner=row.get("owner", int),
+        owner_name=row.text("owner_name"),
+    )
+    entries = list(read_entries(row))
+    columns = row.texts("columns")
+    whole = len(entries) - len(columns)
+    if whole < 0:
+        raise row.wrong("columns")
+    named = [replace(entry, column=column) for column, entry in pair(row, columns, entries[whole:], "columns")]
+    return AccessObject(obj, (*entries[:whole], *named), row.get("count", int)), names
+
+
+def _access_object(row: Row) -> AccessObject:
+    kind = _kind(row)
+    obj = DatabaseObject(
+        id=ObjectId(CATALOGS[row.get("catalog", int)], row.get("oid", int)),
+        kind=kind,
+        schema=row.text("schema"),
+        name=row.text("name"),
+        owner=row.get("owner", int),
+        owner_name=row.text("owner_name"),
+        arguments=row.text("arguments"),
+    )
+    return AccessObject(obj, tuple(read_entries(row)))
+
+
+def _kind(row: Row) -> ObjectKind:
+    kind = kind_of(row.get("catalog", int), row.get("kind", str))
+    if kind is None:
+        raise row.wrong("kind")
+    return kind
+
+
+def _query(connection: Connection, name: str) -> str:
+    return queries.access(name, raw=connection.get_settings().server_encoding == "SQL_ASCII")

@@ -1,0 +1,438 @@
+"""`pgrole-controller access`: it says what PostgreSQL's has_*_privilege functions say, and through what."""
+
+import io
+import json
+import os
+import random
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.commands.access_json import describe_users
+from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, look_at_object, look_at_role
+from pgrole_controller.commands.access_text import print_role, print_users
+from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.output import make_console
+from pgrole_controller.core.access_report import NamedObjects, RoleAccess, who_can
+from pgrole_controller.core.acl import COLUMN_PRIVILEGES, ObjectKind
+from pgrole_controller.core.effective_access import AccessJudge, every_privilege
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.role_graph import RoleGraph
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.access_catalog import (
+    INHERIT_BY_GRANT_SINCE,
+    find_object,
+    read_databases,
+    read_object_name,
+    read_objects,
+    read_role_graph,
+)
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+
+ROLES = tuple(f"access_{letter}" for letter in "abcdefgh")
+PREDEFINED = ("pg_read_all_data", "pg_write_all_data")
+
+#: By the label of an object: its name in SQL, the function that answers for it, its argument, and its kind.
+OBJECTS = {
+    "app.one": ("TABLE", "table", "app.one", ObjectKind.TABLE),
+    "hr.two": ("TABLE", "table", "hr.two", ObjectKind.TABLE),
+    "app.seen": ("TABLE", "table", "app.seen", ObjectKind.VIEW),
+    "app.kept": ("TABLE", "table", "app.kept", ObjectKind.MATERIALIZED_VIEW),
+    "app.far": ("TABLE", "table", "app.far", ObjectKind.FOREIGN_TABLE),
+    "app.seq": ("SEQUENCE", "sequence", "app.seq", ObjectKind.SEQUENCE),
+    "app.fn(integer)": ("FUNCTION", "function", "app.fn(integer)", ObjectKind.ROUTINE),
+    "app.fn(text)": ("FUNCTION", "function", "app.fn(text)", ObjectKind.ROUTINE),
+    "app": ("SCHEMA", "schema", "app", ObjectKind.SCHEMA),
+    "hr": ("SCHEMA", "schema", "hr", ObjectKind.SCHEMA),
+    "app.dom": ("DOMAIN", "type", "app.dom", ObjectKind.TYPE),
+    "plpgsql": ("LANGUAGE", "language", "plpgsql", ObjectKind.LANGUAGE),
+    "access_wrapper": (
+        "FOREIGN DATA WRAPPER",
+        "foreign_data_wrapper",
+        "access_wrapper",
+        ObjectKind.FOREIGN_DATA_WRAPPER,
+    ),
+    "access_server": ("FOREIGN SERVER", "server", "access_server", ObjectKind.FOREIGN_SERVER),
+    "database": ("DATABASE", "database", "{database}", ObjectKind.DATABASE),
+}
+COLUMNS = ("id", "name")
+
+_SETUP = """
+    CREATE SCHEMA app; CREATE SCHEMA hr;
+    CREATE TABLE app.one (id int, name text); CREATE TABLE hr.two (id int, name text);
+    CREATE VIEW app.seen AS SELECT * FROM app.one; CREATE MATERIALIZED VIEW app.kept AS SELECT * FROM app.one;
+    CREATE SEQUENCE app.seq; CREATE DOMAIN app.dom AS int;
+    CREATE FUNCTION app.fn(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+    CREATE FUNCTION app.fn(text) RETURNS int LANGUAGE sql AS 'SELECT 1';
+    CREATE FOREIGN DATA WRAPPER access_wrapper; CREATE SERVER access_server FOREIGN DATA WRAPPER access_wrapper;
+    CREATE FOREIGN TABLE app.far (id int, name text) SERVER access_server;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A database that a transaction fills at random, and that is empty again at its end."""
+
+    connection: Connection
+    database: str
+    version: int
+
+    async def fill(self, choice: random.Random) -> None:
+        await self.connection.execute(_SETUP)
+        for role in ROLES:
+            options = choice.choice(["", "LOGIN", "NOINHERIT", "LOGIN NOINHERIT"])
+            await self.connection.execute(f"CREATE ROLE {role} {options}")
+        if choice.random() < 0.5:
+            await self.connection.execute(f"ALTER ROLE {choice.choice(ROLES)} SUPERUSER")
+        for statement in (*self._memberships(choice), *self._owners(choice), *self._grants(choice)):
+            async with self.connection.transaction():
+                await self.connection.execute(statement)
+
+    def _memberships(self, choice: random.Random) -> list[str]:
+        made = []
+        groups = [*PREDEFINED, *(["pg_maintain"] if self.version >= 170000 else [])]
+        for place, member in enumerate(ROLES):
+            joined = choice.sample(ROLES[place + 1 :], k=min(2, len(ROLES) - place - 1))
+            made += [f"GRANT {group} TO {member}{self._options(choice)}" for group in joined]
+            if choice.random() < 0.15:
+                made.append(f"GRANT {choice.choice(groups)} TO {member}{self._options(choice)}")
+        return made
+
+    def _options(self, choice: random.Random) -> str:
+        if self.version < INHERIT_BY_GRANT_SINCE:
+            return choice.choice(["", " WITH ADMIN OPTION"])
+        options = [f"{name} {choice.choice(['TRUE', 'FALSE'])}" for name in ("INHERIT", "SET", "ADMIN")]
+        return f" WITH {', '.join(options)}"
+
+    def _owners(self, choice: random.Random) -> list[str]:
+        return [
+            f"ALTER {'ROUTINE' if word == 'FUNCTION' else _ALTERED.get(kind, word)} {self._name(name)} "
+            f"OWNER TO {choice.choice(ROLES)}"
+            for word, _, name, kind in OBJECTS.values()
+            if choice.random() < 0.6
+            and kind not in (ObjectKind.LANGUAGE, ObjectKind.FOREIGN_DATA_WRAPPER, ObjectKind.FOREIGN_SERVER)
+        ]
+
+    def _grants(self, choice: random.Random) -> list[str]:
+        made = []
+        for word, _, name, kind in OBJECTS.values():
+            for _ in range(3):
+                privilege = choice.choice(["ALL", *every_privilege(kind, self.version)])
+                to = choice.choice([*ROLES, "PUBLIC"])
+                columns = ""
+                if word == "TABLE" and privilege in COLUMN_PRIVILEGES and choice.random() < 0.5:
+                    columns = f" ({choice.choice(COLUMNS)})"
+                option = " WITH GRANT OPTION" if to != "PUBLIC" and choice.random() < 0.3 else ""
+                made.append(f"GRANT {privilege}{columns} ON {word} {self._name(name)} TO {to}{option}")
+            if choice.random() < 0.4:
+                to = choice.choice([*ROLES, "PUBLIC"])
+                made.append(f"REVOKE ALL ON {word} {self._name(name)} FROM {to} CASCADE")
+        return made
+
+    def _name(self, name: str) -> str:
+        return name.format(database=f'"{self.database}"')
+
+    async def oids(self) -> dict[str, int]:
+        rows = await self.connection.fetch("SELECT rolname, oid FROM pg_roles WHERE rolname = ANY ($1)", list(ROLES))
+        return {row["rolname"]: row["oid"] for row in rows}
+
+    async def facts(self, label: str) -> tuple[dict[tuple[int, str, str], bool], dict[tuple[int, str, str], bool]]:
+        """What PostgreSQL says about all roles: by role, privilege and column, whether it has it, and may grant it."""
+        _, function, name, kind = OBJECTS[label]
+        privileges = every_privilege(kind, self.version)
+        rows = await self.connection.fetch(
+            f"""
+            SELECT r.oid, p.p, '' AS c, has_{function}_privilege(r.oid, $1, p.p) AS has,
+                   has_{function}_privilege(r.oid, $1, p.p || ' WITH GRANT OPTION') AS gives
+            FROM pg_roles AS r, unnest($2::text[]) AS p (p)
+            """,
+            self._raw(name),
+            list(privileges),
+        )
+        if function == "table":
+            rows += await self.connection.fetch(
+                """
+                SELECT r.oid, p.p, c.c, has_column_privilege(r.oid, $1, c.c, p.p) AS has,
+                       has_column_privilege(r.oid, $1, c.c, p.p || ' WITH GRANT OPTION') AS gives
+                FROM pg_roles AS r, unnest($2::text[]) AS p (p), unnest($3::text[]) AS c (c)
+                """,
+                name,
+                sorted(COLUMN_PRIVILEGES),
+                list(COLUMNS),
+            )
+        keys = [(row["oid"], row["p"], row["c"]) for row in rows]
+        has = dict(zip(keys, (row["has"] for row in rows), strict=True))
+        return has, dict(zip(keys, (row["gives"] for row in rows), strict=True))
+
+    def _raw(self, name: str) -> str:
+        return name.format(database=self.database)
+
+    async def settable(self) -> dict[int, set[int]]:
+        how = "SET" if self.version >= INHERIT_BY_GRANT_SINCE else "MEMBER"
+        rows = await self.connection.fetch(
+            "SELECT a.oid AS subject, b.oid AS target FROM pg_roles AS a, pg_roles AS b "
+            f"WHERE pg_has_role(a.oid, b.oid, '{how}')"
+        )
+        found: dict[int, set[int]] = {}
+        for row in rows:
+            found.setdefault(row["subject"], set()).add(row["target"])
+        return found
+
+    async def judge(self) -> tuple[AccessJudge, RoleGraph]:
+        graph = await read_role_graph(self.connection)
+        owner = next(one.acl.object.owner for one in await read_databases(self.connection) if one.current)
+        here = graph.in_database(owner, by_role=self.version < INHERIT_BY_GRANT_SINCE)
+        return AccessJudge(here, self.version), here
+
+
+_ALTERED = {
+    ObjectKind.VIEW: "VIEW",
+    ObjectKind.MATERIALIZED_VIEW: "MATERIALIZED VIEW",
+    ObjectKind.FOREIGN_TABLE: "FOREIGN TABLE",
+}
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def trial(database: str) -> AsyncIterator[Trial]:
+    async with connect(Endpoint(dsn=database), "test") as connection:
+        version = await connection.fetchval("SELECT current_setting('server_version_num')::int")
+        name = await connection.fetchval("SELECT current_database()")
+        yield Trial(connection, name, version)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_every_role_has_what_postgresql_says(trial: Trial, seed: int) -> None:
+    transaction = trial.connection.transaction()
+    await transaction.start()
+    try:
+        await trial.fill(random.Random(seed))
+        judge, graph = await trial.judge()
+        settable = await trial.settable()
+        facts = {label: await trial.facts(label) for label in OBJECTS}
+        compared = 0
+        for subject in (await trial.oids()).values():
+            groups = await _groups(trial, graph, subject)
+            for label, (has, gives) in facts.items():
+                kind = OBJECTS[label][3]
+                found = {}
+                for group in groups[label]:
+                    for one in judge.privileges(subject, group.acl):
+                        found[one.privilege, one.column] = one
+                for (oid, privilege, column), now in has.items():
+                    if oid != subject:
+                        continue
+                    whole, own = found.get((privilege, "")), found.get((privilege, column))
+                    known = [one for one in (whole, own) if one is not None]
+                    after = any(has[role, privilege, column] for role in settable[subject])
+                    where = f"{label} {kind} {privilege} {column} for {graph.name(subject)}"
+                    assert any(not one.after_set_role for one in known) == now, where
+                    assert bool(known) == (now or after), where
+                    if now and kind is not ObjectKind.DATABASE:
+                        best = min(known, key=lambda one: one.after_set_role)
+                        if best.column == column:
+                            assert best.grantable == gives[oid, privilege, column], where
+                    compared += 1
+        assert compared > 500
+    finally:
+        await transaction.rollback()
+
+
+async def _groups(trial: Trial, graph: RoleGraph, subject: int) -> dict[str, list[NamedObjects]]:
+    """What is read for one role, by the objects' labels; of objects that are not read, nothing."""
+    reach = graph.inherited(graph.settable(subject))
+    everything = any(graph.name(oid).startswith("pg_") or graph.roles[oid].superuser for oid in reach)
+    read = await read_objects(trial.connection, reach, everything=everything)
+    found: dict[str, list[NamedObjects]] = {label: [] for label in OBJECTS}
+    for group in read.groups:
+        for name in group.names:
+            obj = group.acl.object
+            label = name if obj.kind is ObjectKind.SCHEMA or not obj.schema else f"{obj.schema}.{name}"
+            if label in found and OBJECTS[label][3] is obj.kind:
+                found[label].append(group)
+    for one in await read_databases(trial.connection):
+        if one.current:
+            found["database"].append(NamedObjects(one.acl, (one.acl.object.name,)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20, 24))
+async def test_who_can_use_an_object_is_who_postgresql_says(trial: Trial, seed: int) -> None:
+    transaction = trial.connection.transaction()
+    await transaction.start()
+    try:
+        await trial.fill(random.Random(seed))
+        judge, graph = await trial.judge()
+        settable = await trial.settable()
+        (here,) = [one.acl for one in await read_databases(trial.connection) if one.current]
+        for label in ("app.one", "hr.two", "app.seen", "app.seq", "app.fn(integer)", "app"):
+            found = await find_object(trial.connection, read_object_name(label), here)
+            users = who_can(judge, found.acl, found.around, 100)
+            listed = {user.role: user for user in users.users}
+            everyone = {(one.privilege, one.column) for one in users.public}
+            has, _ = await trial.facts(label)
+            for oid in (await trial.oids()).values():
+                if oid in users.superusers:
+                    continue
+                privileges = listed[oid].privileges if oid in listed else ()
+                now = {(one.privilege, one.column) for one in privileges if not one.after_set_role} | everyone
+                ever = {(one.privilege, one.column) for one in privileges} | everyone
+                for (role, privilege, column), held in has.items():
+                    if role == oid:
+                        where = f"{label} {privilege} {column} for {graph.name(oid)}"
+                        assert bool(now & {(privilege, ""), (privilege, column)}) == held, where
+                        after = any(has[other, privilege, column] for other in settable[oid])
+                        assert bool(ever & {(privilege, ""), (privilege, column)}) == after, where
+            await _compare_obstacles(trial, listed, found.around.schema is not None)
+    finally:
+        await transaction.rollback()
+
+
+async def _compare_obstacles(trial: Trial, listed: Mapping[int, RoleAccess], in_schema: bool) -> None:
+    for oid, user in listed.items():
+        acting = user.privileges[0].routes[0].chain.acting
+        schema = "app" if any("schema app" in one for one in user.obstacles) else "hr"
+        if in_schema and any(one.startswith("USAGE") for one in user.obstacles):
+            assert not await trial.connection.fetchval(
+                "SELECT has_schema_privilege($1::oid, $2, 'USAGE')", acting, schema
+            )
+        login = await trial.connection.fetchval("SELECT rolcanlogin FROM pg_roles WHERE oid = $1", oid)
+        connects = await trial.connection.fetchval(
+            "SELECT has_database_privilege($1::oid, current_database(), 'CONNECT')", oid
+        )
+        assert any(one.startswith("CONNECT") for one in user.obstacles) == (login and not connects)
+
+
+HOSTILE = "access_\"x'; DROP ROLE y; --\x1b[31m<script>"
+
+
+@dataclass(frozen=True, slots=True)
+class Monitored:
+    """A database with tables and roles, seen by a login that has nothing but pg_monitor."""
+
+    choice: ServerChoice
+    database: str
+    server: PostgresServer
+    dsn: str
+
+    async def run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "pgrole_controller", "access", *arguments]
+        return await anyio.run_process(command, env={**os.environ, "PGROLE_DSN": self.dsn}, check=False)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def monitored(postgres_server: PostgresServer, database: str) -> AsyncIterator[Monitored]:
+    suffix = secrets.token_hex(4)
+    watcher, closed = f"access_watcher_{suffix}", f"access_closed_{suffix}"
+    owner, reader = f"access_owner_{suffix}", f"access_reader_{suffix}"
+    hostile = '"' + (HOSTILE + suffix).replace('"', '""') + '"'
+    roles = (watcher, owner, reader, hostile)
+    connection = await asyncpg.connect(database)
+    try:
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(
+            f"""
+            CREATE ROLE {watcher} LOGIN PASSWORD 'watching'; GRANT pg_monitor TO {watcher};
+            CREATE ROLE {owner}; CREATE ROLE {reader}; CREATE ROLE {hostile} LOGIN; GRANT {reader} TO {hostile};
+            CREATE SCHEMA app AUTHORIZATION {owner}; CREATE SCHEMA "My Schema"; SET ROLE {owner};
+            CREATE TABLE app.orders (id int, name text);
+            CREATE TABLE app.items (id int); CREATE TABLE app.lines (id int);
+            CREATE FUNCTION app.fn(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+            CREATE FUNCTION app.fn(text[]) RETURNS int LANGUAGE sql AS 'SELECT 1';
+            GRANT SELECT ON ALL TABLES IN SCHEMA app TO {reader}; GRANT UPDATE (name) ON app.orders TO {reader};
+            GRANT USAGE ON SCHEMA app TO {reader}; RESET ROLE; CREATE TABLE "My Schema"."a.b" (id int);
+            """
+        )
+        await connection.execute(f"CREATE DATABASE {closed}")
+        await connection.execute(f"REVOKE CONNECT ON DATABASE {closed} FROM PUBLIC")
+        host = f"{postgres_server.host}:{postgres_server.port}"
+        dsn = f"postgresql://{watcher}:watching@{host}/{name}"
+        choice = ServerChoice(
+            dsn=dsn, server=None, kubeconfig=None, context=None, namespace=None, own_namespace="pgrole-system"
+        )
+        yield Monitored(choice, closed, postgres_server, dsn)
+        await connection.execute(f"DROP DATABASE {closed}")
+        for role in roles:
+            await connection.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+    finally:
+        await connection.close()
+
+
+def said(report: ObjectReport | RoleReport) -> str:
+    stream = io.StringIO()
+    console = make_console(stream)
+    print_users(console, report) if isinstance(report, ObjectReport) else print_role(console, report)
+    return stream.getvalue()
+
+
+async def test_a_monitoring_login_sees_who_reads_a_table_and_through_what(monitored: Monitored) -> None:
+    report = await look_at_object(monitored.choice, "App.Orders", None)
+    text = said(report)
+    assert "\x1b" not in text
+    suffix = report.found.acl.object.owner_name.rpartition("_")[2]
+    (line,) = [line for line in text.splitlines() if "DROP ROLE" in line]
+    assert line.split()[-1] == f"access_reader_{suffix}"
+    assert re.search(r"yes +SELECT, UPDATE \(name\) ", line)
+    stored = json.loads(describe_users(report))
+    (role,) = [one for one in stored["roles"] if one["role"] == HOSTILE + suffix]
+    assert role["privileges"][0]["routes"][0]["through"] == [f"access_reader_{suffix}"]
+
+
+async def test_equal_tables_of_a_role_are_one_line(monitored: Monitored) -> None:
+    owner = (await look_at_object(monitored.choice, "app", None)).found.acl.object.owner_name
+    here = (await look_at_object(monitored.choice, "app", None)).database
+    report = await look_at_role(monitored.choice, owner.replace("owner", "reader"), here)
+    lines = said(report).splitlines()
+    assert any(re.match(r"2 of 3 tables in app: items, lines +SELECT +direct$", line) for line in lines), lines
+    assert any(re.match(r"table app.orders +SELECT, UPDATE \(name\) +direct$", line) for line in lines), lines
+    assert not any("My Schema" in line and "table" in line for line in lines)
+
+
+async def test_a_database_that_it_may_not_enter_is_named_with_the_reason(monitored: Monitored) -> None:
+    owner = (await look_at_object(monitored.choice, "app", None)).found.acl.object.owner_name
+    text = said(await look_at_role(monitored.choice, owner, monitored.database))
+    assert "its objects were not read: the login lacks CONNECT on it" in text
+    assert re.search(f"database {monitored.database} +TEMPORARY", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("app.order", "app.order does not exist in this database; did you mean app.orders?"),
+        ("ap.orders", "schema ap does not exist in this database; did you mean app"),
+        ("my.x", 'did you mean "My Schema"?'),
+        ("app.fn", "app.fn is the name of several routines; there are app.fn(integer), app.fn(text[])"),
+        ("app.fn(bigint)", "app.fn(bigint) does not exist in this database; there are app.fn(integer)"),
+        ('"Orders', '--on "Orders: expected SCHEMA.NAME'),
+        ("a.b.c", "--on a.b.c: expected SCHEMA.NAME"),
+        ("app.orders; DROP", "expected SCHEMA.NAME"),
+    ],
+)
+async def test_a_name_of_nothing_is_answered_with_near_names(monitored: Monitored, name: str, answer: str) -> None:
+    with pytest.raises(PgRoleError) as raised:
+        await look_at_object(monitored.choice, name, None)
+    assert answer in raised.value.message
+
+
+@pytest.mark.parametrize("name", ["app.fn(int)", "app.fn( TEXT[] )", '"My Schema"."a.b"', "app", "pg_catalog.pg_class"])
+async def test_names_follow_the_rules_of_sql(monitored: Monitored, name: str) -> None:
+    assert "in database" in said(await look_at_object(monitored.choice, name, None))
+
+
+async def test_the_command_prints_pictures_and_fails_with_one_line(monitored: Monitored) -> None:
+    drawn = await monitored.run("--on", "app.orders", "-o", "svg")
+    assert drawn.returncode == 0, drawn.stderr
+    assert b"<script" not in drawn.stdout
+    assert ElementTree.fromstring(drawn.stdout).tag.endswith("svg")
+    failed = await monitored.run("access_nobody_has_this_name")
+    assert (failed.returncode, failed.stdout) == (1, b"")
+    assert failed.stderr.startswith(b'pgrole-controller: role "access_nobody_has_this_name" does not exist')
+    assert failed.stderr.count(b"\n") == 1

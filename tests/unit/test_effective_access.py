@@ -1,0 +1,170 @@
+"""What a role may do and through what; that it is what PostgreSQL says is proved in integration/test_access.py."""
+
+from collections.abc import Iterable
+
+from pgrole_controller.core.access_report import NamedObjects, Surroundings, what_can, who_can
+from pgrole_controller.core.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.effective_access import (
+    MOST_ROUTES,
+    PUBLIC,
+    AccessJudge,
+    AccessObject,
+    EffectivePrivilege,
+    Source,
+)
+from pgrole_controller.core.role_graph import (
+    MOST_COUNTED,
+    PG_DATABASE_OWNER,
+    PG_READ_ALL_DATA,
+    AccessRole,
+    Chain,
+    ChainSearch,
+    GroupEdge,
+    RoleGraph,
+)
+
+VERSION = 180000
+OWNER, READERS, TEAM, ALICE, BOB, ROOT = range(1, 7)
+NAMES = {OWNER: "owner", READERS: "readers", TEAM: "team", ALICE: "alice", BOB: "bob", ROOT: "root"}
+ROLES = [AccessRole(oid, name, superuser=name == "root", login=name in ("alice", "bob")) for oid, name in NAMES.items()]
+PREDEFINED = [AccessRole(PG_READ_ALL_DATA, "pg_read_all_data"), AccessRole(PG_DATABASE_OWNER, "pg_database_owner")]
+
+
+def judge(*edges: GroupEdge) -> AccessJudge:
+    return AccessJudge(RoleGraph([*ROLES, *PREDEFINED], edges), VERSION)
+
+
+def acl(*entries: tuple[int, str], kind: ObjectKind = ObjectKind.TABLE, name: str = "orders") -> AccessObject:
+    catalog = {ObjectKind.SCHEMA: "pg_namespace", ObjectKind.DATABASE: "pg_database"}.get(kind, "pg_class")
+    obj = DatabaseObject(ObjectId(catalog, 20000), kind, "app", name, OWNER, "owner")
+    return AccessObject(obj, tuple(AclEntry(grantee, OWNER, "owner", privilege) for grantee, privilege in entries))
+
+
+def by_name(privileges: Iterable[EffectivePrivilege]) -> dict[str, EffectivePrivilege]:
+    return {one.privilege: one for one in privileges}
+
+
+def test_the_shortest_way_comes_first_and_the_others_are_kept() -> None:
+    of = judge(GroupEdge(ALICE, TEAM), GroupEdge(TEAM, READERS), GroupEdge(ALICE, READERS))
+    (found,) = of.privileges(ALICE, acl((READERS, "SELECT"), (PUBLIC, "SELECT")))
+    assert [(route.chain.roles, route.source) for route in found.routes] == [
+        ((ALICE,), Source.PUBLIC),
+        ((ALICE, READERS), Source.GRANT),
+        ((ALICE, TEAM, READERS), Source.GRANT),
+    ]
+    assert found.total == 3
+
+
+def test_an_owner_has_only_what_its_acl_says_but_may_grant_it() -> None:
+    found = by_name(judge().privileges(OWNER, acl((OWNER, "SELECT"))))
+    assert set(found) == {"SELECT"}
+    assert found["SELECT"].grantable
+    assert found["SELECT"].routes[0].source is Source.OWNER
+
+
+def test_a_superuser_has_everything_and_does_not_hand_it_down_without_set_role() -> None:
+    of = judge(GroupEdge(ALICE, ROOT), GroupEdge(BOB, ROOT, set_role=False))
+    assert len(of.privileges(ROOT, acl())) == 8
+    after = of.privileges(ALICE, acl())
+    assert len(after) == 8
+    assert all(one.after_set_role and one.routes[0].source is Source.SUPERUSER for one in after)
+    assert of.privileges(BOB, acl()) == []
+
+
+def test_set_role_leads_over_set_memberships_to_inherited_ones() -> None:
+    of = judge(GroupEdge(ALICE, TEAM, inherit=False), GroupEdge(TEAM, READERS, set_role=False))
+    (found,) = of.privileges(ALICE, acl((READERS, "SELECT")))
+    assert found.after_set_role
+    assert found.routes[0].chain == Chain((ALICE, TEAM, READERS), 1)
+    assert found.routes[0].chain.acting == TEAM
+    stuck = judge(GroupEdge(ALICE, TEAM, set_role=False, inherit=False, admin=True), GroupEdge(TEAM, READERS))
+    assert stuck.privileges(ALICE, acl((READERS, "SELECT"))) == []
+
+
+def test_a_member_of_pg_read_all_data_reads_what_no_acl_shows() -> None:
+    of = judge(GroupEdge(ALICE, PG_READ_ALL_DATA))
+    (found,) = of.privileges(ALICE, acl())
+    assert (found.privilege, found.routes[0].source) == ("SELECT", Source.PREDEFINED)
+
+
+def test_only_superusers_change_the_catalogs() -> None:
+    catalog = acl((ALICE, "SELECT"), (ALICE, "UPDATE"))
+    catalog = AccessObject(
+        DatabaseObject(ObjectId("pg_class", 1260), ObjectKind.TABLE, "pg_catalog", "pg_authid", ROOT, "root"),
+        catalog.entries,
+    )
+    assert set(by_name(judge().privileges(ALICE, catalog))) == {"SELECT"}
+
+
+def test_the_owner_of_a_database_is_a_member_of_pg_database_owner_there_only() -> None:
+    graph = RoleGraph([*ROLES, *PREDEFINED], ())
+    schema = acl((PG_DATABASE_OWNER, "CREATE"), kind=ObjectKind.SCHEMA)
+    here = AccessJudge(graph.in_database(ALICE, by_role=False), VERSION)
+    assert set(by_name(here.privileges(ALICE, schema))) == {"CREATE"}
+    assert AccessJudge(graph, VERSION).privileges(ALICE, schema) == []
+
+
+def test_it_says_what_makes_a_privilege_useless() -> None:
+    of = judge(GroupEdge(ALICE, READERS), GroupEdge(BOB, TEAM))
+    table = acl((READERS, "SELECT"), (BOB, "SELECT"))
+    schema, database = (
+        acl((READERS, "USAGE"), kind=ObjectKind.SCHEMA, name="app"),
+        acl((BOB, "CONNECT"), kind=ObjectKind.DATABASE, name="shop"),
+    )
+    users = who_can(of, table, Surroundings(database, schema), 10)
+    lacking = {of.graph.name(user.role): user.obstacles for user in users.users}
+    assert lacking == {
+        "alice": ("CONNECT on database shop",),
+        "bob": ("USAGE on schema app",),
+        "readers": (),
+    }
+
+
+def test_users_are_counted_and_cut() -> None:
+    many = [AccessRole(100 + number, f"user_{number:04}") for number in range(3000)]
+    graph = RoleGraph([*ROLES, *many], [GroupEdge(role.oid, READERS) for role in many])
+    users = who_can(AccessJudge(graph, VERSION), acl((READERS, "SELECT")), Surroundings(), 50)
+    assert (len(users.users), users.total) == (50, 3001)
+
+
+def test_equal_privileges_on_many_tables_are_one_line() -> None:
+    groups = [
+        NamedObjects(AccessObject(acl((ALICE, "SELECT")).object, acl((ALICE, "SELECT")).entries, 239), ("a", "b")),
+        NamedObjects(
+            AccessObject(acl((ALICE, "SELECT")).object, acl((ALICE, "SELECT"), (BOB, "SELECT")).entries), ("c",)
+        ),
+    ]
+    (line,) = what_can(judge(), ALICE, groups, {("app", ObjectKind.TABLE): 240}, Surroundings(), {})
+    assert (line.count, line.total, line.names) == (240, 240, ("a", "b", "c"))
+
+
+def test_a_lattice_of_memberships_does_not_explode() -> None:
+    width, depth = 20, 30
+    roles = [AccessRole(10, "bottom"), AccessRole(11, "top")]
+    roles += [
+        AccessRole(100 + layer * width + one, f"r{layer}_{one}") for layer in range(depth) for one in range(width)
+    ]
+    edges = [GroupEdge(10, 100 + one) for one in range(width)]
+    edges += [
+        GroupEdge(100 + layer * width + one, 100 + (layer + 1) * width + other)
+        for layer in range(depth - 1)
+        for one in range(width)
+        for other in range(width)
+    ]
+    edges += [GroupEdge(100 + (depth - 1) * width + one, 11) for one in range(width)]
+    chains, total = ChainSearch(RoleGraph(roles, edges), 11).chains(10, after_set_role=False, most=MOST_ROUTES)
+    assert len(chains) == MOST_ROUTES
+    assert {len(chain.roles) for chain in chains} == {depth + 2}
+    assert total == MOST_COUNTED
+
+
+def test_a_long_chain_and_a_cycle_end() -> None:
+    length = 10_000
+    roles = [AccessRole(number, str(number)) for number in range(1, length + 1)]
+    edges = [GroupEdge(number, number + 1) for number in range(1, length)]
+    search = ChainSearch(RoleGraph(roles, edges), length)
+    for after_set_role, switch in ((False, 0), (True, 1)):
+        (chain,), total = search.chains(1, after_set_role=after_set_role, most=5)
+        assert (len(chain.roles), chain.switch, total) == (length, switch, 1)
+    cycle = RoleGraph(roles[:3], [GroupEdge(1, 2), GroupEdge(2, 3), GroupEdge(3, 1)])
+    assert ChainSearch(cycle, 3).chains(1, after_set_role=False, most=5)[0][0].roles == (1, 2, 3)
