@@ -248,7 +248,7 @@ def _add_object(
     refusal = find_refusal(found, made.document, policy, references)
     notes = tuple(note for one in folded for note in one.notes)
     if refusal:
-        notes = (f"Refused until the server's policy allows it: {refusal}", *notes)
+        notes = (f"The controller refuses this object as the server is: {refusal}", *notes)
     export.objects.append(replace(made, notes=(*notes, *made.notes)))
 
 
