@@ -1,7 +1,7 @@
 """Measures `export` of a whole server: `python -m bench.export`.
 
-1,000 roles: 800 logins and 200 groups. 10,000 tables in 100 schemas: a group reads each schema, another one writes to it,
-and each login also holds something itself.
+1,000 roles: 800 logins and 200 groups. 10,000 tables in 100 schemas: a group reads each schema, another one writes to
+it, and each login also holds something itself.
 """
 
 import argparse

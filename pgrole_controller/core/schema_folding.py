@@ -90,6 +90,11 @@ class FoldedSchema:
         access = 0 if self.access is None else 1 + len(self.access.exceptions)
         return access + sum(1 + len(one.names) + len(one.columns) for one in self.objects)
 
+    @property
+    def words(self) -> int:
+        """How many privileges its items spell out."""
+        return sum(len(one.privileges) for one in self.objects)
+
 
 def fold_schema(schema: HeldSchema, *, exact: bool = False) -> FoldedSchema:
     """`exact`: list objects by name, so that the declaration does not extend to later ones."""
@@ -104,7 +109,7 @@ def fold_schema(schema: HeldSchema, *, exact: bool = False) -> FoldedSchema:
         some = [(access, way) for access, way in found if way is not None]
         backed = [way for access, way in some if access in schema.defaults and not _exceptions(way)]
         ways = backed or [*(way for _, way in some), *ways]
-    best = min((way for way in ways if way is not None), key=lambda way: way.size)
+    best = min((way for way in ways if way is not None), key=lambda way: (way.size, way.words))
     return FoldedSchema(best.access, best.objects, problem)
 
 
