@@ -103,12 +103,12 @@ def fold_schema(schema: HeldSchema, *, exact: bool = False) -> FoldedSchema:
     if not _is_declarable(schema.name) or is_pattern(schema.name):
         return FoldedSchema(problem="its name cannot be declared")
     problem = _find_problem(schema)
-    ways = [_fold_by_name(schema) if exact else _fold_with(schema, None)]
+    ways: list[FoldedSchema | None] = [_fold_by_name(schema) if exact else _fold_with(schema, None)]
     if not exact and (schema.on_schema is None or "USAGE" in schema.on_schema.privileges):
         found = ((access, _fold_with(schema, access)) for access in ACCESSES)
         some = [(access, way) for access, way in found if way is not None]
         backed = [way for access, way in some if access in schema.defaults and not _exceptions(way)]
-        ways = backed or [*(way for _, way in some), *ways]
+        ways = [*backed] or [*(way for _, way in some), *ways]
     best = min((way for way in ways if way is not None), key=lambda way: (way.size, way.words))
     return FoldedSchema(best.access, best.objects, problem)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pgrole_controller import cli
 from pgrole_controller.commands.export import Export, render
+from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from tests.integration.export_support import (
     OBSERVER,
@@ -49,13 +50,18 @@ async def _start(stack: AsyncExitStack, servers: Servers, steps: Iterable[Step])
 
 
 @pytest.mark.parametrize("name", ["supabase", "zalando", "gitlab"])
-async def test_an_export_changes_nothing_and_makes_an_equal_server(servers: Servers, name: str) -> None:
+async def test_an_export_changes_nothing_and_makes_an_equal_server(
+    servers: Servers, name: str, api_server: ApiServer, namespace: str
+) -> None:
     text = (SETUPS / f"{name}.sql").read_text(encoding="utf-8")
     async with AsyncExitStack() as stack:
         made = await _start(stack, servers, read_script(text))
         exported = await export_from(made.dsn)
         assert exported.errors == []
         await check_unchanged(made.server, exported.objects)
+        for one in exported.objects:
+            path = f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles"
+            await api_server.request("POST", path, one.document, query={"dryRun": "All", "fieldValidation": "Strict"})
         empty = await _start(stack, servers, read_script(text, bare=True))
         await apply_to(empty.server, exported.objects)
         again = await export_from(empty.dsn)
