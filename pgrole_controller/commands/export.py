@@ -87,15 +87,14 @@ async def _run(options: ExportOptions) -> int:
     server = await find_server(options.choice)
     with _progress() as progress:
         exported = await export_roles(server, options, progress)
-    for text in (*exported.warnings, *exported.errors):
+    to_files = options.output_dir is not None
+    for text in dict.fromkeys((*exported.warnings, *exported.errors, *(exported.remarks if to_files else ()))):
         print(f"pgrole-controller: {make_printable(text)}", file=sys.stderr)  # noqa: T201
     code = FAILED if exported.errors else DONE
-    if options.output_dir is None:
-        sys.stdout.write("".join(render(exported)))
-        return code
-    for text in exported.remarks:
-        print(f"pgrole-controller: {make_printable(text)}", file=sys.stderr)  # noqa: T201
-    return code if write_files(exported.objects, options) else FAILED
+    if to_files:
+        return code if write_files(exported.objects, options) else FAILED
+    sys.stdout.write("".join(render(exported)))
+    return code
 
 
 @contextmanager
