@@ -103,7 +103,8 @@ def fold_schema(schema: HeldSchema, *, exact: bool = False) -> FoldedSchema:
     if not _is_declarable(schema.name) or is_pattern(schema.name):
         return FoldedSchema(problem="its name cannot be declared")
     problem = _find_problem(schema)
-    ways: list[FoldedSchema | None] = [_fold_by_name(schema) if exact else _fold_with(schema, None)]
+    by_name = _fold_by_name(schema)
+    ways: list[FoldedSchema | None] = [by_name] if exact else [_fold_with(schema, None), by_name]
     if not exact and (schema.on_schema is None or "USAGE" in schema.on_schema.privileges):
         found = ((access, _fold_with(schema, access)) for access in ACCESSES)
         some = [(access, way) for access, way in found if way is not None]
