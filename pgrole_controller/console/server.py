@@ -103,8 +103,7 @@ class Server:
         self.connections: Connections | None = None
 
     def application(self) -> web.Application:
-        guard = web.middleware(self._guard)
-        app = web.Application(middlewares=[guard], client_max_size=LONGEST_BODY)
+        app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_BODY)
         app.on_response_prepare.append(add_headers)
         app.router.add_get("/healthz", self._answer_probe)
         app.router.add_get("/static/{file}", self._send_static)
@@ -115,6 +114,7 @@ class Server:
         app.router.add_get("/{path:.*}", self._show_page)
         return app
 
+    @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuses what must not be answered, contains errors, and logs, without query and headers."""
         began, status = time.perf_counter(), 500
