@@ -18,6 +18,7 @@ from pgrole_controller.imports import import_plain, startup_imports
 with startup_imports():
     from pgrole_controller.claims.arguments import add_claims
     from pgrole_controller.commands.arguments import add_commands
+    from pgrole_controller.console.arguments import add_console
     from pgrole_controller.dsn import address_of
     from pgrole_controller.settings import (
         DSN,
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_claims(commands)
     add_commands(commands)
+    add_console(commands)
     return parser
 
 
