@@ -25,6 +25,7 @@ class Project:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.http_port = free_port()
+        self.console_port = free_port()
         self.environment = {
             **environment,
             "COMPOSE_PROJECT_NAME": "pgrole-test",
@@ -32,6 +33,7 @@ class Project:
             "DEMO_API_PORT": str(free_port()),
             "DEMO_POSTGRES_PORT": str(free_port()),
             "DEMO_HTTP_PORT": str(self.http_port),
+            "DEMO_CONSOLE_PORT": str(self.console_port),
         }
 
     def docker(self, *arguments: str, fails: bool = False, seconds: float = _SECONDS) -> str:
