@@ -17,7 +17,7 @@ from pgrole_controller.console.arguments import ConsoleArguments
 from pgrole_controller.console.connections import LONGEST_HEADER, Connections
 from pgrole_controller.console.scope import ask_name, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
-from pgrole_controller.console.server import OwnerKey, Pages, ConsoleServer
+from pgrole_controller.console.server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.kube.api_address import ApiAddress

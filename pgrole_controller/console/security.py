@@ -23,11 +23,11 @@ HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-RequestRules": "no-referrer",
-    "Cross-Origin-Opener-RequestRules": "same-origin",
-    "Cross-Origin-Resource-RequestRules": "same-origin",
-    "Cross-Origin-Embedder-RequestRules": "require-corp",
-    "Permissions-RequestRules": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})

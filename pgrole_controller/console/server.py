@@ -27,7 +27,7 @@ from pgrole_controller.console.security import (
     bearer_token,
     is_from_elsewhere,
 )
-from pgrole_controller.console.sessions import Rejected, ViewerSession, Sessions
+from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.logs import describe_error

@@ -13,7 +13,6 @@ import pytest
 import yarl
 
 from pgrole_controller.console import connections, sessions, viewer
-from pgrole_controller.console.security import HEADERS
 from pgrole_controller.local.apiserver import ApiServer
 from tests.integration.console_stand import (
     DEADLINE,
@@ -24,6 +23,17 @@ from tests.integration.console_stand import (
     patch_role,
     run_test_console,
 )
+
+
+EXPECTED = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cache-Control": "no-store",
+}
 
 
 @pytest.fixture
@@ -169,8 +179,10 @@ class TestAnswers:
                 "/events",
             ):
                 async with browser.session.get(path, allow_redirects=False) as answer:
-                    missing = {name for name, value in HEADERS.items() if answer.headers.get(name) != value}
-                    assert not missing, path
+                    assert {name: answer.headers.get(name) for name in EXPECTED} == EXPECTED, path
+                    policy = dict(rule.split(" ", 1) for rule in answer.headers["Content-Security-Policy"].split("; "))
+                    assert policy.pop("default-src") == policy.pop("frame-ancestors") == policy.pop("base-uri")
+                    assert set(policy.values()) == {"'self'"}
                     assert "Server" not in answer.headers
                     answer.close()
 
