@@ -84,5 +84,10 @@ def _round_up(number: int) -> int:
     """Returns the next even number of the form 2, 4, 10, 20, 40, 100: the top of the scale."""
     top = 2
     while top < number:
-        top = next(digit * 2 * 10**power for power in range(20) for digit in _STEPS if digit * 2 * 10**power > top)
+        top = next(
+            digit * 2 * 10**power
+            for power in range(20)
+            for digit in _STEPS
+            if digit * 2 * 10**power > top
+        )
     return top

@@ -106,9 +106,7 @@ class Memberships:
     def _layers(self, start: str, neighbours: Mapping[str, list[str]]) -> list[list[str]]:
         seen, layers, current = {start}, [], [start]
         for _ in range(_DEPTH):
-            found = list(
-                dict.fromkeys(name for each in current for name in neighbours.get(each, ()) if name not in seen)
-            )
+            found = list(dict.fromkeys(name for each in current for name in neighbours.get(each, ()) if name not in seen))
             if not found:
                 break
             seen.update(found)

@@ -70,10 +70,8 @@ def render_fragment(request: PageRequest, snapshot: Snapshot) -> Page:
 def render_login(csrf: str, problem: str) -> str:
     """Returns the form that asks for a token. `problem`: why the last one was not accepted, or empty."""
     main = Markup(environment().get_template("login.html").render(csrf=csrf, problem=problem))
-    return (
-        environment()
-        .get_template("page.html")
-        .render(main=main, title="Sign in", section="", csrf="", viewer="", live=False)
+    return environment().get_template("page.html").render(
+        main=main, title="Sign in", section="", csrf="", viewer="", live=False
     )
 
 
@@ -96,7 +94,9 @@ class ConsolePages:
 
 def _render_main(view: _View, request: PageRequest, snapshot: Snapshot) -> Markup:
     template = environment().get_template(view.template)
-    return Markup(template.render(view=view, snapshot=snapshot, now=request.now, states=RoleState, **view.values))
+    return Markup(
+        template.render(view=view, snapshot=snapshot, now=request.now, states=RoleState, **view.values)
+    )
 
 
 def _find_view(request: PageRequest, snapshot: Snapshot) -> _View:
@@ -134,9 +134,7 @@ def _role(key: Key, snapshot: Snapshot) -> _View:
     if found is None:
         if snapshot.namespaces is not None and key.namespace not in snapshot.namespaces:
             why = f"You may not list PgRoles in namespace {key.namespace}."
-            return _missing(
-                "No such role for you", why, "Ask its administrators for the right to list pgroles.", "roles"
-            )
+            return _missing("No such role for you", why, "Ask its administrators for the right to list pgroles.", "roles")
         why = f"Namespace {key.namespace} has no PgRole {key.name}."
         missing = _missing("Role not found", why, "It may have been deleted.", "roles")
         return replace(missing, watch=f"role/{key}")
@@ -165,4 +163,6 @@ def _server(name: str, request: PageRequest, snapshot: Snapshot) -> _View:
 
 
 def _missing(title: str, why: str, remedy: str, section: str = "") -> _View:
-    return _View("missing.html", title, section, f"{title}. {why}", status=404, values={"why": why, "remedy": remedy})
+    return _View(
+        "missing.html", title, section, f"{title}. {why}", status=404, values={"why": why, "remedy": remedy}
+    )

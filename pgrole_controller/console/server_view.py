@@ -101,7 +101,9 @@ def list_servers(snapshot: Snapshot, summaries: Sequence[RoleSummary]) -> tuple[
     return tuple(sorted([*known, *unseen], key=lambda each: (each.hidden, each.state.rank, each.name)))
 
 
-def view_server(name: str, found: Mapping[str, Any], summaries: Sequence[RoleSummary], now: datetime) -> ServerView:
+def view_server(
+    name: str, found: Mapping[str, Any], summaries: Sequence[RoleSummary], now: datetime
+) -> ServerView:
     spec, status = read_map(found, "spec"), read_map(found, "status")
     declared, ready = _count(summaries)
     summary = _summarize(name, found, declared[name], ready[name])

@@ -73,9 +73,7 @@ def make_role(
     return Key(namespace, name), found
 
 
-def drift(
-    time: str, *fields: str, corrected: bool = True, by: str = "", proof: str = "None", **more: Any
-) -> dict[str, Any]:
+def drift(time: str, *fields: str, corrected: bool = True, by: str = "", proof: str = "None", **more: Any) -> dict[str, Any]:
     cause = {"by": {"login": by, "proof": proof}} if by else {}
     return {"time": time, "fields": list(fields), "corrected": corrected, "count": len(fields), **cause, **more}
 
@@ -207,9 +205,7 @@ def typical() -> Snapshot:
             "drift detected but not corrected, since spec.drift.policy is Report: login, memberOf",
             since=ago(hours=5),
             spec={"drift": {"policy": "Report"}, "memberOf": [{"role": "readers"}]},
-            status={
-                "driftHistory": [drift(ago(hours=5), "login", "memberOf", corrected=False, by="carol", proof="Log")]
-            },
+            status={"driftHistory": [drift(ago(hours=5), "login", "memberOf", corrected=False, by="carol", proof="Log")]},
         ),
         make_role(
             "billing",

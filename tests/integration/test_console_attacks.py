@@ -24,7 +24,6 @@ from tests.integration.console_stand import (
     run_test_console,
 )
 
-
 EXPECTED = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
