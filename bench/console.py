@@ -146,6 +146,23 @@ async def time_page(session: aiohttp.ClientSession, path: str) -> tuple[float, f
     return first, time.perf_counter() - began, len(body)
 
 
+async def time_change(server: ApiServer, session: aiohttp.ClientSession, n: int) -> float:
+    """Seconds from the answer to a write of a status until the page with it was fetched."""
+    path = f"/apis/pgrole.dev/v1alpha1/namespaces/bench/pgroles/role-{n}"
+    obj = await server.request("GET", path)
+    obj["status"]["driftCount"] = obj["status"].get("driftCount", 0) + 1
+    async with session.get("/events", timeout=aiohttp.ClientTimeout(total=60)) as events:
+        await events.content.readline()
+        await server.request("PUT", f"{path}/status", obj)
+        began = time.perf_counter()
+        async for line in events.content:
+            if line.startswith(b"data: ") and f"role/bench/role-{n}".encode() in line:
+                break
+        async with session.get("/", headers={"X-Fragment": "1"}) as answer:
+            await answer.read()
+        return time.perf_counter() - began
+
+
 async def measure(server: ApiServer, viewers: int, tokens: list[str]) -> None:
     async with running_console(server) as console, AsyncExitStack() as stack:
         empty = console.memory
@@ -161,6 +178,8 @@ async def measure(server: ApiServer, viewers: int, tokens: list[str]) -> None:
             times = [await time_page(sessions[0], path) for _ in range(REPEATED)]
             middle = statistics.median(whole for _, whole, _ in times)
             print(f"{re.sub('=.*', '', path):24} {middle:.3f} s, {times[0][2] / 1024:.0f} KiB")
+        delays = [await time_change(server, sessions[0], n) for n in range(REPEATED)]
+        print(f"a changed status is on the page {statistics.median(delays) * 1000:.0f} ms after its write (goal: 300)")
         goal = GOALS.get(viewers)
         against = f" (goal: {goal:.0f})" if goal else ""
         print(f"memory with {viewers} viewers: {console.memory:.0f} MiB{against}; without: {empty:.0f} MiB", flush=True)

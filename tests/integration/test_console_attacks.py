@@ -108,6 +108,17 @@ class TestOtherSites:
             assert await browser.status("/logout", "POST", data={"csrf": csrf}, headers={"Origin": origin}) == 403
             await browser.show()
 
+    async def test_a_form_of_the_console_itself_whose_origin_the_browser_hides_is_accepted(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with logged_in(given, token, namespace) as (_, browser):
+            csrf = {"csrf": await browser.form_token("/")}
+            hidden = {"Origin": "null", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+            for site, status in (("cross-site", 403), ("same-site", 403), ("none", 403), ("same-origin", 303)):
+                sent = {**hidden, "Sec-Fetch-Site": site}
+                assert await browser.status("/logout", "POST", data=csrf, headers=sent) == status
+
     @pytest.mark.parametrize("site", ["cross-site", "same-site"])
     async def test_what_another_site_embeds_or_fetches_is_refused(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, site: str
