@@ -6,8 +6,8 @@ from datetime import datetime
 
 from pgrole_controller.console.drift_entries import HourCount
 
-WIDTH, HEIGHT = 720, 168
-_LEFT, _TOP, _BOTTOM = 40, 12, 28
+WIDTH, HEIGHT = 720, 190
+_LEFT, _TOP, _BOTTOM = 48, 14, 40
 _GAP = 6
 _STEPS = (1, 2, 5)
 
@@ -84,10 +84,5 @@ def _round_up(number: int) -> int:
     """Returns the next even number of the form 2, 4, 10, 20, 40, 100: the top of the scale."""
     top = 2
     while top < number:
-        top = next(
-            digit * 2 * 10**power
-            for power in range(20)
-            for digit in _STEPS
-            if digit * 2 * 10**power > top
-        )
+        top = next(digit * 2 * 10**power for power in range(20) for digit in _STEPS if digit * 2 * 10**power > top)
     return top

@@ -19,7 +19,7 @@ _COLUMN_GAP, _ROW_GAP, _MARGIN = 56, 14, 4
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One role at a place. `key`: its PgRole; None if it has none that the viewer may see. `more`: stands for others."""
+    """One role at a place. `key`: its PgRole; None if the viewer may see none. `more`: how many it stands for."""
 
     name: str
     label: str
@@ -106,7 +106,9 @@ class Memberships:
     def _layers(self, start: str, neighbours: Mapping[str, list[str]]) -> list[list[str]]:
         seen, layers, current = {start}, [], [start]
         for _ in range(_DEPTH):
-            found = list(dict.fromkeys(name for each in current for name in neighbours.get(each, ()) if name not in seen))
+            found = list(
+                dict.fromkeys(name for each in current for name in neighbours.get(each, ()) if name not in seen)
+            )
             if not found:
                 break
             seen.update(found)

@@ -78,12 +78,15 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
 
 def needs_attention(role: RoleSummary, now: datetime) -> bool:
     """Whether someone should look at the role: not while it may yet become Ready by itself within minutes."""
-    if role.state in (RoleState.STALLED, RoleState.DRIFT) or role.reason == "Contested":
+    if role.state in (RoleState.STALLED, RoleState.DRIFT):
         return True
-    return role.state is RoleState.WORKING and role.since is not None and now - role.since > _PATIENCE
+    return (
+        role.state in (RoleState.RETRYING, RoleState.WORKING)
+        and role.since is not None
+        and now - role.since > _PATIENCE
+    )
 
 
 def _urgency(role: RoleSummary) -> tuple[int, float, Key]:
     """Worst first, and the newest of them first."""
-    rank = 0 if role.reason == "Contested" else role.state.rank
-    return (rank, -role.since.timestamp() if role.since else 0.0, role.key)
+    return (role.state.rank, -role.since.timestamp() if role.since else 0.0, role.key)

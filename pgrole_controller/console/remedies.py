@@ -100,13 +100,15 @@ _SERVERS = {
         "An older PgServer names the same live server.",
         "Delete one of the two PgServers, or point this one to another server.",
     ),
-    "InvalidSpec": Remedy("This version of the controller cannot accept the spec.", "Correct the field in the message."),
+    "InvalidSpec": Remedy(
+        "This version of the controller cannot accept the spec.", "Correct the field in the message."
+    ),
 }
 _UNKNOWN = Remedy("", "")
 _MISSING = Remedy("The controller has not processed this object yet.", "Check that the controller runs and leads.")
 _OUTLOOKS = {
     "stalled": "This does not end by itself: someone has to change something.",
-    "working": "The controller keeps trying by itself.",
+    "retrying": "The controller keeps trying by itself.",
 }
 
 

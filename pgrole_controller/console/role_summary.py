@@ -28,6 +28,7 @@ class RoleState(StrEnum):
 
     STALLED = "stalled"
     DRIFT = "drift"
+    RETRYING = "retrying"
     WORKING = "working"
     NEW = "new"
     SUSPENDED = "suspended"
@@ -45,6 +46,7 @@ class RoleState(StrEnum):
 _WORDS = {
     RoleState.STALLED: "Needs action",
     RoleState.DRIFT: "Drift reported",
+    RoleState.RETRYING: "Retrying",
     RoleState.WORKING: "In progress",
     RoleState.NEW: "Not processed",
     RoleState.SUSPENDED: "Suspended",
@@ -165,14 +167,14 @@ def judge(found: Mapping[str, Any]) -> Verdict:
         state = RoleState.SUSPENDED
     elif "DriftDetected" in others or reason == "DriftReported":
         state = RoleState.DRIFT
-    elif "Stalled" in others:
+    elif "Stalled" in others or reason == "Contested":
         state = RoleState.STALLED
     elif ready.get("status") == "True":
         state = RoleState.WORKING if _is_outdated(found) else RoleState.READY
         if state is RoleState.WORKING:
             reason, message = "Progressing", "The spec changed. The controller has not processed the change yet."
     else:
-        state = RoleState.WORKING
+        state = RoleState.WORKING if reason == "Progressing" else RoleState.RETRYING
     return Verdict(state, reason, message, since)
 
 

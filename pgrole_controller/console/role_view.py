@@ -175,7 +175,12 @@ def _declared(spec: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], b
     yield "comment", (read_text(spec, "comment") or "none",), "comment" in spec, True
     yield "password", (_describe_password(spec),), "password" in spec, "password" in spec
     yield "memberOf", tuple(_describe_memberships(spec)) or ("none",), "memberOf" in spec, True
-    yield "parameters", tuple(_describe_parameters(read_map(spec, "parameters"))) or ("none",), "parameters" in spec, True
+    yield (
+        "parameters",
+        tuple(_describe_parameters(read_map(spec, "parameters"))) or ("none",),
+        "parameters" in spec,
+        True,
+    )
     in_databases = tuple(
         f"{read_text(each, 'database', most=256)}: {line}"
         for each in read_maps(spec, "databaseParameters", most=32)
@@ -211,7 +216,9 @@ def _describe_memberships(spec: Mapping[str, Any]) -> Iterator[str]:
 
 def _describe_parameters(parameters: Mapping[str, Any]) -> Iterator[str]:
     for name, value in list(parameters.items())[:64]:
-        yield f"{str(name)[:256]} = {value if isinstance(value, str) else json.dumps(value, default=str)}"[:LONGEST_TEXT]
+        yield f"{str(name)[:256]} = {value if isinstance(value, str) else json.dumps(value, default=str)}"[
+            :LONGEST_TEXT
+        ]
 
 
 def _databases(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[DatabaseView]:
@@ -226,7 +233,7 @@ def _databases(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[D
         elif ready:
             verdict = RoleState.READY
         else:
-            verdict = RoleState.DRIFT if reason == "DriftReported" else RoleState.WORKING
+            verdict = RoleState.DRIFT if reason == "DriftReported" else RoleState.RETRYING
         lines = tuple(_lines(declared[name])) if name in declared else ()
         yield DatabaseView(name, name in declared, verdict, reason, read_text(state, "message"), lines)
 
@@ -252,7 +259,9 @@ def _lines(privileges: Mapping[str, Any]) -> Iterator[DeclaredPrivilege]:
             f"columns {columns}" if columns else "",
         )
     if creators:
-        yield DeclaredPrivilege(f"objects that {_list_names(creators)} will create in these schemas", ("same access",), "")
+        yield DeclaredPrivilege(
+            f"objects that {_list_names(creators)} will create in these schemas", ("same access",), ""
+        )
     if unmanaged := read_texts(privileges, "unmanaged", most=32):
         yield DeclaredPrivilege(f"schemas {_list_names(unmanaged)}", ("left alone",), "")
 

@@ -51,7 +51,7 @@ class ServerSummary:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One rule of spec.allow, in words. `open`: it allows nothing beyond the default."""
+    """One rule of spec.allow, in words; without values it allows nothing."""
 
     name: str
     values: tuple[str, ...]
@@ -67,10 +67,10 @@ class ServerDatabase:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A named value, and what it means."""
+    """A named value of one or more lines, and what it means."""
 
     name: str
-    value: str
+    lines: tuple[str, ...]
     note: str = ""
 
 
@@ -101,9 +101,7 @@ def list_servers(snapshot: Snapshot, summaries: Sequence[RoleSummary]) -> tuple[
     return tuple(sorted([*known, *unseen], key=lambda each: (each.hidden, each.state.rank, each.name)))
 
 
-def view_server(
-    name: str, found: Mapping[str, Any], summaries: Sequence[RoleSummary], now: datetime
-) -> ServerView:
+def view_server(name: str, found: Mapping[str, Any], summaries: Sequence[RoleSummary], now: datetime) -> ServerView:
     spec, status = read_map(found, "spec"), read_map(found, "status")
     declared, ready = _count(summaries)
     summary = _summarize(name, found, declared[name], ready[name])
@@ -157,59 +155,58 @@ def _summarize(name: str, found: Mapping[str, Any], declared: int, ready: int) -
 
 def _facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Fact]:
     mode = read_text(status, "detection", "mode", most=32)
-    wanted = read_text(spec, "drift", "mode", most=32) or "Auto"
-    why = _MODES.get(mode, "Known when the controller has connected.")
-    if mode and wanted == "Auto":
-        better = "The best that this server offers." if mode == "Watch" else "The condition below says what is missing."
-        why = f"{why} Chosen by Auto. {better}" if mode == "Watch" else f"{why} Chosen by Auto, without a better one."
-    elif mode and wanted != mode:
-        why = f"{why} The spec asks for {wanted}."
-    elif mode:
-        why = f"{why} As spec.drift.mode says."
-    yield Fact("Detection", mode or "unknown", why)
+    yield Fact("Detection", (mode or "unknown",), _explain_mode(mode, read_text(spec, "drift", "mode", most=32)))
     if mode == "Poll":
-        yield Fact("Interval", read_text(spec, "drift", "interval", most=32) or "1s", "Between two polls.")
-    yield Fact(
-        "Resync", read_text(spec, "resyncInterval", most=32) or "1h", "At the latest, every object is reconciled then."
-    )
+        interval = read_text(spec, "drift", "interval", most=32) or "1s"
+        yield Fact("Interval", (interval,), "The time between two polls.")
+    resync = read_text(spec, "resyncInterval", most=32) or "1h"
+    yield Fact("Resync", (resync,), "The controller reconciles every object at least this often.")
     passwords = read_flag(status, "detection", "passwords")
-    words = {
-        True: ("noticed", "The controller may read verifiers."),
-        False: ("not noticed", "The controller may not read pg_authid."),
-        None: ("unknown", ""),
-    }[passwords]
-    yield Fact("Changed passwords", *words)
+    if passwords is None:
+        yield Fact("Changed passwords", ("unknown",))
+    elif passwords:
+        yield Fact("Changed passwords", ("noticed",), "The controller may read verifiers.")
+    else:
+        yield Fact("Changed passwords", ("not noticed",), "The controller may not read pg_authid.")
     claims = read_text(status, "detection", "claims", most=32)
-    yield Fact("Claims", claims or "unknown", _CLAIMS.get(claims, ""))
-    yield Fact("History", read_text(spec, "history", "retention", most=32) or "90d", "Kept in each database.")
+    yield Fact("Claims", (claims or "unknown",), _CLAIMS.get(claims, ""))
+    yield Fact("History", (read_text(spec, "history", "retention", most=32) or "90d",), "Kept in each database.")
     audit = read_text(spec, "attribution", "auditLog", most=32) or "Never"
-    yield Fact("Audit log", audit, "Read to find out who caused a drift." if audit != "Never" else "Not read.")
+    read = "" if audit == "Never" else "The controller reads it to find out who caused a drift."
+    yield Fact("Audit log", ("not read" if audit == "Never" else audit,), read)
+
+
+def _explain_mode(mode: str, wanted: str) -> str:
+    """Says what a mode of detection means, and why the controller uses it."""
+    if not mode:
+        return "Known when the controller has connected."
+    meaning = _MODES.get(mode, "")
+    if wanted in ("", "Auto"):
+        better = "" if mode == "Watch" else " The server does not support Watch, or not yet."
+        return f"{meaning} The controller chose it, because spec.drift.mode is Auto.{better}"
+    return f"{meaning} spec.drift.mode asks for {wanted}."
 
 
 def _connection(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Fact]:
     connection = read_map(spec, "connection")
     port = read_number(connection, "port")
-    yield Fact("Hosts", ", ".join(read_texts(connection, "hosts", most=16)) or "none")
-    yield Fact("Port", str(5432 if port is None else port))
-    yield Fact("Home database", read_text(connection, "database", most=256) or "postgres")
-    yield Fact("TLS", read_text(connection, "sslMode", most=32) or "verify-full")
-    yield Fact("Credentials", f"Secret {read_text(connection, 'credentialsSecretRef', 'name', most=256) or 'unknown'}")
-    yield Fact("PostgreSQL", read_text(status, "version", most=128) or "unknown")
-    yield Fact("System identifier", read_text(status, "systemIdentifier", most=64) or "unknown")
+    yield Fact("Hosts", read_texts(connection, "hosts", most=16) or ("none",))
+    yield Fact("Port", (str(5432 if port is None else port),))
+    yield Fact("Home database", (read_text(connection, "database", most=256) or "postgres",))
+    yield Fact("TLS", (read_text(connection, "sslMode", most=32) or "verify-full",))
+    secret = read_text(connection, "credentialsSecretRef", "name", most=256)
+    yield Fact("Credentials", (f"Secret {secret}" if secret else "unknown",))
+    yield Fact("PostgreSQL", (read_text(status, "version", most=128) or "unknown",))
+    yield Fact("System identifier", (read_text(status, "systemIdentifier", most=64) or "unknown",))
+    yield Fact("Sessions of the controller", _list_sessions(status))
+
+
+def _list_sessions(status: Mapping[str, Any]) -> tuple[str, ...]:
+    if judge({"status": status}).state is not RoleState.READY:
+        return ("none in use",)
     databases = sum(1 for each in read_maps(status, "databases") if read_flag(each, "ready"))
-    yield Fact("Sessions of the controller", _describe_sessions(judge(status_only(status)).state, databases))
-
-
-def status_only(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns an object that has nothing but this status."""
-    return {"status": status}
-
-
-def _describe_sessions(state: RoleState, databases: int) -> str:
-    if state is not RoleState.READY:
-        return "none in use: not connected"
-    in_databases = "one database" if databases == 1 else f"{databases} databases"
-    return f"home database, and {in_databases} with managed privileges" if databases else "home database"
+    words = "1 database" if databases == 1 else f"{databases} databases"
+    return ("home database", f"{words} with managed privileges") if databases else ("home database",)
 
 
 def _policy(spec: Mapping[str, Any]) -> Iterator[PolicyRow]:
@@ -251,7 +248,7 @@ def _databases(status: Mapping[str, Any]) -> Iterator[ServerDatabase]:
     for each in read_maps(status, "databases"):
         yield ServerDatabase(
             name=read_text(each, "name", most=256),
-            state=RoleState.READY if read_flag(each, "ready") else RoleState.WORKING,
+            state=RoleState.READY if read_flag(each, "ready") else RoleState.RETRYING,
             detection=read_text(each, "detection", most=32),
             message=read_text(each, "message"),
         )

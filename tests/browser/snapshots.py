@@ -73,7 +73,9 @@ def make_role(
     return Key(namespace, name), found
 
 
-def drift(time: str, *fields: str, corrected: bool = True, by: str = "", proof: str = "None", **more: Any) -> dict[str, Any]:
+def drift(
+    time: str, *fields: str, corrected: bool = True, by: str = "", proof: str = "None", **more: Any
+) -> dict[str, Any]:
     cause = {"by": {"login": by, "proof": proof}} if by else {}
     return {"time": time, "fields": list(fields), "corrected": corrected, "count": len(fields), **cause, **more}
 
@@ -176,12 +178,7 @@ def typical() -> Snapshot:
             ],
             "privileges": [
                 {"database": "orders", "ready": True, "reason": "Reconciled"},
-                {
-                    "database": "analytics",
-                    "ready": False,
-                    "reason": "PrivilegePending",
-                    "message": 'schema "public" does not exist in database "analytics": create it',
-                },
+                {"database": "analytics", "ready": True, "reason": "Reconciled"},
             ],
         },
     )
@@ -205,14 +202,16 @@ def typical() -> Snapshot:
             "drift detected but not corrected, since spec.drift.policy is Report: login, memberOf",
             since=ago(hours=5),
             spec={"drift": {"policy": "Report"}, "memberOf": [{"role": "readers"}]},
-            status={"driftHistory": [drift(ago(hours=5), "login", "memberOf", corrected=False, by="carol", proof="Log")]},
+            status={
+                "driftHistory": [drift(ago(hours=5), "login", "memberOf", corrected=False, by="carol", proof="Log")]
+            },
         ),
         make_role(
             "billing",
             "billing-app",
             "Contested",
-            "connectionLimit was changed back 5 times within a minute by login terraform; the controller now repairs it "
-            "every 5 min. Apart from that: everything else matches the spec",
+            "connectionLimit was changed back 5 times within a minute by login terraform; the controller now repairs "
+            "it every 5 min. Apart from that: everything else matches the spec",
             since=ago(minutes=9),
             spec={"login": True, "memberOf": [{"role": "readers"}]},
             status={

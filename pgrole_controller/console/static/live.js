@@ -139,11 +139,11 @@
     return watch === "*" || names.includes("connection") || watch.split(" ").some((each) => names.includes(each));
   };
 
-  // The first change is shown at once, and those that follow it together.
+  // The first change is shown at once, and those that follow it together. What is being fetched is not interrupted.
   const PAUSE = 250;
   let quietUntil = 0;
   const update = () => {
-    const wait = quietUntil - performance.now();
+    const wait = running ? PAUSE : quietUntil - performance.now();
     if (wait > 0) {
       if (!again) {
         again = true;
