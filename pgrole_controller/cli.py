@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
     dev = commands.add_parser("dev", help="run everything on this machine: API server, PostgreSQL, controller, samples")
     dev.add_argument("--state", type=Path, metavar="DIR", help="keep the state of both servers in DIR between runs")
+    dev.add_argument("--console", action="store_true", help="serve the web console, too")
     dev.set_defaults(command=_dev)
 
     crds = commands.add_parser("crds", help="print the CustomResourceDefinitions")
@@ -192,7 +194,7 @@ def _dev(options: argparse.Namespace) -> int:
         from pgrole_controller.local.dev import run_dev
     except ModuleNotFoundError as error:
         raise WrongSetting(f"dev needs the extra `local` (pip install 'pgrole-controller[local]'): {error}") from error
-    return anyio.run(run_dev, options.state)
+    return anyio.run(partial(run_dev, options.state, console=options.console))
 
 
 def _crds(options: argparse.Namespace) -> int:

@@ -16,8 +16,8 @@ from anyio.abc import TaskStatus
 from pgrole_controller.console.arguments import ConsoleArguments
 from pgrole_controller.console.connections import LONGEST_HEADER, Connections
 from pgrole_controller.console.scope import ask_name, read_namespaces
-from pgrole_controller.console.security import LOOPBACK, Policy, read_networks
-from pgrole_controller.console.server import OwnerKey, Pages, Server
+from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
+from pgrole_controller.console.server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.kube.api_address import ApiAddress
@@ -60,11 +60,11 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 async def _run(arguments: ConsoleArguments) -> None:
-    from pgrole_controller.console.rendering import RenderedPages
+    from pgrole_controller.console.pages import ConsolePages
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
-        await serve(arguments, RenderedPages(), _announce(arguments))
+        await serve(arguments, ConsolePages(), _announce(arguments))
 
 
 def _announce(arguments: ConsoleArguments) -> Callable[[str], None]:
@@ -125,7 +125,7 @@ async def _server(
     port: int,
     announce: Callable[[str], None],
     tasks: anyio.abc.TaskGroup,
-) -> Server:
+) -> ConsoleServer:
     hosts = LOOPBACK | {name.lower().rstrip(".") for name in arguments.hostnames}
     namespaces = read_namespaces(" ".join(arguments.namespaces))
     if arguments.auth == "token":
@@ -136,14 +136,14 @@ async def _server(
             ca_file=arguments.certificate_authority,
         )
         sessions = Sessions(tasks, api, namespaces)
-        server = Server(Policy(hosts, None, read_networks(arguments.trusted_proxies)), sessions, pages)
+        server = ConsoleServer(RequestRules(hosts, None, read_networks(arguments.trusted_proxies)), sessions, pages)
         announce(_address(arguments.host, port))
     else:
         sessions = Sessions(tasks, None, namespaces)
         viewer = await _owner(arguments, sessions, namespaces)
         owner = OwnerKey(viewer, lambda token: announce(f"{_address(arguments.host, port)}?token={token}"))
         sessions.ended = owner.renew
-        server = Server(Policy(hosts, port), sessions, pages, owner, cookie=f"pgrole-{port}")
+        server = ConsoleServer(RequestRules(hosts, port), sessions, pages, owner, cookie=f"pgrole-{port}")
     tasks.start_soon(sessions.sweep)
     return server
 
@@ -164,7 +164,7 @@ async def _owner(arguments: ConsoleArguments, sessions: Sessions, namespaces: tu
 
 
 @asynccontextmanager
-async def _accepting(server: Server, listening: socket.socket) -> AsyncIterator[None]:
+async def _accepting(server: ConsoleServer, listening: socket.socket) -> AsyncIterator[None]:
     runner = web.AppRunner(
         server.application(),
         access_log=None,

@@ -27,7 +27,7 @@ _DENIED = (403, 404)
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ViewScope:
     """`namespaces`: None means all. `servers`: whether PgServers may be listed."""
 
     namespaces: tuple[str, ...] | None
@@ -53,17 +53,17 @@ async def ask_name(client: Client) -> str:
     return name[:LONGEST_NAME] if isinstance(name, str) else ""
 
 
-async def find_scope(client: Client, wanted: Iterable[str]) -> Scope:
+async def find_scope(client: Client, wanted: Iterable[str]) -> ViewScope:
     """Raises KubeError, and ApiError for anything but a denial."""
     servers = await _may_list(client, PGSERVERS, None)
     if await _may_list(client, PGROLES, None):
-        return Scope(None, servers)
+        return ViewScope(None, servers)
     tried = list(dict.fromkeys([*wanted, *await _listed_namespaces(client)]))[:MOST_TRIED]
     allowed: list[str] = []
     for namespace in tried:
         if len(allowed) < MOST_WATCHED and await _may_list(client, PGROLES, namespace):
             allowed.append(namespace)
-    return Scope(tuple(sorted(allowed)), servers)
+    return ViewScope(tuple(sorted(allowed)), servers)
 
 
 async def _may_list(client: Client, resource: Resource, namespace: str | None) -> bool:

@@ -37,7 +37,7 @@ _OWN_SITE = frozenset({"same-origin", "none"})
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RequestRules:
     """`hosts`: names by which browsers reach the console, in lower case, without port. `port`: None if a proxy or a
     forwarded port may change it. `trusted`: networks of proxies that may send a viewer's token.
     """
@@ -73,10 +73,12 @@ class Policy:
             return "this console is not known by that name (start it with --hostname to add one)"
         if request.method not in METHODS:
             return "this console is read-only"
-        origin = request.headers.get("Origin")
-        if origin is not None and origin not in (f"http://{host[0]}", f"https://{host[0]}"):
+        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
+        own = {None, f"http://{host[0]}", f"https://{host[0]}"}
+        if site == "same-origin":  # which no page can forge: under `no-referrer`, browsers send a form's origin as null
+            own.add("null")
+        if origin not in own:
             return "the request comes from another origin"
-        site = request.headers.get("Sec-Fetch-Site", "none")
         if site not in _OWN_SITE and not is_navigation(request):
             return "the request comes from another site"
         return None

@@ -21,13 +21,13 @@ from pgrole_controller.console.connections import LONGEST_BODY, Connections
 from pgrole_controller.console.live import TooManyFeeds, send_events
 from pgrole_controller.console.scope import read_namespaces
 from pgrole_controller.console.security import (
-    Policy,
+    RequestRules,
     add_headers,
     address_of,
     bearer_token,
     is_from_elsewhere,
 )
-from pgrole_controller.console.sessions import Rejected, Session, Sessions
+from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.logs import describe_error
@@ -88,9 +88,14 @@ class OwnerKey:
         return True
 
 
-class Server:
+class ConsoleServer:
     def __init__(
-        self, policy: Policy, sessions: Sessions, pages: Pages, owner: OwnerKey | None = None, cookie: str = "pgrole"
+        self,
+        policy: RequestRules,
+        sessions: Sessions,
+        pages: Pages,
+        owner: OwnerKey | None = None,
+        cookie: str = "pgrole",
     ) -> None:
         """`owner`: on a laptop, the only one who can have a session. `cookie`: part of its name."""
         self._policy = policy
@@ -198,7 +203,7 @@ class Server:
         status, html = await anyio.to_thread.run_sync(render, limiter=self._renders)
         return _page(status, html)
 
-    async def _session(self, request: web.Request) -> Session | None:
+    async def _session(self, request: web.Request) -> ViewerSession | None:
         """The session of the token that a trusted proxy sent, else of the cookie. Raises Rejected."""
         if self._sessions.accepts_tokens and self._policy.trusts(address_of(request)):
             token = bearer_token(request)

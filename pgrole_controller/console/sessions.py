@@ -60,7 +60,7 @@ class ApiSource(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class ViewerSession:
     """`digest`: of what the cookie holds. `csrf` goes into forms."""
 
     viewer: Viewer
@@ -97,7 +97,7 @@ class Sessions:
         self._api = api
         self._namespaces = namespaces
         self._key = secrets.token_bytes(32)
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, ViewerSession] = {}
         self._scopes: dict[Viewer, anyio.CancelScope] = {}
         self._by_token: dict[bytes, Viewer] = {}
         self._failures = Failures()
@@ -120,19 +120,19 @@ class Sessions:
         """The CSRF token of someone without a session, whose cookie holds `text`."""
         return self.digest(f"form {text}").hex()
 
-    def find(self, cookie: str) -> Session | None:
+    def find(self, cookie: str) -> ViewerSession | None:
         session = self._sessions.get(self.digest(cookie))
         if session is not None and anyio.current_time() >= session.ends_at:
             self.end(session)
             return None
         return session
 
-    async def log_in(self, token: str, namespaces: tuple[str, ...], address: str) -> tuple[Session, str]:
+    async def log_in(self, token: str, namespaces: tuple[str, ...], address: str) -> tuple[ViewerSession, str]:
         """Returns the session and what its cookie holds. `address`: the client's. Raises Rejected."""
         viewer = await self._admit(token, namespaces, address)
         return self.open(viewer)
 
-    async def of_header(self, token: str) -> Session:
+    async def of_header(self, token: str) -> ViewerSession:
         """The session of a token that a trusted proxy sends with each request. Raises Rejected."""
         digest = self.digest(f"header {token}")
         session = self._sessions.get(digest)
@@ -142,23 +142,23 @@ class Sessions:
         found = self._sessions.get(digest)
         return found if found is not None and found.viewer is viewer else self._open(viewer, digest)
 
-    def open(self, viewer: Viewer) -> tuple[Session, str]:
+    def open(self, viewer: Viewer) -> tuple[ViewerSession, str]:
         """Opens a session of a viewer who was admitted; returns it and what its cookie holds."""
         if viewer not in self._scopes:
             self._follow(viewer)
         cookie = secrets.token_urlsafe(32)
         return self._open(viewer, self.digest(cookie)), cookie
 
-    def _open(self, viewer: Viewer, digest: bytes) -> Session:
+    def _open(self, viewer: Viewer, digest: bytes) -> ViewerSession:
         mine = [one for one in self._sessions.values() if one.viewer is viewer]
         for oldest in mine[: max(len(mine) - MOST_SESSIONS + 1, 0)]:
             del self._sessions[oldest.digest]
-        session = Session(viewer, anyio.current_time() + LONGEST_SECONDS, digest)
+        session = ViewerSession(viewer, anyio.current_time() + LONGEST_SECONDS, digest)
         self._sessions[digest] = session
         log.info("session began", extra={"viewer": viewer.name})
         return session
 
-    def end(self, session: Session) -> None:
+    def end(self, session: ViewerSession) -> None:
         """The viewer's watches and pages end with their last session."""
         if self._sessions.pop(session.digest, None) is None:
             return

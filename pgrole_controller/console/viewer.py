@@ -14,7 +14,7 @@ import anyio
 
 from pgrole_controller.console.live import CONNECTION, Live
 from pgrole_controller.console.objects import ReadObjects, SharedObjects, ViewedStore
-from pgrole_controller.console.scope import Scope, ask_name, find_scope
+from pgrole_controller.console.scope import ViewScope, ask_name, find_scope
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import PGROLES, PGSERVERS, Client
@@ -83,7 +83,7 @@ class Viewer:
         self._wanted = wanted
         self._shared = shared
         self._connection = ViewedConnection(lambda: self.live.note(CONNECTION))
-        self._scope: Scope | None = None
+        self._scope: ViewScope | None = None
         self._roles: list[ViewedStore] = []
         self._servers: ViewedStore | None = None
         self._known = Signal()
@@ -166,7 +166,7 @@ class Viewer:
             except KubeError as error:
                 log.debug("API server does not answer", extra={"viewer": self.name, "error": str(error)})
 
-    async def _ask_scope(self, client: Client) -> Scope:
+    async def _ask_scope(self, client: Client) -> ViewScope:
         while True:
             try:
                 return await find_scope(client, self._wanted)
@@ -178,7 +178,7 @@ class Viewer:
                 with anyio.move_on_after(AWAY_SECONDS):
                     await self._connection.wait_until_back()
 
-    async def _watch(self, client: Client, scope: Scope) -> None:
+    async def _watch(self, client: Client, scope: ViewScope) -> None:
         """Watches until a right was lost or gained."""
         async with anyio.create_task_group() as watches:
             if scope != self._scope:
@@ -193,7 +193,7 @@ class Viewer:
             await self._wait_for_new_scope(client, scope)
             watches.cancel_scope.cancel()
 
-    async def _wait_for_new_scope(self, client: Client, scope: Scope) -> None:
+    async def _wait_for_new_scope(self, client: Client, scope: ViewScope) -> None:
         while True:
             with anyio.move_on_after(SCOPE_SECONDS if scope.namespaces != () else CHECK_SECONDS):
                 await self._rescope.wait()
@@ -203,7 +203,7 @@ class Viewer:
                 return
 
     @staticmethod
-    def _places(scope: Scope) -> tuple[str | None, ...]:
+    def _places(scope: ViewScope) -> tuple[str | None, ...]:
         return (None,) if scope.namespaces is None else scope.namespaces
 
     def _store(self) -> ViewedStore:

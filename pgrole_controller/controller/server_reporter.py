@@ -134,7 +134,8 @@ class ServerReporter:
 
     def _count_drifts(self, worker: ServerWorker, uid: str, previous: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """What the status held when this process first wrote it, and what was counted since. None: left out."""
-        now, written = anyio.current_time(), previous.get("driftsPerHour")
+        now = anyio.current_time()
+        written: list[dict[str, Any]] | None = previous.get("driftsPerHour")
         if now < self._older_crds_until:
             return None
         if uid not in self._drifts:

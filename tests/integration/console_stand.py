@@ -73,7 +73,7 @@ class RunningConsole:
     @asynccontextmanager
     async def browser(self, **headers: str) -> AsyncIterator["Browser"]:
         """A client with cookies of its own; it sends Secure cookies over loopback, as browsers do."""
-        jar = aiohttp.CookieJar(unsafe=True, treat_as_secure_origin=self.url)  # type: ignore[arg-type]
+        jar = aiohttp.CookieJar(unsafe=True, treat_as_secure_origin=self.url)
         async with aiohttp.ClientSession(self.url, cookie_jar=jar, headers=headers) as session:
             yield Browser(self, session)
 

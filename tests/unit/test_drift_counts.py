@@ -33,7 +33,8 @@ def test_a_status_that_others_wrote_breaks_nothing() -> None:
     good = {"hour": "2026-11-22T12:00:00Z", "corrected": 1, "reported": 0}
     bad = [None, 1, {}, {"hour": 5}, {"hour": "x"}, {**good, "hour": "2026-11-22T12:00:00"}, {**good, "corrected": -1}]
     bad += [{**good, "corrected": "1"}, {**good, "reported": 2**40}, {**good, "reported": None}]
-    for entries in (None, {}, "text", 5):
+    nothing: tuple[object, ...] = (None, {}, "text", 5)
+    for entries in nothing:
         assert of_status(entries) == HourlyDrifts()
     assert of_status([*bad, good, good]).to_status() == [good]
     assert len(of_status([{**good, "hour": f"{NOON + timedelta(hours=n):%FT%TZ}"} for n in range(500)]).hours) <= 48
