@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -13,8 +13,11 @@ from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import read_query, view_roles
 from pgrole_controller.console.server_view import list_servers, view_server
 from pgrole_controller.console.snapshot import Snapshot
-from pgrole_controller.console.template_files import environment
+from pgrole_controller.console.template_files import environment, static_files
 from pgrole_controller.core.request import Key
+
+if TYPE_CHECKING:
+    from pgrole_controller.console.server import PageQuestion
 
 _SUMMARIES = SummaryCache()
 
@@ -75,6 +78,25 @@ def render_login(csrf: str, problem: str) -> str:
         .get_template("page.html")
         .render(main=main, title="Sign in", section="", csrf="", viewer="", live=False)
     )
+
+
+class ConsolePages:
+    """The pages as the server asks for them. Any thread may call it."""
+
+    @property
+    def static(self) -> Mapping[str, tuple[str, bytes]]:
+        """Content type and content of each file below /static/, by name."""
+        return static_files()
+
+    def render(self, question: "PageQuestion", snapshot: Snapshot) -> tuple[int, str]:
+        """Returns the HTTP status and the document, or only its <main>."""
+        request = PageRequest(question.path, question.query, question.csrf, question.now)
+        make = render_fragment if question.fragment else render
+        page = make(request, snapshot)
+        return page.status, page.html
+
+    def render_login(self, csrf: str, problem: str) -> str:
+        return render_login(csrf, problem)
 
 
 def _render_main(view: _View, request: PageRequest, snapshot: Snapshot) -> Markup:

@@ -5,11 +5,14 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, FloatRect, async_playwright
 
 from tests.browser import snapshots
 from tests.browser.conftest import ARGUMENTS, find_chromium
 from tests.browser.stand import Stand, run_stand
+
+#: Pixels of a picture: what is below says little more.
+_TALLEST = 1500
 
 #: Name, path, snapshot, width, theme.
 Theme = Literal["light", "dark"]
@@ -52,7 +55,9 @@ async def _take(browser: Browser, stand: Stand, folder: Path, picture: tuple[str
     await page.goto(stand.url + path)
     if path != "/login":
         await page.locator("#live-words", has_text="Live").wait_for()
-    await page.screenshot(path=folder / f"console-{name}.png", full_page=True)
+    height = min(_TALLEST, await page.evaluate("document.documentElement.scrollHeight"))
+    clip: FloatRect = {"x": 0, "y": 0, "width": width, "height": height}
+    await page.screenshot(path=folder / f"console-{name}.png", full_page=True, clip=clip)
     await context.close()
 
 
