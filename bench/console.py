@@ -28,7 +28,7 @@ from tests.integration.console_stand import CSRF, Accounts
 
 PAGES = ("/", "/roles", "/roles?q=role-77", "/roles/bench/role-77", "/servers")
 REPEATED = 5
-AT_ONCE = 16
+AT_ONCE = 32
 GOALS = {1: 120.0, 20: 200.0}  # MiB
 
 
@@ -166,7 +166,7 @@ async def time_change(server: ApiServer, session: aiohttp.ClientSession, n: int)
 async def measure(server: ApiServer, viewers: int, tokens: list[str]) -> None:
     async with running_console(server) as console, AsyncExitStack() as stack:
         empty = console.memory
-        sessions = []
+        sessions: list[aiohttp.ClientSession] = []
         for token in tokens[:viewers]:
             jar = aiohttp.CookieJar(unsafe=True, treat_as_secure_origin=console.url)
             session = await stack.enter_async_context(aiohttp.ClientSession(console.url, cookie_jar=jar))

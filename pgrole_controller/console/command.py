@@ -60,11 +60,11 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 async def _run(arguments: ConsoleArguments) -> None:
-    from pgrole_controller.console.pages import ConsolePages
+    from pgrole_controller.console.rendering import RenderedPages
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
-        await serve(arguments, ConsolePages(), _announce(arguments))
+        await serve(arguments, RenderedPages(), _announce(arguments))
 
 
 def _announce(arguments: ConsoleArguments) -> Callable[[str], None]:
