@@ -15,6 +15,7 @@ from anyio.abc import TaskStatus
 
 from pgrole_controller.console.arguments import ConsoleArguments
 from pgrole_controller.console.connections import LONGEST_HEADER, Connections
+from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.scope import ask_name, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
 from pgrole_controller.console.server import ConsoleServer, OwnerKey, Pages
@@ -60,11 +61,9 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 async def _run(arguments: ConsoleArguments) -> None:
-    from pgrole_controller.console.rendering import RenderedPages
-
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
-        await serve(arguments, RenderedPages(), _announce(arguments))
+        await serve(arguments, ConsolePages(), _announce(arguments))
 
 
 def _announce(arguments: ConsoleArguments) -> Callable[[str], None]:
