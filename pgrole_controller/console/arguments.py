@@ -4,6 +4,7 @@ import argparse
 import os
 from dataclasses import dataclass
 
+from pgrole_controller.program import show_examples
 from pgrole_controller.settings import WrongSetting
 
 PORT = 8383
@@ -60,7 +61,7 @@ def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
             "uses your kubeconfig and prints an address that opens one session. In a cluster (--auth token) it has no "
             "right of its own: each viewer's bearer token is used as it is against the API server."
         ),
-        epilog="Example: pgrole-controller console --open",
+        epilog=show_examples("pgrole-controller console --open"),
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -18,7 +18,7 @@ _COLUMN_GAP, _ROW_GAP, _MARGIN = 56, 14, 4
 
 
 @dataclass(frozen=True, slots=True)
-class GraphNode:
+class DrawnRole:
     """One role at a place. `key`: its PgRole; None if the viewer may see none. `more`: how many it stands for."""
 
     name: str
@@ -39,10 +39,10 @@ class GraphLine:
 
 
 @dataclass(frozen=True, slots=True)
-class MembershipGraph:
+class RoleNeighbours:
     """`members` and `groups`: direct ones, for the list beside the drawing."""
 
-    nodes: tuple[GraphNode, ...]
+    nodes: tuple[DrawnRole, ...]
     lines: tuple[GraphLine, ...]
     width: int
     height: int
@@ -70,7 +70,7 @@ class Memberships:
             for group in groups:
                 self._members[group].append(role)
 
-    def draw(self, subject: RoleSummary) -> MembershipGraph:
+    def draw(self, subject: RoleSummary) -> RoleNeighbours:
         """Places what is within three memberships of `subject`, at most eight roles in each column."""
         self._groups[subject.role] = list(dict.fromkeys(subject.member_of))
         self._summaries[subject.role] = subject
@@ -79,7 +79,7 @@ class Memberships:
         columns = [*reversed(left), [subject.role], *right]
         tallest = max(min(len(column), _MOST_IN_COLUMN + 1) for column in columns)
         height = 2 * _MARGIN + tallest * (NODE_HEIGHT + _ROW_GAP) - _ROW_GAP
-        nodes: list[GraphNode] = []
+        nodes: list[DrawnRole] = []
         places: dict[str, tuple[int, int, int]] = {}
         for number, column in enumerate(columns):
             shown = column[:_MOST_IN_COLUMN]
@@ -93,8 +93,8 @@ class Memberships:
             if len(column) > len(shown):
                 y = top + len(shown) * (NODE_HEIGHT + _ROW_GAP)
                 more = len(column) - len(shown)
-                nodes.append(GraphNode("", f"and {more} more", None, None, x, y, more=more))
-        return MembershipGraph(
+                nodes.append(DrawnRole("", f"and {more} more", None, None, x, y, more=more))
+        return RoleNeighbours(
             nodes=tuple(nodes),
             lines=tuple(self._lines(places)),
             width=2 * _MARGIN + len(columns) * (NODE_WIDTH + _COLUMN_GAP) - _COLUMN_GAP,
@@ -127,10 +127,10 @@ class Memberships:
                 middle = (start_x + end_x) // 2
                 yield GraphLine(f"M{start_x} {start_y} C{middle} {start_y} {middle} {end_y} {end_x - 6} {end_y}")
 
-    def _node(self, name: str, x: int, y: int, *, is_subject: bool) -> GraphNode:
+    def _node(self, name: str, x: int, y: int, *, is_subject: bool) -> DrawnRole:
         found = self._summaries.get(name)
         label = name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…"
-        return GraphNode(name, label, self._key(name), found.state if found else None, x, y, is_subject=is_subject)
+        return DrawnRole(name, label, self._key(name), found.state if found else None, x, y, is_subject=is_subject)
 
     def _key(self, name: str) -> Key | None:
         found = self._summaries.get(name)

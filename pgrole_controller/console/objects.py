@@ -49,7 +49,7 @@ class ViewedStore(Store):
         self._refused()
 
 
-class ReadObjects(Mapping[Name, Mapping[str, Any]], Generic[Name]):
+class ViewedObjects(Mapping[Name, Mapping[str, Any]], Generic[Name]):
     """Objects at one moment, each parsed when it is asked for. Any thread may read it."""
 
     def __init__(self, stored: Mapping[Name, Stored]) -> None:

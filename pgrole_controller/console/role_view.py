@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from pgrole_controller.console.drift_entries import DriftEntry
-from pgrole_controller.console.graph import MembershipGraph, Memberships
+from pgrole_controller.console.graph import Memberships, RoleNeighbours
 from pgrole_controller.console.json_reading import (
     LONGEST_TEXT,
     read_flag,
@@ -20,7 +20,7 @@ from pgrole_controller.console.json_reading import (
     read_texts,
     read_time,
 )
-from pgrole_controller.console.remedies import Remedy, describe_outlook, find_role_remedy
+from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_role_remedy
 from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge, summarize
 from pgrole_controller.core.request import Key
 
@@ -79,7 +79,7 @@ class DatabaseView:
 class RoleView:
     summary: RoleSummary
     message: str
-    remedy: Remedy
+    remedy: ReasonAdvice
     outlook: str
     conditions: tuple[ConditionView, ...]
     fields: tuple[FieldRow, ...]
@@ -91,7 +91,7 @@ class RoleView:
     deletion: str
     drifts: tuple[DriftEntry, ...]
     databases: tuple[DatabaseView, ...]
-    graph: MembershipGraph
+    graph: RoleNeighbours
     yaml: str
 
 

@@ -16,7 +16,7 @@ from pgrole_controller.console.json_reading import (
     read_text,
     read_texts,
 )
-from pgrole_controller.console.remedies import Remedy, describe_outlook, find_server_remedy
+from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_server_remedy
 from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge
 from pgrole_controller.console.role_view import ConditionView, read_conditions, write_yaml
 from pgrole_controller.console.snapshot import Snapshot
@@ -77,7 +77,7 @@ class Fact:
 @dataclass(frozen=True, slots=True)
 class ServerView:
     summary: ServerSummary
-    remedy: Remedy
+    remedy: ReasonAdvice
     outlook: str
     conditions: tuple[ConditionView, ...]
     facts: tuple[Fact, ...]

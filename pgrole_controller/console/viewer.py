@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import anyio
 
 from pgrole_controller.console.live import CONNECTION, Live
-from pgrole_controller.console.objects import ReadObjects, SharedObjects, ViewedStore
+from pgrole_controller.console.objects import SharedObjects, ViewedObjects, ViewedStore
 from pgrole_controller.console.scope import ViewScope, ask_name, find_scope
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.core.request import Key
@@ -115,8 +115,8 @@ class Viewer:
         servers = {} if self._servers is None else {key.name: one for key, one in self._servers.items()}
         scope = self._scope
         return Snapshot(
-            roles=ReadObjects(roles),
-            servers=ReadObjects(servers),
+            roles=ViewedObjects(roles),
+            servers=ViewedObjects(servers),
             servers_hidden=scope is not None and not scope.servers,
             namespaces=None if scope is None else scope.namespaces,
             connected=self._connection.connected,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pgrole_controller.cli import _parser
+from pgrole_controller.cli import make_parser
 from pgrole_controller.console.arguments import read_arguments
 from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
 from tests.deploy.programs import Programs
@@ -201,7 +201,7 @@ async def test_the_console_has_no_right_and_no_token_and_pods_of_its_own(program
     [container] = pod["spec"]["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["image"] == the(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert read_arguments(_parser().parse_args(container["args"])).auth == "token"
+    assert read_arguments(make_parser().parse_args(container["args"])).auth == "token"
     bound = [
         subject["name"] for one in objects if one["kind"].endswith("Binding") for subject in one.get("subjects", ())
     ]

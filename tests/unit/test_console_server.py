@@ -7,7 +7,7 @@ import pytest
 
 from pgrole_controller.cli import main
 from pgrole_controller.console.arguments import add_console, read_arguments
-from pgrole_controller.console.objects import ReadObjects, SharedObjects
+from pgrole_controller.console.objects import SharedObjects, ViewedObjects
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
 from pgrole_controller.console.sessions import FAILURE_SECONDS, MOST_FAILURES, MOST_FAILURES_IN_ALL, Failures
@@ -145,7 +145,7 @@ def test_an_object_that_no_one_holds_is_forgotten() -> None:
 
 def test_objects_are_parsed_when_they_are_asked_for() -> None:
     key = Key("shop", "app")
-    objects = ReadObjects({key: pack(an_object(text="x"))})
+    objects = ViewedObjects({key: pack(an_object(text="x"))})
     assert objects[key]["spec"]["comment"] == "x"
     assert (list(objects), len(objects), key in objects, Key("a", "b") in objects) == ([key], 1, True, False)
     with pytest.raises(KeyError):
