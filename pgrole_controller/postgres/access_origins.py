@@ -72,8 +72,13 @@ async def _explain_unread(connection: Connection, table: StoredTable) -> str:
     database, login = row.text("database"), row.text("login")
     if not table.present:
         return (
-            f'DECLARED BY is unknown: database "{database}" has no table pgrole.claim: connect to the database that the '
-            "controller uses"
+            f'DECLARED BY is unknown: database "{database}" has no table pgrole.claim: connect to the database that '
+            "the controller uses"
+        )
+    if table.permitted:
+        return (
+            f'DECLARED BY is unknown: pgrole.claim in database "{database}" is not as the controller makes it: an '
+            "administrator must inspect it"
         )
     return (
         f'DECLARED BY is unknown: login "{login}" cannot read pgrole.claim: in database "{database}", run '
@@ -113,7 +118,7 @@ async def read_changes(
         )
     elif version < INHERIT_BY_GRANT_SINCE:
         notes.append("SINCE: paths through memberships have a time since PostgreSQL 16")
-    if events.exists and not events.readable:
+    if events.exists and not events.permitted:
         database, login = setting.text("database"), setting.text("login")
         notes.append(
             f'SINCE: login "{login}" cannot read pgrole.ddl_event, which tells who granted: in database "{database}", '

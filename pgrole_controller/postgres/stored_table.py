@@ -23,11 +23,12 @@ _RELEASE = "RELEASE SAVEPOINT reading"
 class StoredTable:
     """A table of schema pgrole. `present`: the schema exists. `readable`: the table is there and can be read safely.
 
-    `exists`: the table does.
+    `exists`: the table does. `permitted`: the login may read it.
     """
 
     present: bool
     exists: bool
+    permitted: bool
     readable: bool
     keeps_privileges: bool
 
@@ -81,6 +82,7 @@ async def _ask(connection: Connection, name: str, locked: bool) -> StoredTable:
     return StoredTable(
         present=row.get("present", bool) and (row.get("has_table", bool) or name != "claim"),
         exists=row.get("has_table", bool),
+        permitted=row.get("readable", bool),
         readable=locked and row.get("readable", bool) and row.get("safe", bool),
         keeps_privileges=row.get("keeps_privileges", bool),
     )
