@@ -59,7 +59,9 @@ def print_users(console: Console, report: ObjectReport) -> None:
     bypassing = [report.graph.name(user.role) for user in users.users if report.graph.roles[user.role].bypass_rls]
     if bypassing and obj.id.catalog == "pg_class":
         _print(console, f"Row-level security does not apply to superusers and BYPASSRLS: {_enumerate(bypassing)}")
-    for note in report.notes:
+    for number, note in enumerate(report.notes):
+        if not number:
+            console.print()
         _print(console, note, style="yellow")
 
 
