@@ -1,18 +1,21 @@
-"""The command `access`: what a role may do and through what, or who may use an object."""
+"""The command `access`: what a role may do and through what, or who may use an object.
+
+Each form of output is imported only when it is asked for: the command is meant to answer within a second.
+"""
 
 import argparse
 import sys
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 
-from pgrole_controller.commands.access_json import describe_role, describe_users
-from pgrole_controller.commands.access_reading import ObjectReport, look_at_object, look_at_role
-from pgrole_controller.commands.access_text import print_role, print_users
+from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, look_at_object, look_at_role
 from pgrole_controller.commands.arguments import DONE, server_choice
 from pgrole_controller.commands.output import finish, make_console
-from pgrole_controller.core.graph_svg import render_svg
-from pgrole_controller.core.membership_graph import MembershipGraph, around_role, render_dot, towards_object
+
+if TYPE_CHECKING:
+    from pgrole_controller.core.membership_graph import MembershipGraph
 
 
 def run(options: argparse.Namespace) -> int:
@@ -21,32 +24,53 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    choice, form = server_choice(options), options.output
+    choice = server_choice(options)
     if options.on is None:
-        report = await look_at_role(choice, options.role, options.database)
-        if form == "text":
-            print_role(make_console(), report)
-        elif form == "json":
-            sys.stdout.write(describe_role(report))
-        else:
-            _draw(around_role(report.graph, report.role), form)
+        _show_role(await look_at_role(choice, options.role, options.database), options.output)
     else:
-        users = await look_at_object(choice, options.on, options.database)
-        if form == "text":
-            print_users(make_console(), users)
-        elif form == "json":
-            sys.stdout.write(describe_users(users))
-        else:
-            _draw(_picture(users), form)
+        _show_users(await look_at_object(choice, options.on, options.database), options.output)
     return DONE
 
 
-def _draw(graph: MembershipGraph, form: str) -> None:
+def _show_role(report: RoleReport, form: str) -> None:
+    if form == "text":
+        from pgrole_controller.commands.access_text import print_role
+
+        print_role(make_console(), report)
+    elif form == "json":
+        from pgrole_controller.commands.access_json import describe_role
+
+        sys.stdout.write(describe_role(report))
+    else:
+        from pgrole_controller.core.membership_graph import around_role
+
+        _draw(around_role(report.graph, report.role), form)
+
+
+def _show_users(report: ObjectReport, form: str) -> None:
+    if form == "text":
+        from pgrole_controller.commands.access_text import print_users
+
+        print_users(make_console(), report)
+    elif form == "json":
+        from pgrole_controller.commands.access_json import describe_users
+
+        sys.stdout.write(describe_users(report))
+    else:
+        _draw(_picture(report), form)
+
+
+def _draw(graph: "MembershipGraph", form: str) -> None:
+    from pgrole_controller.core.graph_svg import render_svg
+    from pgrole_controller.core.membership_graph import render_dot
+
     sys.stdout.write(render_dot(graph) if form == "dot" else render_svg(graph))
 
 
-def _picture(report: ObjectReport) -> MembershipGraph:
+def _picture(report: ObjectReport) -> "MembershipGraph":
     """The roles that the object's ACL names; predefined roles and superusers only if a user's shortest way has them."""
+    from pgrole_controller.core.membership_graph import towards_object
+
     holders: dict[int, list[str]] = {}
     for entry in report.found.acl.entries:
         shown = f"{entry.privilege} ({entry.column})" if entry.column else entry.privilege

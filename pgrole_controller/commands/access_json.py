@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterable
 
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport
+from pgrole_controller.core.access_origin import Declarations, LastChange
 from pgrole_controller.core.access_report import AccessLine
 from pgrole_controller.core.acl import DatabaseObject, ObjectKind
+from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.effective_access import EffectivePrivilege, Route
 from pgrole_controller.core.errors import NOT_UTF8, make_legible
 from pgrole_controller.core.role_graph import RoleGraph
@@ -17,12 +19,11 @@ _MOST_NAMES = 10_000
 def describe_users(report: ObjectReport) -> str:
     """Who may use an object, as JSON."""
     users, graph = report.users, report.graph
-    since = report.found.unchanged_since
     return _write(
         {
             "object": {"database": report.database, **_object(users.object)},
-            **({"unchangedSince": since.isoformat()} if since is not None else {}),
-            "public": [_privilege(graph, one) for one in users.public],
+            "unchangedSince": _change(report.acl_change()),
+            "public": [_dated(report, one) for one in users.public],
             "publicLacks": list(users.public_obstacles),
             "superusers": [graph.name(oid) for oid in users.superusers],
             "roles": [
@@ -31,11 +32,13 @@ def describe_users(report: ObjectReport) -> str:
                     "login": graph.roles[user.role].login,
                     "bypassRowSecurity": graph.roles[user.role].bypass_rls,
                     "lacks": list(user.obstacles),
-                    "privileges": [_privilege(graph, one) for one in user.privileges],
+                    **_manager(report.declarations, user.role),
+                    "privileges": [_dated(report, one) for one in user.privileges],
                 }
                 for user in users.users
             ],
             "truncated": users.total > len(users.users),
+            "notes": list(report.notes),
         }
     )
 
@@ -49,6 +52,7 @@ def describe_role(report: RoleReport) -> str:
             "login": role.login,
             "superuser": role.superuser,
             "bypassRowSecurity": role.bypass_rls,
+            **_manager(report.declarations, report.role),
             "memberOf": [
                 {
                     "role": graph.name(edge.group),
@@ -62,24 +66,55 @@ def describe_role(report: RoleReport) -> str:
                 {
                     "database": database.name,
                     **({"problem": database.problem} if database.problem else {}),
-                    "objects": [
-                        {
-                            "kind": line.kind.value,
-                            **({"schema": line.schema} if line.schema else {}),
-                            "names": list(line.names[:_MOST_NAMES]),
-                            "count": line.count,
-                            "all": line.count == line.total,
-                            "lacks": list(line.obstacles),
-                            "privileges": [_privilege(graph, one) for one in line.privileges],
-                        }
-                        for line in database.lines
-                    ],
+                    "objects": [_line(graph, line) for line in database.lines],
+                    **({"directGrants": [_line(graph, line) for line in database.direct]} if role.superuser else {}),
                     "truncated": database.cut or any(_is_cut(line) for line in database.lines),
                 }
                 for database in report.databases
             ],
+            "notes": [report.declarations.problem] if report.declarations.problem else [],
         }
     )
+
+
+def _line(graph: RoleGraph, line: AccessLine) -> dict[str, object]:
+    privileges = [_privilege(graph, one) for one in line.privileges]
+    for privilege, declarer in zip(privileges, line.declarers, strict=False):
+        privilege |= _declared_by(declarer)
+    return {
+        "kind": line.kind.value,
+        **({"schema": line.schema} if line.schema else {}),
+        "names": list(line.names[:_MOST_NAMES]),
+        "count": line.count,
+        "all": line.count == line.total,
+        "lacks": list(line.obstacles),
+        "privileges": privileges,
+    }
+
+
+def _manager(declarations: Declarations, role: int) -> dict[str, object]:
+    owner = declarations.owner_of(role)
+    return {} if owner is None else {"managedBy": owner or None}
+
+
+def _declared_by(declarer: str | None) -> dict[str, object]:
+    """Without the key if it is unknown."""
+    return {} if declarer is None else {"declaredBy": declarer or None}
+
+
+def _dated(report: ObjectReport, one: EffectivePrivilege) -> dict[str, object]:
+    route = one.routes[0]
+    return {
+        **_privilege(report.graph, one),
+        **_declared_by(report.declarer(one, route)),
+        "since": _change(report.changes.since(route, one.column)),
+    }
+
+
+def _change(change: LastChange | None) -> dict[str, object] | None:
+    if change is None:
+        return None
+    return {"time": rfc3339(change.time), "by": change.login or None, "source": change.source.value}
 
 
 def _is_cut(line: AccessLine) -> bool:

@@ -1,26 +1,29 @@
 """Reads what `access` shows: from one database, or from every database of the server."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 import anyio
 
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.servers import find_server, reading
+from pgrole_controller.core.access_origin import Changes, Declarations, LastChange
 from pgrole_controller.core.access_report import (
     AccessLine,
+    DeclaredHere,
     NamedObjects,
     ObjectUsers,
     Surroundings,
     what_can,
     who_can,
 )
-from pgrole_controller.core.effective_access import AccessJudge, AccessObject
+from pgrole_controller.core.effective_access import PUBLIC, AccessJudge, AccessObject, EffectivePrivilege, Route, Source
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.role_graph import PG_MAINTAIN, PG_READ_ALL_DATA, PG_WRITE_ALL_DATA, RoleGraph
 from pgrole_controller.postgres.access_catalog import (
     INHERIT_BY_GRANT_SINCE,
     FoundObject,
+    ReadObjects,
     SeenDatabase,
     find_object,
     find_role,
@@ -30,6 +33,7 @@ from pgrole_controller.postgres.access_catalog import (
     read_role_graph,
     read_version,
 )
+from pgrole_controller.postgres.access_origins import find_origins, read_changes, read_declarations
 from pgrole_controller.postgres.connection import Endpoint
 
 #: Roles that are shown of those that may use an object.
@@ -43,31 +47,49 @@ _READ_EVERYTHING = frozenset({PG_READ_ALL_DATA, PG_WRITE_ALL_DATA, PG_MAINTAIN})
 
 @dataclass(frozen=True, slots=True)
 class ObjectReport:
-    """Who may use one object of one database."""
+    """Who may use one object of one database. `notes`: what could not be seen, with the remedy."""
 
     database: str
     found: FoundObject
     users: ObjectUsers
     graph: RoleGraph
+    declarations: Declarations
+    changes: Changes
+    notes: tuple[str, ...]
+
+    def declarer(self, one: EffectivePrivilege, route: Route) -> str | None:
+        """As Declarations.declarer."""
+        return self.declarations.declarer(route, self.database, self.found.acl.object, one)
+
+    def acl_change(self) -> LastChange | None:
+        """The last change of the object's own grants, those on columns included; None if one is unknown."""
+        known = [self.changes.acls.get(one.column) for one in self.found.versions]
+        some = [one for one in known if one is not None]
+        return max(some, key=lambda one: one.time) if some and len(some) == len(known) else None
 
 
 @dataclass(slots=True)
 class DatabaseAccess:
-    """What a role may do in one database. `problem`: why its objects were not read. `cut`: not all of them were."""
+    """What a role may do in one database. `problem`: why its objects were not read. `cut`: not all of them were.
+
+    `direct`: what a superuser was granted or owns, although it needs none of that.
+    """
 
     name: str
     lines: list[AccessLine] = field(default_factory=list)
+    direct: list[AccessLine] = field(default_factory=list)
     problem: str = ""
     cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RoleReport:
-    """What one role may do. A superuser's objects are not read: it may do everything."""
+    """What one role may do."""
 
     role: int
     graph: RoleGraph
     databases: list[DatabaseAccess]
+    declarations: Declarations
 
 
 async def look_at_object(choice: ServerChoice, text: str, database: str | None) -> ObjectReport:
@@ -75,13 +97,30 @@ async def look_at_object(choice: ServerChoice, text: str, database: str | None) 
     name = read_object_name(text)
     endpoint = await _find_endpoint(choice)
     async with reading(endpoint, database) as connection:
+        tables = await find_origins(connection)
         version = await read_version(connection)
         graph = await read_role_graph(connection)
         here = _current(await read_databases(connection))
         found = await find_object(connection, name, here)
+        read = await read_changes(connection, tables.events, found.acl.object.id, found.versions, version)
+        holders = {entry.grantee for entry in found.acl.entries} - {PUBLIC}
+        declarations = None
+        if database is None:
+            declarations = await read_declarations(connection, tables.claims, graph.roles, holders, version)
+    if declarations is None:
+        declarations = await _read_declarations_at_home(endpoint, graph.roles, holders, version)
     judge = _judge(graph, here, version)
     users = who_can(judge, found.acl, found.around, MOST_USERS)
-    return ObjectReport(here.object.name, found, users, judge.graph)
+    notes = (*filter(None, [declarations.problem]), *read.notes)
+    return ObjectReport(here.object.name, found, users, judge.graph, declarations, read.changes, notes)
+
+
+async def _read_declarations_at_home(
+    endpoint: Endpoint, roles: Collection[int], holders: Collection[int], version: int
+) -> Declarations:
+    async with reading(endpoint) as connection:
+        tables = await find_origins(connection)
+        return await read_declarations(connection, tables.claims, roles, holders, version)
 
 
 async def _find_endpoint(choice: ServerChoice) -> Endpoint:
@@ -107,10 +146,13 @@ async def look_at_role(choice: ServerChoice, name: str, only: str | None) -> Rol
     """What the role with this name may do, in all databases or one. Raises PgRoleError."""
     endpoint = await _find_endpoint(choice)
     async with reading(endpoint) as connection:
+        tables = await find_origins(connection)
         version = await read_version(connection)
         graph = await read_role_graph(connection)
         databases = await read_databases(connection)
-    role = find_role(graph, name)
+        role = find_role(graph, name)
+        holders = graph.inherited(graph.settable(role))
+        declarations = await read_declarations(connection, tables.claims, holders, holders, version)
     wanted = [one for one in databases if only is None or one.acl.object.name == only]
     if only is not None and not wanted:
         raise Refused(Reason.INVALID_SPEC, f'--database {only}: database "{only}" does not exist')
@@ -118,34 +160,48 @@ async def look_at_role(choice: ServerChoice, name: str, only: str | None) -> Rol
     limit = anyio.CapacityLimiter(_AT_ONCE)
     async with anyio.create_task_group() as tasks:
         for seen, access in zip(wanted, found, strict=True):
-            judge = _judge(graph, seen.acl, version)
-            tasks.start_soon(_look_into, endpoint, judge, role, seen, access, limit)
-    return RoleReport(role, graph, found)
+            look = _DatabaseLook(endpoint, _judge(graph, seen.acl, version), role, declarations, limit)
+            tasks.start_soon(look.into, seen, access)
+    return RoleReport(role, graph, found, declarations)
 
 
-async def _look_into(
-    endpoint: Endpoint,
-    judge: AccessJudge,
-    role: int,
-    seen: SeenDatabase,
-    access: DatabaseAccess,
-    limit: anyio.CapacityLimiter,
-) -> None:
-    """One database that cannot be read does not hide the others."""
-    around = Surroundings(seen.acl)
-    groups: list[NamedObjects] = [NamedObjects(seen.acl, (seen.acl.object.name,))]
-    if seen.refusal or role in judge.superusers:
+@dataclass(frozen=True, slots=True)
+class _DatabaseLook:
+    """Looks what a role may do in one database after the other."""
+
+    endpoint: Endpoint
+    judge: AccessJudge
+    role: int
+    declarations: Declarations
+    limit: anyio.CapacityLimiter
+
+    async def into(self, seen: SeenDatabase, access: DatabaseAccess) -> None:
+        """One database that cannot be read does not hide the others."""
+        judge, role = self.judge, self.role
+        around = Surroundings(seen.acl)
+        declared = None if self.declarations.problem else DeclaredHere(self.declarations, access.name)
+        groups: list[NamedObjects] = [NamedObjects(seen.acl, (seen.acl.object.name,))]
+        reach = {role} if role in judge.superusers else judge.graph.inherited(judge.graph.settable(role))
+        everything = role not in judge.superusers and bool(reach & (_READ_EVERYTHING | judge.superusers))
+        read = ReadObjects((), {}, {}, cut=False)
         access.problem = seen.refusal
-        access.lines = what_can(judge, role, groups, {}, around, {})
-        return
-    reach = judge.graph.inherited(judge.graph.settable(role))
-    everything = bool(reach & _READ_EVERYTHING) or bool(reach & judge.superusers)
-    try:
-        async with limit, reading(endpoint, None if seen.current else seen.acl.object.name) as connection:
-            read = await read_objects(connection, reach, everything=everything)
-    except PgRoleError as error:
-        access.problem = error.message
-        access.lines = what_can(judge, role, groups, {}, around, {})
-        return
-    access.cut = read.cut
-    access.lines = what_can(judge, role, [*groups, *read.groups], read.totals, around, read.schemas)
+        if not seen.refusal:
+            try:
+                database = None if seen.current else access.name
+                async with self.limit, reading(self.endpoint, database) as connection:
+                    read = await read_objects(connection, reach, everything=everything)
+            except PgRoleError as error:
+                access.problem = error.message
+        access.cut = read.cut
+        if role in judge.superusers:
+            access.lines = what_can(judge, role, groups, {}, around, {}, declared)
+            plain = _without_superuser(judge, role)
+            lines = what_can(plain, role, [*groups, *read.groups], read.totals, Surroundings(), {}, declared)
+            access.direct = [one for one in lines if one.privileges[0].routes[0].source is not Source.PUBLIC]
+            return
+        access.lines = what_can(judge, role, [*groups, *read.groups], read.totals, around, read.schemas, declared)
+
+
+def _without_superuser(judge: AccessJudge, role: int) -> AccessJudge:
+    """A judge to whom the role has what is granted to itself, and nothing by memberships."""
+    return AccessJudge(RoleGraph([replace(judge.graph.roles[role], superuser=False)], ()), judge.version)

@@ -1,6 +1,7 @@
 """What `access` prints for people."""
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -9,7 +10,8 @@ from rich.text import Text
 
 from pgrole_controller.commands.access_reading import DatabaseAccess, ObjectReport, RoleReport
 from pgrole_controller.commands.output import make_printable
-from pgrole_controller.core.access_report import AccessLine, RoleAccess
+from pgrole_controller.core.access_origin import LastChange
+from pgrole_controller.core.access_report import AccessLine
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.effective_access import EffectivePrivilege, Route, Source
 from pgrole_controller.core.role_graph import AccessRole, RoleGraph
@@ -32,15 +34,18 @@ def print_users(console: Console, report: ObjectReport) -> None:
     obj, users = report.found.acl.object, report.users
     label = f"{obj.label} in database {report.database}, owner {obj.owner_name}"
     _print(console, label, style="bold")
-    if report.found.unchanged_since is not None:
-        at = report.found.unchanged_since.strftime("%Y-%m-%dT%H:%MZ")
-        _print(console, f"its own grants unchanged since {at}")
+    change = report.acl_change()
+    if change is not None:
+        _print(console, f"its own grants unchanged since {describe_change(change)}")
     console.print()
-    table = _table("ROLE", "LOGIN", "PRIVILEGES", "THROUGH", "LACKS")
-    if users.public:
-        table.add_row("PUBLIC", "", _privileges(users.public), "every role", _lacks(users.public_obstacles))
+    table = _table("ROLE", "LOGIN", "PRIVILEGES", "THROUGH", "DECLARED BY", "SINCE", "LACKS")
+    for privileges in _by_way(users.public, report):
+        _add_row(table, report, ("PUBLIC", "", "every role"), privileges, users.public_obstacles)
     for user in users.users:
-        _add_user(table, report.graph, user)
+        role = report.graph.roles[user.role]
+        for privileges in _by_way(user.privileges, report):
+            subject = (make_printable(role.name), "yes" if role.login else "", _way(report.graph, privileges[0]))
+            _add_row(table, report, subject, privileges, user.obstacles)
     if table.row_count:
         _print_table(console, table)
     else:
@@ -54,20 +59,43 @@ def print_users(console: Console, report: ObjectReport) -> None:
     bypassing = [report.graph.name(user.role) for user in users.users if report.graph.roles[user.role].bypass_rls]
     if bypassing and obj.id.catalog == "pg_class":
         _print(console, f"Row-level security does not apply to superusers and BYPASSRLS: {_enumerate(bypassing)}")
+    for number, note in enumerate(report.notes):
+        if not number:
+            console.print()
+        _print(console, note, style="yellow")
 
 
-def _add_user(table: Table, graph: RoleGraph, user: RoleAccess) -> None:
-    role = graph.roles[user.role]
-    name = role.name
-    for privileges in _by_way(user.privileges):
-        best = privileges[0]
-        table.add_row(
-            make_printable(name),
-            "yes" if role.login else "",
-            _privileges(privileges),
-            _way(graph, best),
-            _lacks(user.obstacles),
-        )
+def _add_row(
+    table: Table,
+    report: ObjectReport,
+    subject: tuple[str, str, str],
+    privileges: Sequence[EffectivePrivilege],
+    obstacles: Sequence[str],
+) -> None:
+    """`subject`: the role's name, whether it can log in, and its way to the privileges."""
+    name, login, way = subject
+    first = privileges[0]
+    change = report.changes.since(first.routes[0], first.column)
+    table.add_row(
+        name,
+        login,
+        _privileges(privileges),
+        way,
+        "" if report.declarations.problem else describe_declarer(report.declarer(first, first.routes[0])),
+        "unknown" if change is None else make_printable(describe_change(change)),
+        _lacks(obstacles),
+    )
+
+
+def describe_change(change: LastChange) -> str:
+    """Such as `2026-11-22T09:15Z by alice`."""
+    login = f" by {change.login}" if change.login else ""
+    return change.time.astimezone(UTC).strftime("%Y-%m-%dT%H:%MZ") + login
+
+
+def describe_declarer(declarer: str | None) -> str:
+    """The PgRole; `-`: none declares it; `unknown`: its declaration cannot be read."""
+    return "unknown" if declarer is None else make_printable(declarer) or "-"
 
 
 def print_role(console: Console, report: RoleReport) -> None:
@@ -76,11 +104,18 @@ def print_role(console: Console, report: RoleReport) -> None:
     _print(console, f"{role.name}: {', '.join(_attributes(role))}", style="bold")
     if role.superuser:
         _print(console, "It may do everything in every database. No ACL and no row-level security applies to it.")
+        _print(console, "What it was granted all the same is in the output of -o json.")
         return
     _print_memberships(console, report)
+    manager = report.declarations.owner_of(report.role)
+    if manager:
+        _print(console, f"managed by PgRole {manager}")
     for database in report.databases:
         console.print()
         _print_database(console, report, database)
+    if report.declarations.problem:
+        console.print()
+        _print(console, report.declarations.problem, style="yellow")
 
 
 def _print_memberships(console: Console, report: RoleReport) -> None:
@@ -100,14 +135,16 @@ def _print_memberships(console: Console, report: RoleReport) -> None:
 
 def _print_database(console: Console, report: RoleReport, database: DatabaseAccess) -> None:
     _print(console, f"database {database.name}", style="bold")
-    table = _table("OBJECTS", "PRIVILEGES", "THROUGH", "LACKS")
+    table = _table("OBJECTS", "PRIVILEGES", "THROUGH", "DECLARED BY", "LACKS")
     for line in database.lines:
-        table.add_row(
-            make_printable(describe_objects(line)),
-            _privileges(line.privileges),
-            _way(report.graph, line.privileges[0]),
-            _lacks(line.obstacles),
-        )
+        for privileges, declarer in _by_declarer(line):
+            table.add_row(
+                make_printable(describe_objects(line)),
+                _privileges(privileges),
+                _way(report.graph, privileges[0]),
+                declarer,
+                _lacks(line.obstacles),
+            )
     if table.row_count:
         _print_table(console, table)
     else:
@@ -116,6 +153,15 @@ def _print_database(console: Console, report: RoleReport, database: DatabaseAcce
         _print(console, f"its objects were not read: {database.problem}", style="yellow")
     if database.cut:
         _print(console, "it has too many different ACLs: not all of its objects were read", style="yellow")
+
+
+def _by_declarer(line: AccessLine) -> Iterable[tuple[list[EffectivePrivilege], str]]:
+    if not line.declarers:
+        return [(list(line.privileges), "")]
+    found: dict[str, list[EffectivePrivilege]] = {}
+    for one, declarer in zip(line.privileges, line.declarers, strict=True):
+        found.setdefault(describe_declarer(declarer), []).append(one)
+    return [(privileges, declarer) for declarer, privileges in found.items()]
 
 
 def describe_objects(line: AccessLine) -> str:
@@ -153,9 +199,8 @@ def _table(*columns: str) -> Table:
 
 
 def _print_table(console: Console, table: Table) -> None:
-    """The last column only where something is in it; no spaces at the ends of lines in a pipe."""
-    if not any(str(cell) for cell in table.columns[-1].cells):
-        table.columns.pop()
+    """Columns only where something is in them; no spaces at the ends of lines in a pipe."""
+    table.columns = [column for column in table.columns if any(str(cell) for cell in column.cells)]
     if console.is_terminal:
         console.print(table)
         return
@@ -175,10 +220,12 @@ def _attributes(role: AccessRole) -> Iterable[str]:
         yield "BYPASSRLS: row-level security does not apply"
 
 
-def _by_way(privileges: Iterable[EffectivePrivilege]) -> Iterable[list[EffectivePrivilege]]:
+def _by_way(privileges: Iterable[EffectivePrivilege], report: ObjectReport) -> Iterable[list[EffectivePrivilege]]:
     found: dict[tuple[object, ...], list[EffectivePrivilege]] = {}
     for one in privileges:
-        found.setdefault((one.routes[0].chain, one.routes[0].source, one.total > 1), []).append(one)
+        route = one.routes[0]
+        origin = report.declarer(one, route), report.changes.since(route, one.column)
+        found.setdefault((route.chain, route.source, one.total > 1, *origin), []).append(one)
     return found.values()
 
 

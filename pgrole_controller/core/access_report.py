@@ -1,8 +1,9 @@
 """Who may use one object, and what one role may do in a database, folded into few lines."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pgrole_controller.core.access_origin import Declarations
 from pgrole_controller.core.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.effective_access import (
     PUBLIC,
@@ -14,6 +15,9 @@ from pgrole_controller.core.effective_access import (
     SubjectJudge,
 )
 from pgrole_controller.core.role_graph import Chain
+
+#: What a role lacks that has CONNECT only after SET ROLE.
+LOGIN_FIRST = "not usable at login: SET ROLE comes after CONNECT is checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,68 @@ class Surroundings:
 
     database: AccessObject | None = None
     schema: AccessObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedObjects:
+    """Objects with the same owner and ACL. `names`: of the first of them; of routines with their arguments.
+
+    `unnamed`: which of them a PgRole declares is unknown, since there are more than `names`.
+    """
+
+    acl: AccessObject
+    names: tuple[str, ...]
+    unnamed: bool = False
+
+
+class DeclaredHere:
+    """What PgRoles declare in one database."""
+
+    def __init__(self, declarations: Declarations, database: str) -> None:
+        self._declarations = declarations
+        self._database = database
+
+    def split(self, groups: Iterable[NamedObjects]) -> Iterable[NamedObjects]:
+        """Parts of the groups of which a PgRole declares the same privileges."""
+        claims = self._declarations.claims
+        for group in groups:
+            holders = {
+                entry.grantee: claim
+                for entry in group.acl.entries
+                if (claim := claims.get(entry.grantee)) is not None
+                and (claim.privileges is None or self._database in claim.privileges)
+            }
+            if not holders or len(group.names) == 1 == group.acl.count:
+                yield group
+            elif len(group.names) < group.acl.count:
+                yield replace(group, unnamed=True)
+            else:
+                yield from self._split(group, holders)
+
+    def _split(self, group: NamedObjects, holders: Iterable[int]) -> Iterable[NamedObjects]:
+        asked = [(entry.grantee, entry.privilege, entry.column) for entry in group.acl.entries]
+        asked = [one for one in asked if one[0] in set(holders)]
+        parts: dict[tuple[bool | None, ...], list[str]] = {}
+        for name in group.names:
+            obj = _named_object(group.acl.object, name)
+            wants = tuple(self._declarations.wants(*one, self._database, obj) for one in asked)
+            parts.setdefault(wants, []).append(name)
+        for names in parts.values():
+            obj = _named_object(group.acl.object, names[0])
+            yield NamedObjects(replace(group.acl, object=obj, count=len(names)), tuple(names))
+
+    def declarer(self, group: NamedObjects, one: EffectivePrivilege) -> str | None:
+        """The PgRole that declares the privilege by its shortest route, as Declarations.declarer returns it."""
+        if group.unnamed and self._declarations.owner_of(one.routes[0].chain.roles[-1]):
+            return None
+        return self._declarations.declarer(one.routes[0], self._database, group.acl.object, one)
+
+
+def _named_object(obj: DatabaseObject, name: str) -> DatabaseObject:
+    if obj.kind is not ObjectKind.ROUTINE:
+        return replace(obj, name=name)
+    plain, _, arguments = name.rpartition("(")
+    return replace(obj, name=plain, arguments=arguments.removesuffix(")"))
 
 
 class Obstacles:
@@ -124,6 +190,7 @@ class AccessLine:
     """Objects of one kind and schema on which a role has the same privileges by the same route.
 
     `names`: the first of `count`, sorted. `total`: how many objects of the kind the schema has; 0: unknown.
+    `declarers`: of each privilege, as Declarations.declarer returns it.
     """
 
     kind: ObjectKind
@@ -133,14 +200,7 @@ class AccessLine:
     total: int
     privileges: tuple[EffectivePrivilege, ...]
     obstacles: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NamedObjects:
-    """Objects with the same owner and ACL. `names`: of the first of them; of routines with their arguments."""
-
-    acl: AccessObject
-    names: tuple[str, ...]
+    declarers: tuple[str | None, ...] = ()
 
 
 def what_can(
@@ -150,25 +210,34 @@ def what_can(
     totals: Mapping[tuple[str, ObjectKind], int],
     around: Surroundings,
     schemas: Mapping[str, AccessObject],
+    origins: DeclaredHere | None = None,
 ) -> list[AccessLine]:
-    """What a role may do with these objects, the database and schemas first. `totals`: objects by schema and kind."""
+    """What a role may do with these objects, the database and schemas first. `totals`: objects by schema and kind.
+
+    `origins`: what PgRoles declare; None: lines do not tell.
+    """
     one = SubjectJudge(judge, subject)
     obstacles = Obstacles(judge, around.database)
     folded: dict[tuple[object, ...], AccessLine] = {}
-    for group in groups:
+    for group in groups if origins is None else origins.split(groups):
         obj = group.acl.object
         within = schemas.get(obj.schema) if obj.kind is not ObjectKind.SCHEMA else None
         for privileges in _by_route(one.privileges(group.acl)):
             acting = privileges[0].routes[0].chain.acting
             lacking = obstacles.of(acting, subject, within)
+            if _comes_too_late(obj, privileges):
+                lacking = (LOGIN_FIRST,)
+            declarers = () if origins is None else tuple(origins.declarer(group, name) for name in privileges)
             schema = "" if obj.kind is ObjectKind.SCHEMA else obj.schema
-            key = (obj.kind, schema, tuple(map(_signature, privileges)), lacking)
+            key = (obj.kind, schema, tuple(map(_signature, privileges)), lacking, declarers)
             count = group.acl.count
             before = folded.get(key)
             total = totals.get((schema, obj.kind), 0)
             names = group.names if before is None else (*before.names, *group.names)
             count += 0 if before is None else before.count
-            folded[key] = AccessLine(obj.kind, schema, tuple(sorted(names)), count, total, privileges, lacking)
+            folded[key] = AccessLine(
+                obj.kind, schema, tuple(sorted(names)), count, total, privileges, lacking, declarers
+            )
     return sorted(
         folded.values(), key=lambda line: (_ORDER[line.kind], line.schema, line.kind, -line.count, line.names)
     )
@@ -193,8 +262,15 @@ def _signature(one: EffectivePrivilege) -> tuple[object, ...]:
     return (one.privilege, one.column, one.grantable, one.routes[0].chain, one.routes[0].source)
 
 
+def _comes_too_late(obj: DatabaseObject, privileges: Sequence[EffectivePrivilege]) -> bool:
+    first = privileges[0]
+    return obj.kind is ObjectKind.DATABASE and first.privilege == "CONNECT" and first.after_set_role
+
+
 def _by_route(privileges: Iterable[EffectivePrivilege]) -> Iterable[tuple[EffectivePrivilege, ...]]:
+    """CONNECT after SET ROLE is apart: it is of no use."""
     found: dict[tuple[object, ...], list[EffectivePrivilege]] = {}
     for one in privileges:
-        found.setdefault((one.routes[0].chain, one.routes[0].source), []).append(one)
+        apart = one.after_set_role and one.privilege == "CONNECT"
+        found.setdefault((one.routes[0].chain, one.routes[0].source, apart), []).append(one)
     return map(tuple, found.values())

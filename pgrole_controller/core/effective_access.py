@@ -116,6 +116,7 @@ class AccessJudge:
         self.version = version
         self.superusers = frozenset(oid for oid, role in graph.roles.items() if role.superuser)
         self._searches: dict[tuple[int, bool], ChainSearch] = {}
+        self._sorted: tuple[AccessObject, list[tuple[tuple[str, str], list[_Holding]]]] | None = None
 
     def search(self, holder: int, *, itself: bool = False) -> ChainSearch:
         """As ChainSearch, made once."""
@@ -123,6 +124,24 @@ class AccessJudge:
         if known is None:
             known = self._searches[holder, itself] = ChainSearch(self.graph, holder, itself=itself)
         return known
+
+    def holdings(self, of: AccessObject) -> list[tuple[tuple[str, str], list[_Holding]]]:
+        """Who holds what on an object, by column and privilege, superusers included; made once for many subjects."""
+        if self._sorted is None or self._sorted[0] is not of:
+            self._sorted = of, self._sort_holdings(of)
+        return self._sorted[1]
+
+    def _sort_holdings(self, of: AccessObject) -> list[tuple[tuple[str, str], list[_Holding]]]:
+        kinds = every_privilege(of.object.kind, self.version)
+        order = {name: place for place, name in enumerate(kinds)}
+        held: dict[tuple[str, str], list[_Holding]] = {}
+        for one in _holdings(of, self.version):
+            held.setdefault((one.column, one.privilege), []).append(one)
+        for superuser in sorted(self.superusers):
+            for privilege in kinds:
+                one = _Holding(privilege, "", Source.SUPERUSER, superuser, grantable=True)
+                held.setdefault(("", privilege), []).append(one)
+        return sorted(held.items(), key=lambda item: (item[0][0], order.get(item[0][1], len(order)), item[0][1]))
 
     def privileges(self, subject: int, of: AccessObject) -> list[EffectivePrivilege]:
         """What a role has on an object, in PostgreSQL's order, columns last."""
@@ -145,28 +164,17 @@ class SubjectJudge:
 
     def privileges(self, of: AccessObject) -> list[EffectivePrivilege]:
         """As AccessJudge.privileges."""
-        kinds = every_privilege(of.object.kind, self._judge.version)
         if self._subject in self._judge.superusers:
+            kinds = every_privilege(of.object.kind, self._judge.version)
             route = Route(Chain((self._subject,)), Source.SUPERUSER)
             return [EffectivePrivilege(name, "", (route,), 1, grantable=True) for name in kinds]
         found: dict[tuple[str, str], EffectivePrivilege] = {}
-        for (column, privilege), holdings in self._by_privilege(of, kinds):
+        for (column, privilege), holdings in self._judge.holdings(of):
             one = self._privilege(privilege, column, holdings, of.object.owner)
             whole = found.get(("", privilege)) if column else None
             if one is not None and (whole is None or (whole.after_set_role and not one.after_set_role)):
                 found[column, privilege] = one
         return list(found.values())
-
-    def _by_privilege(self, of: AccessObject, kinds: Sequence[str]) -> Iterator[tuple[tuple[str, str], list[_Holding]]]:
-        order = {name: place for place, name in enumerate(kinds)}
-        held: dict[tuple[str, str], list[_Holding]] = {}
-        for one in _holdings(of, self._judge.version):
-            held.setdefault((one.column, one.privilege), []).append(one)
-        for superuser in sorted(self._judge.superusers):
-            for privilege in kinds:
-                one = _Holding(privilege, "", Source.SUPERUSER, superuser, grantable=True)
-                held.setdefault(("", privilege), []).append(one)
-        yield from sorted(held.items(), key=lambda item: (item[0][0], order.get(item[0][1], len(order)), item[0][1]))
 
     def _privilege(
         self, privilege: str, column: str, holdings: Sequence[_Holding], owner: int

@@ -29,7 +29,7 @@ MOST_ACLS = 20_000
 MOST_NAMES = 10_000
 
 _MOST_NEAR = 5
-_CATALOG_OIDS = {name: oid for oid, name in CATALOGS.items()}
+CATALOG_OIDS = {name: oid for oid, name in CATALOGS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,24 @@ class SeenDatabase:
 
 
 @dataclass(frozen=True, slots=True)
+class AclVersion:
+    """A row with an ACL. `xmin`: the transaction that wrote it, 32 bits. `changed_at`: when, if the server keeps that.
+
+    `column`: empty for the object's own row.
+    """
+
+    column: str
+    xmin: int
+    changed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class FoundObject:
-    """The object that was asked for, and what it is in. `unchanged_since`: its ACL was last written then or earlier."""
+    """The object that was asked for, and what it is in. `versions`: of its own row, and of columns with an ACL."""
 
     acl: AccessObject
     around: Surroundings
-    unchanged_since: datetime | None
+    versions: tuple[AclVersion, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +190,9 @@ def _misspelt(text: str) -> Refused:
 async def find_object(connection: Connection, name: ObjectName, database: AccessObject) -> FoundObject:
     """The object with this name, with its ACL. Raises Refused, with near names, unless there is exactly one."""
     place = ObjectId(*await _locate(connection, name))
-    rows = await fetch(connection, "", _query(connection, "object"), _CATALOG_OIDS[place.catalog], place.oid)
+    rows = await fetch(connection, "", _query(connection, "object"), CATALOG_OIDS[place.catalog], place.oid)
     acls: dict[ObjectId, AccessObject] = {}
-    changed: list[datetime] = []
+    versions: list[AclVersion] = []
     for row in rows:
         one = _access_object(row)
         column = row.text("column_name")
@@ -189,13 +201,12 @@ async def find_object(connection: Connection, name: ObjectName, database: Access
         acls[one.object.id] = one if known is None else replace(known, entries=(*known.entries, *entries))
         if column and known is None:
             acls[one.object.id] = replace(one, entries=entries)
-        at = row.find("changed_at", datetime)
-        if at is not None and one.object.id == place:
-            changed.append(at)
+        if one.object.id == place:
+            versions.append(AclVersion(column, row.get("xmin", int), row.find("changed_at", datetime)))
     if place not in acls:
         raise Refused(Reason.INVALID_SPEC, f"{name} was dropped meanwhile: run the command again")
     schema = next((one for key, one in acls.items() if key.catalog == "pg_namespace" and key != place), None)
-    return FoundObject(acls[place], Surroundings(database, schema), max(changed, default=None))
+    return FoundObject(acls[place], Surroundings(database, schema), tuple(versions))
 
 
 async def _locate(connection: Connection, name: ObjectName) -> tuple[str, int]:
@@ -311,6 +322,7 @@ def _group(row: Row) -> tuple[AccessObject, tuple[str, ...]]:
         name=names[0] if names else "",
         owner=row.get("owner", int),
         owner_name=row.text("owner_name"),
+        extension=row.get("extension", bool),
     )
     entries = list(read_entries(row))
     columns = row.texts("columns")
@@ -331,6 +343,7 @@ def _access_object(row: Row) -> AccessObject:
         owner=row.get("owner", int),
         owner_name=row.text("owner_name"),
         arguments=row.text("arguments"),
+        extension=row.get("extension", bool),
     )
     return AccessObject(obj, tuple(read_entries(row)))
 

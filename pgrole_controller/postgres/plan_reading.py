@@ -6,8 +6,7 @@ login for plans is neither the controller's role nor a superuser, so it cannot v
 Guarantees: an error of one role does not end the transaction; what could not be read is in `PlanSession`.
 """
 
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pgrole_controller.core.acl_decision import ObservedDatabase
@@ -22,28 +21,15 @@ from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.database_claims import DatabaseClaims
-from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.postgres.rows import fetch, fetch_row
+from pgrole_controller.postgres.rows import fetch
 from pgrole_controller.postgres.schema import SchemaState
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.postgres.status_claims import StatusClaims
+from pgrole_controller.postgres.stored_table import find_table, savepoint
 
 #: As in sessions: the read of many roles uses indexes, whatever the statistics say.
 _PLANNING = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"
 _PLANNED = "SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on"
-
-_SAVEPOINT = "SAVEPOINT reading"
-_BACK = "ROLLBACK TO SAVEPOINT reading"
-_RELEASE = "RELEASE SAVEPOINT reading"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTable:
-    """A table of schema pgrole. `present`: the schema exists. `readable`: the table is there and can be read safely."""
-
-    present: bool
-    readable: bool
-    keeps_privileges: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +67,6 @@ class _NoClaims(StatusClaims):
             return await super().read_roles(home, asked)
 
 
-@asynccontextmanager
-async def savepoint(connection: Connection) -> AsyncIterator[None]:
-    """After an error in it, the transaction goes on with what was before. Raises PgRoleError."""
-    with translate_errors():
-        await connection.execute(_SAVEPOINT)
-    try:
-        with translate_errors():
-            yield
-    except PgRoleError:
-        if not connection.is_closed():
-            with translate_errors():
-                await connection.execute(_BACK)
-                await connection.execute(_RELEASE)
-        raise
-    with translate_errors():
-        await connection.execute(_RELEASE)
-
-
 async def open_plan_session(connection: Connection) -> PlanSession:
     """`connection`: to the home database, in a READ ONLY transaction whose first statement this is. Raises PgRoleError,
     also for a standby, and for a server that is too old.
@@ -120,24 +88,6 @@ async def open_plan_session(connection: Connection) -> PlanSession:
         Detection(Mode.RESYNC, identity.sees_passwords, "Database" if table.present else "Status"),
     )
     return PlanSession(session, claims_unseen=table.present and not table.readable)
-
-
-async def find_table(connection: Connection, name: str) -> StoredTable:
-    """Locks a table of schema pgrole if it is there, and tells whether it can be read. Raises PgRoleError."""
-    try:
-        async with savepoint(connection):
-            await connection.execute(f"LOCK TABLE pgrole.{name} IN ACCESS SHARE MODE")
-        locked = True
-    except PgRoleError:
-        if connection.is_closed():
-            raise
-        locked = False  # it is not there, or the login may not read it: the question tells which
-    row = await fetch_row(connection, "", queries.inspect("own_table"), name)
-    return StoredTable(
-        present=row.get("present", bool) and (row.get("has_table", bool) or name != "claim"),
-        readable=locked and row.get("readable", bool) and row.get("safe", bool),
-        keeps_privileges=row.get("keeps_privileges", bool),
-    )
 
 
 async def read_owners(plan_session: PlanSession, keys: Collection[Key]) -> list[Owner]:

@@ -1,9 +1,14 @@
 -- Which ACL have this object and its schema? One row for each, and one for each column that has an ACL.
--- `changed_at`: when the row with the ACL was last written, if the server keeps track_commit_timestamp. $1 oid catalog   $2 oid object
+-- `xmin`: which transaction wrote the row with the ACL last. `changed_at`: when, if the server keeps track_commit_timestamp.
+-- $1 oid catalog   $2 oid object
 SELECT
     x.catalog, x.oid, x.kind::text AS kind, x.schema_oid, textsend(coalesce(n.nspname::text, '')) AS schema,
     textsend(x.name::text) AS name, x.owner, textsend(pg_catalog.pg_get_userbyid(x.owner)::text) AS owner_name,
     textsend(x.arguments) AS arguments, textsend(x.column_name::text) AS column_name,
+    x.version::text::bigint AS xmin,
+    EXISTS (
+        SELECT FROM pg_catalog.pg_depend AS d WHERE d.classid = x.catalog AND d.objid = x.oid AND d.objsubid = 0 AND d.deptype = 'e'
+    ) AS extension,
     CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN pg_catalog.pg_xact_commit_timestamp(x.version) END AS changed_at,
     a.grantees, a.grantors, a.grantor_names, a.privileges, a.grantable
 FROM (

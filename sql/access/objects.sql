@@ -57,7 +57,7 @@ object AS (
 SELECT
     g.catalog, g.kind::text AS kind, textsend(coalesce(n.nspname::text, '')) AS schema, g.owner,
     textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name,
-    g.count, g.oid, g.names,
+    g.count, g.oid, g.names, g.extension,
     coalesce(e.grantees, '{}') || coalesce(b.grantees, '{}') AS grantees,
     coalesce(e.grantors, '{}') || coalesce(b.grantors, '{}') AS grantors,
     coalesce(e.grantor_names, '{}') || coalesce(b.grantor_names, '{}') AS grantor_names,
@@ -66,11 +66,15 @@ SELECT
     coalesce(b.columns, '{}') AS columns
 FROM (
     SELECT
-        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.apart, o.usual, o.pinned,
+        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.apart, o.usual, o.pinned, m.extension,
         count(*) AS count, min(o.oid) AS oid,
         (array_agg(textsend(o.name)))[1:$3::int] AS names
     FROM object AS o
-    GROUP BY o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.apart, o.usual, o.pinned
+    CROSS JOIN LATERAL (
+        SELECT (o.catalog, o.oid) IN (SELECT d.classid, d.objid FROM pg_catalog.pg_depend AS d WHERE d.deptype = 'e') AS extension
+        OFFSET 0
+    ) AS m
+    GROUP BY o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.apart, o.usual, o.pinned, m.extension
 ) AS g
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = g.schema
 LEFT JOIN entry_of_column AS b ON g.catalog = 'pg_class'::regclass AND b.relation = g.apart

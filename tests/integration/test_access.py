@@ -8,7 +8,7 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
@@ -62,6 +62,7 @@ OBJECTS = {
         ObjectKind.FOREIGN_DATA_WRAPPER,
     ),
     "access_server": ("FOREIGN SERVER", "server", "access_server", ObjectKind.FOREIGN_SERVER),
+    "2147483001": ("LARGE OBJECT", "largeobject", "2147483001", ObjectKind.LARGE_OBJECT),
     "database": ("DATABASE", "database", "{database}", ObjectKind.DATABASE),
 }
 COLUMNS = ("id", "name")
@@ -75,6 +76,7 @@ _SETUP = """
     CREATE FUNCTION app.fn(text) RETURNS int LANGUAGE sql AS 'SELECT 1';
     CREATE FOREIGN DATA WRAPPER access_wrapper; CREATE SERVER access_server FOREIGN DATA WRAPPER access_wrapper;
     CREATE FOREIGN TABLE app.far (id int, name text) SERVER access_server;
+    SELECT lo_create(2147483001);
 """
 
 
@@ -149,6 +151,8 @@ class Trial:
         """What PostgreSQL says about all roles: by role, privilege and column, whether it has it, and may grant it."""
         _, function, name, kind = OBJECTS[label]
         privileges = every_privilege(kind, self.version)
+        if kind is ObjectKind.LARGE_OBJECT:
+            return await self._large_object_facts(int(name), privileges)
         rows = await self.connection.fetch(
             f"""
             SELECT r.oid, p.p, '' AS c, has_{function}_privilege(r.oid, $1, p.p) AS has,
@@ -173,6 +177,17 @@ class Trial:
         has = dict(zip(keys, (row["has"] for row in rows), strict=True))
         return has, dict(zip(keys, (row["gives"] for row in rows), strict=True))
 
+    async def _large_object_facts(
+        self, oid: int, privileges: Sequence[str]
+    ) -> tuple[dict[tuple[int, str, str], bool], dict[tuple[int, str, str], bool]]:
+        """has_largeobject_privilege exists since PostgreSQL 18 only; before, what its ACL and pg_has_role say."""
+        rows = await self.connection.fetch(
+            _LARGE_OBJECT_FACTS_18 if self.version >= 180000 else _LARGE_OBJECT_FACTS, oid, list(privileges)
+        )
+        keys = [(row["oid"], row["p"], "") for row in rows]
+        has = dict(zip(keys, (row["has"] for row in rows), strict=True))
+        return has, dict(zip(keys, (row["gives"] for row in rows), strict=True))
+
     def _raw(self, name: str) -> str:
         return name.format(database=self.database)
 
@@ -193,6 +208,25 @@ class Trial:
         here = graph.in_database(owner, by_role=self.version < INHERIT_BY_GRANT_SINCE)
         return AccessJudge(here, self.version), here
 
+
+_LARGE_OBJECT_FACTS_18 = """
+    SELECT r.oid, p.p, has_largeobject_privilege(r.oid, $1::oid, p.p) AS has,
+           has_largeobject_privilege(r.oid, $1::oid, p.p || ' WITH GRANT OPTION') AS gives
+    FROM pg_roles AS r, unnest($2::text[]) AS p (p)
+"""
+_LARGE_OBJECT_FACTS = """
+    SELECT r.oid, p.p, r.rolsuper OR coalesce(bool_or(e.has), false) AS has,
+           r.rolsuper OR pg_has_role(r.oid, m.lomowner, 'USAGE')
+               OR coalesce(bool_or(e.has AND e.is_grantable), false) AS gives
+    FROM pg_roles AS r CROSS JOIN unnest($2::text[]) AS p (p) CROSS JOIN pg_largeobject_metadata AS m
+    LEFT JOIN LATERAL (
+        SELECT a.is_grantable, a.grantee = 0 OR pg_has_role(r.oid, a.grantee, 'USAGE') AS has
+        FROM aclexplode(coalesce(m.lomacl, acldefault('L', m.lomowner))) AS a
+        WHERE a.privilege_type = p.p AND (a.grantee = 0 OR EXISTS (SELECT FROM pg_roles AS g WHERE g.oid = a.grantee))
+    ) AS e ON true
+    WHERE m.oid = $1::oid
+    GROUP BY r.oid, r.rolsuper, p.p, m.lomowner
+"""
 
 _ALTERED = {
     ObjectKind.VIEW: "VIEW",
@@ -379,7 +413,7 @@ async def test_a_monitoring_login_sees_who_reads_a_table_and_through_what(monito
     assert "\x1b" not in text
     suffix = report.found.acl.object.owner_name.rpartition("_")[2]
     (line,) = [line for line in text.splitlines() if "DROP ROLE" in line]
-    assert line.split()[-1] == f"access_reader_{suffix}"
+    assert line.split()[-2:] == [f"access_reader_{suffix}", "unknown"]
     assert re.search(r"yes +SELECT, UPDATE \(name\) ", line)
     stored = json.loads(describe_users(report))
     (role,) = [one for one in stored["roles"] if one["role"] == HOSTILE + suffix]

@@ -1,0 +1,88 @@
+"""The tables of schema pgrole, as a login reads them that cannot verify the schema.
+
+Guarantees: reading a table that is `readable` runs no code of its owner, whoever that is. A missing table, or one that
+the login may not read, does not end the transaction.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.rows import fetch_row
+
+_SAVEPOINT = "SAVEPOINT reading"
+_BACK = "ROLLBACK TO SAVEPOINT reading"
+_RELEASE = "RELEASE SAVEPOINT reading"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A table of schema pgrole. `present`: the schema exists. `readable`: the table is there and can be read safely.
+
+    `exists`: the table does. `permitted`: the login may read it.
+    """
+
+    present: bool
+    exists: bool
+    permitted: bool
+    readable: bool
+    keeps_privileges: bool
+
+
+@asynccontextmanager
+async def savepoint(connection: Connection) -> AsyncIterator[None]:
+    """After an error in it, the transaction goes on with what was before. Raises PgRoleError."""
+    with translate_errors():
+        await connection.execute(_SAVEPOINT)
+    try:
+        with translate_errors():
+            yield
+    except PgRoleError:
+        if not connection.is_closed():
+            with translate_errors():
+                await connection.execute(_BACK)
+                await connection.execute(_RELEASE)
+        raise
+    with translate_errors():
+        await connection.execute(_RELEASE)
+
+
+async def find_table(connection: Connection, name: str) -> StoredTable:
+    """As find_tables, for one table. Raises PgRoleError."""
+    (found,) = await find_tables(connection, name)
+    return found
+
+
+async def find_tables(connection: Connection, *names: str) -> list[StoredTable]:
+    """Locks tables of schema pgrole, as far as they exist, and tells whether they can be read. Raises PgRoleError.
+
+    Call it before any query of the transaction: what it finds must be what is locked.
+    """
+    locked = [await _lock(connection, name) for name in names]
+    return [await _ask(connection, name, one) for name, one in zip(names, locked, strict=True)]
+
+
+async def _lock(connection: Connection, name: str) -> bool:
+    try:
+        async with savepoint(connection):
+            await connection.execute(f"LOCK TABLE pgrole.{name} IN ACCESS SHARE MODE")
+    except PgRoleError:
+        if connection.is_closed():
+            raise
+        return False  # it is not there, or the login may not read it: the question tells which
+    return True
+
+
+async def _ask(connection: Connection, name: str, locked: bool) -> StoredTable:
+    row = await fetch_row(connection, "", queries.inspect("own_table"), name)
+    return StoredTable(
+        present=row.get("present", bool) and (row.get("has_table", bool) or name != "claim"),
+        exists=row.get("has_table", bool),
+        permitted=row.get("readable", bool),
+        readable=locked and row.get("readable", bool) and row.get("safe", bool),
+        keeps_privileges=row.get("keeps_privileges", bool),
+    )
