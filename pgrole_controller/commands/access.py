@@ -1,7 +1,6 @@
 """The command `access`: what a role may do and through what, or who may use an object."""
 
 import argparse
-import sys
 from functools import partial
 
 import anyio
@@ -10,7 +9,7 @@ from pgrole_controller.commands.access_json import describe_role, describe_users
 from pgrole_controller.commands.access_reading import ObjectReport, look_at_object, look_at_role
 from pgrole_controller.commands.access_text import print_role, print_users
 from pgrole_controller.commands.arguments import DONE, server_choice
-from pgrole_controller.commands.output import finish, make_console
+from pgrole_controller.commands.output import finish, make_console, write_document
 from pgrole_controller.core.graph_svg import render_svg
 from pgrole_controller.core.membership_graph import MembershipGraph, around_role, render_dot, towards_object
 
@@ -27,7 +26,7 @@ async def _run(options: argparse.Namespace) -> int:
         if form == "text":
             print_role(make_console(), report)
         elif form == "json":
-            sys.stdout.write(describe_role(report))
+            write_document(describe_role(report))
         else:
             _draw(around_role(report.graph, report.role), form)
     else:
@@ -35,14 +34,14 @@ async def _run(options: argparse.Namespace) -> int:
         if form == "text":
             print_users(make_console(), users)
         elif form == "json":
-            sys.stdout.write(describe_users(users))
+            write_document(describe_users(users))
         else:
             _draw(_picture(users), form)
     return DONE
 
 
 def _draw(graph: MembershipGraph, form: str) -> None:
-    sys.stdout.write(render_dot(graph) if form == "dot" else render_svg(graph))
+    write_document(render_dot(graph) if form == "dot" else render_svg(graph))
 
 
 def _picture(report: ObjectReport) -> MembershipGraph:

@@ -1,8 +1,6 @@
 """The command `doctor`: checks the cluster and the servers, and prints findings with the commands that mend them."""
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -15,7 +13,7 @@ from rich.text import Text
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
-from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.output import finish, make_console, make_printable, render_document, write_document
 from pgrole_controller.commands.servers import of_dsn, read_server
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.cluster_findings import CLUSTER, not_checked
@@ -89,7 +87,7 @@ def _at_dsn(found: Sequence[ServerConfig], dsn: str) -> ServerConfig:
 
 def _show(findings: Sequence[Finding], output: str) -> int:
     if output == "json":
-        sys.stdout.write(as_json(findings))
+        write_document(as_json(findings))
     else:
         print_findings(make_console(), findings)
     return FAILED if has_problem(findings) else DONE
@@ -98,7 +96,7 @@ def _show(findings: Sequence[Finding], output: str) -> int:
 def as_json(findings: Sequence[Finding]) -> str:
     """The documented form: docs/doctor.md."""
     shape = {"summary": summarize(findings), "findings": [describe(finding) for finding in findings]}
-    return json.dumps(shape, indent=2) + "\n"
+    return render_document(shape)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:

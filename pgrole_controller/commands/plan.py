@@ -1,8 +1,6 @@
 """The command `plan`: what applying PgRole files would do. Needs no cluster if a DSN names the server."""
 
 import argparse
-import io
-import sys
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -12,7 +10,7 @@ import anyio
 
 from pgrole_controller.commands.arguments import DIFFERENT, DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.manifests import DeclaredRole, DeclaredServer, Manifests, WrongDocument, read_manifests
-from pgrole_controller.commands.output import finish, make_console
+from pgrole_controller.commands.output import finish, make_console, write_document
 from pgrole_controller.commands.plan_cluster import (
     ClusterView,
     created_at,
@@ -51,12 +49,10 @@ def _run(files: Sequence[str], choice: ServerChoice, output: str) -> int:
 
 def show(report: PlanReport, output: str) -> int:
     """Prints a report to standard output. Returns the exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
     if output == "json":
-        sys.stdout.write(render_json(report))
+        write_document(render_json(report))
     elif output == "sql":
-        sys.stdout.write(render_sql(report))
+        write_document(render_sql(report))
     else:
         print_plan(make_console(), report)
     if report.failed:

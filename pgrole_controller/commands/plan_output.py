@@ -1,13 +1,12 @@
 """Prints a plan: as a coloured difference with its SQL, as JSON, or as an SQL script for psql."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from pgrole_controller.commands.output import make_printable
+from pgrole_controller.commands.output import make_printable, render_document
 from pgrole_controller.commands.plan_model import (
     PlannedAction,
     PlannedChange,
@@ -47,7 +46,7 @@ def render_json(report: PlanReport) -> str:
     """The shape that docs/plan.md describes."""
     counts = {action.value: count for action, count in report.count().items()}
     shown = {"notes": list(report.notes), "counts": counts, "objects": [_describe(one) for one in report.objects]}
-    return json.dumps(shown, indent=2) + "\n"
+    return render_document(shown)
 
 
 def render_sql(report: PlanReport) -> str:
@@ -123,15 +122,15 @@ def _describe(one: PlannedObject) -> dict[str, Any]:
         "namespace": one.key.namespace if one.key else None,
         "name": one.key.name if one.key else None,
         "place": one.place or None,
-        "role": _text(one.role) or None,
+        "role": one.role or None,
         "server": one.server or None,
         "action": one.action.value,
         "changes": [_describe_change(change) for change in one.changes],
         "sql": [
             {
-                "database": _text(some.database) or None,
+                "database": some.database or None,
                 "afterOthers": some.late,
-                "statements": [_text(statement) for statement in some.statements],
+                "statements": list(some.statements),
             }
             for some in one.sql
         ],
@@ -147,19 +146,14 @@ def _describe_change(change: PlannedChange) -> dict[str, Any]:
     return {
         "sign": change.sign.value,
         "field": change.field,
-        "text": _text(change.words),
-        "database": _text(change.database) or None,
+        "text": change.words,
+        "database": change.database or None,
         "corrected": change.corrected,
     }
 
 
 def _describe_error(error: PgRoleError) -> dict[str, str]:
     return {"reason": error.reason.value, "message": error.message}
-
-
-def _text(text: str) -> str:
-    """Names in another encoding are not valid JSON."""
-    return NOT_UTF8.sub(lambda found: make_printable(found[0]), text)
 
 
 def _remarks(one: PlannedObject) -> Iterator[str]:
