@@ -9,6 +9,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 import anyio
@@ -115,10 +116,9 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
     why = progress.message or "the object is not there any more"
     if progress.offered:
         console.print(make_printable(f"not corrected within {wait:g} s: {', '.join(progress.left)}. {why}"))
-        console.print(
-            f"The approval stands while exactly this drift is reported. To withdraw it: kubectl annotate pgrole "
-            f"-n {drift.namespace} {drift.name} {APPROVE}-"
-        )
+        withdraw = f"kubectl annotate pgrole -n {quote(drift.namespace)} {quote(drift.name)} {APPROVE}-"
+        stands = f"The approval stands while exactly this drift is reported. To withdraw it: {withdraw}"
+        console.print(make_printable(stands))
     else:
         console.print(make_printable(f"not corrected: {', '.join(progress.left)}: the drift is another one now. {why}"))
     return FAILED

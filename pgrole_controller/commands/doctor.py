@@ -17,8 +17,9 @@ from pgrole_controller.commands.output import finish, make_console, make_printab
 from pgrole_controller.commands.servers import of_dsn, read_server
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.cluster_findings import CLUSTER, not_checked
+from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.finding import Finding, FindingState, describe, has_problem, summarize
+from pgrole_controller.core.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError, NotConfigured
 from pgrole_controller.settings import WrongSetting
@@ -117,6 +118,6 @@ def _print_finding(console: Console, finding: Finding) -> None:
     console.print(grid)
     for remedy in finding.remedies:
         where = f"  (in database {make_printable(remedy.database)})" if remedy.database else ""
-        console.print(
-            Text(f"      {remedy.kind.value}> {make_printable(remedy.command)}{where}", style="dim"), soft_wrap=True
-        )
+        command = spell_printably(remedy.command) if remedy.kind is RemedyKind.SQL else remedy.command
+        line = f"      {remedy.kind.value}> {make_printable(command)}{where}"
+        console.print(Text(line, style="dim"), soft_wrap=True)

@@ -15,6 +15,7 @@ from pgrole_controller.commands.plan_model import (
     PlanReport,
     Sign,
 )
+from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
 
 _COLOURS = {Sign.ADDED: "green", Sign.REMOVED: "red", Sign.CHANGED: "yellow"}
@@ -30,6 +31,10 @@ _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
     PlannedAction.NOTHING: ("=", "dim"),
     PlannedAction.FAIL: ("!", "bold red"),
 }
+
+
+#: After each connection: what an owner of the database may have set could change what names mean.
+_SESSION = (r"\encoding UTF8", "SET search_path = pg_catalog, pg_temp;", "SET standard_conforming_strings = on;")
 
 
 def print_plan(console: Console, report: PlanReport) -> None:
@@ -56,7 +61,7 @@ def render_sql(report: PlanReport) -> str:
         "-- Passwords are not part of it.",
         *(f"-- note: {_comment(note)}" for note in report.notes),
         r"\set ON_ERROR_STOP on",
-        r"\encoding UTF8",
+        *_SESSION,
     ]
     for one in report.objects:
         lines += _remarks(one)
@@ -90,7 +95,7 @@ def _render(one: PlannedObject) -> Text:
         where = f' in database "{make_printable(some.database)}"' if some.database else ""
         text.append(f"    SQL{where}:\n", style="dim")
         for statement in some.statements:
-            text.append(f"      {make_printable(statement)};\n")
+            text.append(f"      {make_printable(spell_printably(statement))};\n")
     return text
 
 
@@ -176,6 +181,7 @@ def _script(objects: Sequence[PlannedObject]) -> Iterator[str]:
             yield f"-- database {_comment(database)}: psql cannot be told this name, so its statements are left out"
             continue
         yield connect
+        yield from _SESSION
         for one in objects:
             for some in one.sql:
                 if some.database == database:
@@ -186,7 +192,7 @@ def _transaction(one: PlannedObject, some: PlannedSql) -> Iterator[str]:
     yield ""
     yield f"-- {_comment(one.name)}: {one.action.value}"
     yield "BEGIN;"
-    yield from (f"{statement};" for statement in some.statements)
+    yield from (f"{spell_printably(statement)};" for statement in some.statements)
     yield "COMMIT;"
 
 
