@@ -35,8 +35,18 @@ def end(command: Callable[[], int]) -> int:
     except OSError as error:
         _discard_output()
         return _fail(error, f"{error.strerror or type(error).__name__}{_name_file(error)}")
-    except Exception as error:  # noqa: BLE001 -- whatever happens, one line; its text may quote a secret
-        return _fail(error, f"unexpected error: {type(error).__name__}{_name_place(error)}")
+    except Exception as error:  # noqa: BLE001 -- whatever happens, one line
+        return _fail(error, describe_unexpected(error))
+
+
+def describe_unexpected(error: Exception) -> str:
+    """What no one foresaw, and where it was raised. Its own text is left out, since it may quote a secret."""
+    return f"unexpected error: {type(error).__name__}{_name_place(error)}; with {_DEBUG}=debug, its traceback is shown"
+
+
+def shows_tracebacks() -> bool:
+    """Whether the user asked for them."""
+    return os.environ.get(_DEBUG, "").lower() == "debug"
 
 
 def make_printable(text: str) -> str:
@@ -68,10 +78,8 @@ def _discard_output() -> None:
 
 
 def _fail(error: Exception, text: str) -> int:
-    if os.environ.get(_DEBUG, "").lower() == "debug":
+    if shows_tracebacks():
         sys.excepthook(type(error), error, error.__traceback__)
-    else:
-        text += "" if isinstance(error, OSError) else f"; with {_DEBUG}=debug, its traceback is shown"
     try:
         print(f"{program_name()}: {text}", file=sys.stderr)  # noqa: T201
     except OSError:

@@ -23,7 +23,7 @@ from pgrole_controller.core.password import request_of
 from pgrole_controller.kube.client import MERGE_PATCH, PGROLES, Client
 from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError
-from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.kube.store import mapping, parse, sequence, whole
 from pgrole_controller.settings import WrongSetting
 
 _DEFAULT_NAMESPACE = "default"
@@ -192,7 +192,7 @@ def drift_of(obj: dict[str, Any]) -> ReportedDrift:
         name,
         str(metadata.get("uid")),
         str(metadata.get("resourceVersion")),
-        int(metadata.get("generation") or 0),
+        whole(metadata.get("generation")),
         digest,
         tuple(mapping(one) for one in sequence(approval.get("fields"))),
         {str(one.get("name")): tuple(map(str, sequence(one["changes"]))) for one in databases if one.get("changes")},

@@ -283,7 +283,7 @@ def _read(answer: bytes) -> dict[str, Any]:
     """An answer that is no object of the API, such as the version. Raises BadStream."""
     try:
         return mapping(json.loads(answer))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"the API server's answer is not JSON: {len(answer)} bytes"
         raise BadStream(message) from error
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import TextIO
@@ -9,10 +10,13 @@ from typing import TextIO
 from rich.console import Console
 
 from pgrole_controller.commands.arguments import FAILED
-from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, make_legible
+from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
+from pgrole_controller.ending import describe_unexpected, shows_tracebacks
 from pgrole_controller.ending import make_printable as make_printable
 from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
 from pgrole_controller.program import program_name
+
+log = logging.getLogger(__name__)
 
 #: Columns of a table in a pipe, so that no row is cut or folded.
 _WIDE = 10_000
@@ -57,8 +61,16 @@ def _make_valid(value: object) -> object:
     return value
 
 
+def make_unexpected(error: Exception) -> Transient:
+    """For the object or the check that an error is one of, so that it hides no other."""
+    log.error("unexpected error", exc_info=error)
+    return Transient(Reason.INTERNAL_ERROR, describe_unexpected(error))
+
+
 def finish(command: Callable[[], int]) -> int:
     """Runs a command and returns its exit code. Prints expected errors; the program's end does the rest."""
+    if not shows_tracebacks() and not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.NullHandler())  # otherwise Python prints them to standard error
     try:
         return command()
     except* (PgRoleError, ApiError, Unreachable, BadStream, NotConfigured) as group:

@@ -27,7 +27,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.imports import gc_paused
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
-from pgrole_controller.kube.store import mapping
+from pgrole_controller.kube.store import mapping, whole
 from pgrole_controller.settings import WrongSetting
 
 #: Objects that are not in the cluster are younger than all that are, in the order of the files.
@@ -163,7 +163,7 @@ def _subject(place: int, one: DeclaredRole, view: ClusterView) -> Subject:
         update={
             "uid": uid or f"new-{place}",
             "creation_timestamp": created,
-            "generation": int(metadata.get("generation") or 0),
+            "generation": whole(metadata.get("generation")),
             "deletion_timestamp": None,
         }
     )

@@ -4,7 +4,7 @@ An owner has what the object's ACL gives it, which by default is everything. A s
 member of pg_read_all_data, pg_write_all_data or pg_maintain has privileges that no ACL shows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -116,6 +116,8 @@ class AccessJudge:
         self.version = version
         self.superusers = frozenset(oid for oid, role in graph.roles.items() if role.superuser)
         self._searches: dict[tuple[int, bool], ChainSearch] = {}
+        self._looked_at: AccessObject | None = None
+        self._holdings: dict[int, list[_Holding]] = {}
 
     def search(self, holder: int, *, itself: bool = False) -> ChainSearch:
         """As ChainSearch, made once."""
@@ -123,6 +125,14 @@ class AccessJudge:
         if known is None:
             known = self._searches[holder, itself] = ChainSearch(self.graph, holder, itself=itself)
         return known
+
+    def holdings(self, of: AccessObject) -> Mapping[int, Sequence[_Holding]]:
+        """What is held on an object, by holder; kept for the next role, as many may hold something on one object."""
+        if self._looked_at is not of:
+            self._looked_at, self._holdings = of, {}
+            for one in _holdings(of, self.version):
+                self._holdings.setdefault(one.holder, []).append(one)
+        return self._holdings
 
     def privileges(self, subject: int, of: AccessObject) -> list[EffectivePrivilege]:
         """What a role has on an object, in PostgreSQL's order, columns last."""
@@ -141,6 +151,7 @@ class SubjectJudge:
         self._judge = judge
         self._subject = subject
         self._inherited = judge.graph.inherited((subject,))
+        self._reached = judge.graph.inherited(judge.graph.settable(subject)) | {PUBLIC}
         self._chains: dict[tuple[int, bool, bool], tuple[tuple[Chain, ...], int]] = {}
 
     def privileges(self, of: AccessObject) -> list[EffectivePrivilege]:
@@ -160,9 +171,11 @@ class SubjectJudge:
     def _by_privilege(self, of: AccessObject, kinds: Sequence[str]) -> Iterator[tuple[tuple[str, str], list[_Holding]]]:
         order = {name: place for place, name in enumerate(kinds)}
         held: dict[tuple[str, str], list[_Holding]] = {}
-        for one in _holdings(of, self._judge.version):
-            held.setdefault((one.column, one.privilege), []).append(one)
-        for superuser in sorted(self._judge.superusers):
+        holdings = self._judge.holdings(of)
+        for holder in sorted(self._reached & holdings.keys()):
+            for one in holdings[holder]:
+                held.setdefault((one.column, one.privilege), []).append(one)
+        for superuser in sorted(self._judge.superusers & self._reached):
             for privilege in kinds:
                 one = _Holding(privilege, "", Source.SUPERUSER, superuser, grantable=True)
                 held.setdefault(("", privilege), []).append(one)
