@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pgrole_controller.api import crd
-from pgrole_controller.cli import FAILED, MISUSED, main, make_parser
+from pgrole_controller.cli import MISUSED, main, make_parser
+from pgrole_controller.ending import FAILED
 from pgrole_controller.program import CONTROLLER, PLUGIN, spell_commands
 from pgrole_controller.settings import DSN, SETTINGS
 
